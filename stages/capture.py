@@ -1,0 +1,134 @@
+"""Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
+
+    python -m stages.capture
+    torchrun --nproc-per-node 4 -m stages.capture
+
+The unit of work is a shard of rows: a process computes the texts that reach into its
+shards and writes each shard of each store once. Writes `features/activations/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+
+from stages import store
+from stages.errors import InputError, run_stage
+from stages.models.capture_points import Site, Tap, recording, taps
+from stages.models.encoding import batches_by_tokens, encode, padded
+from stages.models.loading import FINETUNED, check_max_length, load_classifier, load_tokenizer
+from stages.parameters import CaptureParameters, Parameters
+from stages.resume import publish, unfinished_folder
+from stages.reviews.splits import REVIEWS, chosen_texts
+
+ACTIVATIONS = Path("features/activations")
+TEXTS_AT_ONCE = 1000
+
+Lengths = npt.NDArray[np.int64]
+
+
+def main(parameters: Parameters) -> None:
+    capture = parameters.capture
+    texts = chosen_texts(capture.documents, capture.texts)
+    check_max_length("capture.max_length", capture.max_length, FINETUNED)
+    state = PartialState()
+    tokenizer = load_tokenizer(FINETUNED)
+    classifier = load_classifier(FINETUNED)
+    base = classifier.base_model.to(state.device)
+    wanted = taps(base.config.model_type, base.config.num_hidden_layers, capture.points)
+
+    folder = unfinished_folder("capture", capture.model_dump(), [FINETUNED, REVIEWS / "test.parquet"])
+    if state.is_main_process:
+        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length)
+        plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
+        if not (folder / "done").is_dir():
+            store.create_stores(folder / "stores", [tap.site for tap in wanted], plan)
+            (folder / "done").mkdir()
+        np.save(folder / "lengths.npy", lengths)
+    state.wait_for_everyone()
+    lengths = np.load(folder / "lengths.npy")
+    plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
+
+    own = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
+    left = [unit for unit in own if not (folder / "done" / str(unit)).exists()]
+    for unit in tqdm(left, desc="capture", unit="shard", disable=not sys.stderr.isatty()):
+        rows = plan.rows_of(unit)
+        buffers = {tap.site: np.zeros((rows.stop - rows.start, plan.hidden), plan.dtype) for tap in wanted}
+        for site, start, block in _features(base, tokenizer, wanted, list(texts.values()), lengths, rows, capture):
+            low, high = max(start, rows.start), min(start + len(block), rows.stop)
+            cast = store.check_fits(block[low - start : high - start], site, plan.dtype)
+            buffers[site][low - rows.start : high - rows.start] = cast
+        for site, block in buffers.items():
+            store.write_block(folder / "stores", site, rows, block)
+        (folder / "done" / str(unit)).touch()
+    state.wait_for_everyone()
+    if state.is_main_process:
+        publish(folder / "stores", ACTIVATIONS)
+        logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
+
+
+def _write_tokens(folder: Path, tokenizer: Any, texts: dict[str, str], max_length: int) -> Lengths:
+    """Write the tokens table a block of texts at a time; the number of tokens of each text."""
+    (folder / "stores").mkdir(exist_ok=True)
+    schema = pa.schema(
+        [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
+    )
+    names = list(texts)
+    lengths: list[int] = []
+    try:
+        with pq.ParquetWriter(store.tokens_file(folder / "stores"), schema) as writer:
+            for start in range(0, len(names), TEXTS_AT_ONCE):
+                block = names[start : start + TEXTS_AT_ONCE]
+                encoded = encode(tokenizer, [texts[name] for name in block], max_length)
+                ids = [token for text in encoded for token in text]
+                columns = [
+                    [name for name, text in zip(block, encoded, strict=True) for _ in text],
+                    [position for text in encoded for position in range(len(text))],
+                    ids,
+                    tokenizer.convert_ids_to_tokens(ids),
+                ]
+                writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+                lengths += map(len, encoded)
+    except OSError as error:
+        raise InputError(f"cannot write {store.tokens_file(folder)}: {error.strerror or error}") from error
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def _features(
+    base: Any,
+    tokenizer: Any,
+    wanted: Sequence[Tap],
+    texts: Sequence[str],
+    lengths: Lengths,
+    rows: slice,
+    capture: CaptureParameters,
+) -> Iterator[tuple[Site, int, npt.NDArray[np.float32]]]:
+    """Site, first row and features `[tokens, hidden]` of every text that reaches into `rows`."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    reach = np.flatnonzero((ends > rows.start) & (starts < rows.stop)).tolist()
+    encoded = encode(tokenizer, [texts[i] for i in reach], capture.max_length)
+    half = torch.autocast(base.device.type, dtype=torch.bfloat16) if capture.precision == "bf16" else None
+    with torch.inference_mode(), recording(base, wanted) as features, half or contextlib.nullcontext():
+        for batch in batches_by_tokens([len(text) for text in encoded], capture.batch_tokens):
+            base(**padded([encoded[i] for i in batch], tokenizer.pad_token_id, base.device))
+            for site, feature_BTD in features.items():
+                feature = feature_BTD.float().cpu().numpy()
+                for place, i in enumerate(batch):
+                    yield site, int(starts[reach[i]]), feature[place, : len(encoded[i])]
+
+
+if __name__ == "__main__":
+    run_stage(main)

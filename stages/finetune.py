@@ -1,0 +1,177 @@
+"""Fine-tune the pretrained model to tell positive from negative reviews, and test it.
+
+    python -m stages.finetune
+    torchrun --nproc-per-node 4 -m stages.finetune
+
+AdamW, a constant learning rate after warm-up, and the epoch with the lowest validation
+loss is kept. A killed run goes on from its last whole epoch. Writes `models/finetuned/`,
+`reports/metrics/finetune.json` and `reports/plots/finetune.csv`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import (
+    DataCollatorWithPadding,
+    EvalPrediction,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import logging as transformers_logging
+
+from stages.errors import InputError, run_stage
+from stages.models.encoding import encode
+from stages.models.loading import FINETUNED, PRETRAINED, check_max_length, load_classifier, load_tokenizer
+from stages.parameters import FinetuneParameters, Parameters
+from stages.resume import publish, unfinished_folder
+from stages.reviews.splits import REVIEWS, read_split
+
+METRICS = Path("reports/metrics/finetune.json")
+CURVES = Path("reports/plots/finetune.csv")
+COMPLETE = "complete"  # a marker in a checkpoint folder that was written to its end
+DIGITS = 6
+
+
+def main(parameters: Parameters) -> None:
+    finetune, seed = parameters.finetune, parameters.seed
+    check_max_length("finetune.max_length", finetune.max_length, PRETRAINED)
+    if finetune.precision == "fp16" and not torch.cuda.is_available():
+        raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
+    splits = {split: read_split(split) for split in ("train", "validation", "test")}
+    folder = unfinished_folder("finetune", [finetune.model_dump(), seed], [PRETRAINED, REVIEWS])
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    set_seed(seed)
+    tokenizer = load_tokenizer(PRETRAINED)
+    transformers_logging.set_verbosity_error()  # the missing head is why we are here
+    names = splits["train"].groupby("label")["label_name"].first().to_dict()
+    model = load_classifier(PRETRAINED, id2label=names, label2id={name: label for label, name in names.items()})
+    trainer = Trainer(
+        model=model,
+        args=_training_arguments(finetune, seed, folder),
+        train_dataset=_examples(tokenizer, splits["train"], finetune.max_length),
+        eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=_scores,
+        callbacks=[_MarkWholeCheckpoints()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
+    prediction = trainer.predict(_examples(tokenizer, splits["test"], finetune.max_length))  # type: ignore[arg-type]
+    if not trainer.is_world_process_zero():
+        return
+    model.save_pretrained(folder / "best")
+    tokenizer.save_pretrained(folder / "best")
+    _write_curves(trainer.state.log_history)
+    _write_metrics(prediction.metrics or {}, splits, trainer.state.log_history)
+    publish(folder / "best", FINETUNED)
+    shutil.rmtree(folder)
+
+
+def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder),
+        seed=seed,
+        num_train_epochs=finetune.epochs,
+        per_device_train_batch_size=finetune.batch_size,
+        per_device_eval_batch_size=2 * finetune.batch_size,
+        optim="adamw_torch",
+        learning_rate=finetune.learning_rate,
+        weight_decay=finetune.weight_decay,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=finetune.warmup_fraction,
+        bf16=finetune.precision == "bf16",
+        fp16=finetune.precision == "fp16",
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=1,  # besides the best
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+        report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _examples(tokenizer: Any, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
+    encoded = encode(tokenizer, reviews["text"].tolist(), max_length)
+    return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
+
+
+def _scores(prediction: EvalPrediction) -> dict[str, float]:
+    chosen = np.argmax(prediction.predictions, axis=-1)
+    return {
+        "accuracy": float(accuracy_score(prediction.label_ids, chosen)),
+        "f1": float(f1_score(prediction.label_ids, chosen)),
+    }
+
+
+class _MarkWholeCheckpoints(TrainerCallback):
+    """A process killed while it saves leaves a checkpoint without the marker."""
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+def _last_whole_checkpoint(folder: Path) -> str | None:
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in checkpoints:
+        if not (path / COMPLETE).exists():
+            shutil.rmtree(path)
+    whole = [path for path in checkpoints if path.exists()]
+    if whole:
+        logging.info("going on from %s", whole[-1].name)
+    return str(whole[-1]) if whole else None
+
+
+def _write_curves(history: list[dict[str, Any]]) -> None:
+    """A row for each logged step (`train`) and each epoch (`validation`)."""
+    rows = []
+    for entry in history:
+        for split, prefix in (("train", ""), ("validation", "eval_")):
+            if f"{prefix}loss" in entry:
+                loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
+                rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
+    CURVES.parent.mkdir(parents=True, exist_ok=True)
+    curves = pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
+    curves.round(DIGITS).to_csv(CURVES, index=False, lineterminator="\n")
+
+
+def _write_metrics(tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]) -> None:
+    majority = splits["train"]["label"].mode()[0]
+    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+    metrics = {
+        "test": {
+            "accuracy": tested["test_accuracy"],
+            "f1": tested["test_f1"],
+            "loss": tested["test_loss"],
+            "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
+        },
+        "validation": {"accuracy": best["eval_accuracy"], "f1": best["eval_f1"], "loss": best["eval_loss"]},
+        "best_epoch": round(best["epoch"]),
+        "reviews": {split: len(reviews) for split, reviews in splits.items()},
+    }
+    rounded = json.loads(json.dumps(metrics), parse_float=lambda number: round(float(number), DIGITS))
+    METRICS.parent.mkdir(parents=True, exist_ok=True)
+    METRICS.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_stage(main)

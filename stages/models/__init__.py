@@ -1,0 +1,1 @@
+"""Models: where their files come from, how they are loaded, and where features are taken."""

@@ -1,0 +1,61 @@
+"""Load a checkpoint folder: safetensors only, no remote code, one clear error otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from stages.errors import InputError
+
+PRETRAINED = Path("models/pretrained")
+FINETUNED = Path("models/finetuned")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The checkpoint's fast tokenizer."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no usable tokenizer: {error}") from error
+    if not tokenizer.is_fast:
+        raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
+    return tokenizer
+
+
+def load_classifier(folder: Path, **options: Any) -> Any:
+    """The checkpoint as a sequence classifier in float32 and eval mode.
+
+    A checkpoint without a classification head gets a new one, drawn from torch's seed.
+    `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
+    """
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **options
+        ).eval()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+
+
+def longest_text(folder: Path) -> int:
+    """Tokens, special ones counted, that the model's position embeddings reach."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    positions = int(config.max_position_embeddings)
+    # RoBERTa numbers positions from padding_idx + 1.
+    return positions - config.pad_token_id - 1 if config.model_type in ("roberta", "xlm-roberta") else positions
+
+
+def check_max_length(key: str, max_length: int, folder: Path) -> None:
+    """`InputError` where the parameter `key` asks for longer texts than the model takes."""
+    limit = longest_text(folder)
+    if max_length > limit:
+        raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
+
+
+def device() -> torch.device:
+    """This process's accelerator, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,181 @@
+"""`params.yaml` as typed, checked objects.
+
+An unknown key, a wrong type or an impossible value is one `InputError` that names every
+offending key and what is allowed, before any work starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from stages.errors import InputError
+from stages.models.capture_points import POINT_NAMES
+
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
+
+Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n"]
+Checkpoint = Literal["pretrained", "finetuned"]
+Layout = Literal["joint", "separate", "aligned"]
+FigureFormat = Literal["png", "pdf", "svg"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_value_twice(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            twice = sorted({str(item) for item in value if value.count(item) > 1})
+            if twice:
+                raise ValueError(f"{', '.join(twice)} stands there more than once; each value once")
+        return value
+
+
+class DatasetParameters(_Section):
+    name: Text
+    revision: Text | None
+    text_column: Text
+    label_column: Text
+    validation_fraction: Fraction
+    train_limit: Count | None
+    test_limit: Count | None
+
+
+class ModelParameters(_Section):
+    name: Text
+    revision: Text | None
+
+
+class FinetuneParameters(_Section):
+    epochs: Count
+    batch_size: Count
+    learning_rate: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)]
+    max_length: Tokens
+    precision: Literal["fp32", "bf16", "fp16"]
+
+
+class CaptureParameters(_Section):
+    documents: list[Annotated[int, Field(ge=0)]]
+    texts: list[str]
+    points: Annotated[list[str], Field(min_length=1)]
+    max_length: Tokens
+    dtype: Literal["float16", "float32"]
+    batch_tokens: Count
+    precision: Literal["fp32", "bf16"]
+
+    @field_validator("points")
+    @classmethod
+    def _known_points(cls, points: list[str]) -> list[str]:
+        unknown = [point for point in points if point not in POINT_NAMES]
+        if unknown:
+            raise ValueError(f"no capture point is called {', '.join(unknown)}; allowed: {', '.join(POINT_NAMES)}")
+        return points
+
+    @field_validator("texts")
+    @classmethod
+    def _texts_say_something(cls, texts: list[str]) -> list[str]:
+        empty = [str(number) for number, text in enumerate(texts) if not text.strip()]
+        if empty:
+            raise ValueError(f"text {', '.join(empty)} is empty; each needs at least one word")
+        return texts
+
+
+class MixingParameters(_Section):
+    documents: Count
+    max_length: Tokens
+    methods: Annotated[list[Method], Field(min_length=1)]
+    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)]
+    batch_tokens: Count
+    bootstrap_samples: Annotated[int, Field(ge=100)]
+    gradient_documents: Annotated[int, Field(ge=0)]
+
+
+class UmapParameters(_Section):
+    metric: Text
+    seed: Seed
+    n_neighbors: Annotated[int, Field(ge=2)]
+    min_dist: Annotated[float, Field(ge=0, le=1)]
+    n_epochs: Count
+    layouts: Annotated[list[Layout], Field(min_length=1)]
+    max_points: Annotated[int, Field(ge=4)] | None
+    stability_seeds: list[Seed]
+
+
+class FiguresParameters(_Section):
+    formats: Annotated[list[FigureFormat], Field(min_length=1)]
+    dpi: Annotated[int, Field(ge=30, le=1200)]
+    frequent_words: Annotated[int, Field(ge=0, le=6)]
+    frames_per_second: Annotated[int, Field(ge=1, le=50)]
+
+
+class Parameters(_Section):
+    seed: Seed
+    dataset: DatasetParameters
+    model: ModelParameters
+    finetune: FinetuneParameters
+    capture: CaptureParameters
+    mixing: MixingParameters
+    umap: UmapParameters
+    figures: FiguresParameters
+
+
+def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
+    """The checked parameters; `InputError` where the file or a value in it is not usable."""
+    # DVC writes params.yaml as YAML 1.2, where 2e-05 is a number; PyYAML would read a string.
+    try:
+        values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; run the pipeline from the repository's root") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
+    try:
+        return Parameters.model_validate(values)
+    except ValidationError as error:
+        problems = list(dict.fromkeys(_explain(problem) for problem in error.errors()))
+        raise InputError(f"{path}: " + "; ".join(problems)) from None
+
+
+def _explain(problem: ErrorDetails) -> str:
+    names = [part for part in problem["loc"] if isinstance(part, str) and not part.startswith("constrained")]
+    key = ".".join(_key_parts(names)) + "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
+    if problem["type"] == "extra_forbidden":
+        allowed = _fields_of(names[:-1])
+        close = difflib.get_close_matches(names[-1], allowed, n=1)
+        hint = f"did you mean {'.'.join([*names[:-1], close[0]])}? " if close else ""
+        return f"{key} is unknown; {hint}allowed: {', '.join(allowed)}"
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {problem['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
+
+
+def _key_parts(names: list[str]) -> list[str]:
+    """Without the name of the union's branch that pydantic appends (`train_limit`, `int`)."""
+    depth = 1 if names[0] not in Parameters.model_fields or names[0] == "seed" else 2
+    return names[:depth]
+
+
+def _fields_of(section: list[str]) -> list[str]:
+    model: Any = Parameters
+    for name in section:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+METHODS: tuple[str, ...] = get_args(Method)

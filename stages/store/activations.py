@@ -1,0 +1,162 @@
+"""Feature stores on disk: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
+
+Rows follow `<root>/tokens.parquet`. Arrays are plain Zarr v3: no codec, no consolidated
+metadata, nothing that depends on the clock, so equal features are equal bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import zarr
+
+from stages.errors import InputError
+from stages.models.capture_points import POINT_NAMES, Site, sites_in_forward_order
+
+TOKEN_COLUMNS = ("document", "position", "token_id", "token")
+CHUNK_BYTES = 2**20
+CHUNKS_IN_SHARD = 24
+
+Features = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """Rows in a chunk and in the unit that is written at once: a shard, or a whole small store."""
+
+    tokens: int
+    hidden: int
+    dtype: str
+    chunk_rows: int
+    unit_rows: int
+    sharded: bool
+
+    @property
+    def units(self) -> int:
+        return -(-self.tokens // self.unit_rows)
+
+    def rows_of(self, unit: int) -> slice:
+        """The rows of one unit of writing."""
+        return slice(unit * self.unit_rows, min((unit + 1) * self.unit_rows, self.tokens))
+
+
+def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
+    """Chunks of about 1 MB; shards of 24 of them once a store is larger than one shard."""
+    rows = max(1, round(CHUNK_BYTES / (hidden * np.dtype(dtype).itemsize)))
+    sharded = tokens > rows * CHUNKS_IN_SHARD
+    return StorePlan(
+        tokens=tokens,
+        hidden=hidden,
+        dtype=dtype,
+        chunk_rows=min(rows, tokens),
+        unit_rows=rows * CHUNKS_IN_SHARD if sharded else tokens,
+        sharded=sharded,
+    )
+
+
+def _path(root: Path, site: Site) -> Path:
+    return root / f"{site}.zarr"
+
+
+def tokens_file(root: Path) -> Path:
+    """Where the tokens table of a set of stores lies."""
+    return root / "tokens.parquet"
+
+
+def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan) -> None:
+    """Empty arrays for `sites`; `InputError` where the disk refuses."""
+    for site in sites:
+        try:
+            zarr.create_array(
+                store=_path(root, site),
+                shape=(plan.tokens, plan.hidden),
+                chunks=(plan.chunk_rows, plan.hidden),
+                shards=(plan.unit_rows, plan.hidden) if plan.sharded else None,
+                dtype=plan.dtype,
+                compressors=None,
+                filters=None,
+                fill_value=0,
+                dimension_names=("token", "hidden"),
+                attributes={"layer": site.layer, "point": site.point},
+                overwrite=True,
+            )
+        except OSError as error:
+            raise _cannot_write(root, site, error) from error
+
+
+def check_fits(block: Features, site: Site, dtype: str) -> Features:
+    """`block` as `dtype`; `InputError` naming layer and point for a value that it cannot hold."""
+    if not np.isfinite(block).all():
+        raise InputError(f"{site}: the model's features hold NaN or infinite values")
+    largest = float(np.finfo(dtype).max)
+    with np.errstate(over="ignore"):
+        cast = block.astype(dtype)
+    if not np.isfinite(cast).all():
+        worst = float(np.abs(block).max())
+        raise InputError(
+            f"{site}: a feature of {worst:.6g} does not fit {dtype} (largest {largest:.6g}); "
+            "set capture.dtype to float32"
+        )
+    return cast
+
+
+def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
+    """Write one unit of rows; `InputError` where the disk refuses (full, read-only)."""
+    try:
+        open_store(root, site, mode="r+")[rows] = block
+    except OSError as error:
+        raise _cannot_write(root, site, error) from error
+
+
+def _cannot_write(root: Path, site: Site, error: OSError) -> InputError:
+    return InputError(f"cannot write {_path(root, site)}: {error.strerror or error}; free some space and run again")
+
+
+def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
+    """The Zarr array of one layer and point, `[tokens, hidden]`."""
+    path = _path(root, site)
+    if not path.is_dir():
+        raise InputError(f"{path} is missing; `dvc repro capture` makes it")
+    return zarr.open_array(path, mode=mode)
+
+
+def read_features(root: Path, site: Site, rows: Any = slice(None)) -> Features:
+    """Rows of one store in memory, in the store's dtype."""
+    block: Features = np.asarray(open_store(root, site)[rows])
+    return block
+
+
+def read_blocks(root: Path, site: Site) -> Iterator[tuple[int, Features]]:
+    """First row and features of each chunk, or shard where there are shards, one at a time."""
+    array = open_store(root, site)
+    step = (array.shards or array.chunks)[0]
+    for start in range(0, array.shape[0], step):
+        yield start, np.asarray(array[start : start + step])
+
+
+def stored_sites(root: Path) -> list[Site]:
+    """The layers and points that have a store under `root`, in forward order."""
+    found = []
+    for path in root.glob("layer_*/*.zarr"):
+        if path.stem in POINT_NAMES:
+            found.append(Site(int(path.parent.name.removeprefix("layer_")), path.stem))
+        else:
+            warnings.warn(f"{path} is no capture point and is left out", stacklevel=2)
+    if not found:
+        raise InputError(f"{root} holds no feature store; `dvc repro capture` makes them")
+    return sites_in_forward_order(found)
+
+
+def read_tokens(root: Path) -> pd.DataFrame:
+    """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
+    path = tokens_file(root)
+    if not path.is_file():
+        raise InputError(f"{path} is missing; `dvc repro capture` makes it")
+    return pd.read_parquet(path)
