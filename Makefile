@@ -1,0 +1,57 @@
+# `make help` lists the targets. Every target makes the environment first when it is missing or stale.
+
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+BIN := $(CURDIR)/$(VENV)/bin
+IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
+
+.DEFAULT_GOAL := help
+.PHONY: help install repro test check format bench paper picture lock clean
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/' | expand -t 10
+
+install: $(INSTALLED) ## Make .venv and install the locked packages
+
+$(INSTALLED): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@touch $@
+
+repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
+	@$(IN_VENV) dvc repro
+
+test: $(INSTALLED) ## Run the tests
+	@$(IN_VENV) python -m pytest
+
+check: $(INSTALLED) ## Lint, format check, types
+	@$(IN_VENV) ruff check .
+	@$(IN_VENV) ruff format --check .
+	@$(IN_VENV) mypy
+
+format: $(INSTALLED) ## Format the code
+	@$(IN_VENV) ruff check --fix .
+	@$(IN_VENV) ruff format .
+
+bench: $(INSTALLED) ## Time the stages beside the plain way; writes benchmarks/results.md
+	@$(IN_VENV) python -m benchmarks.run
+
+paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)
+	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)
+
+picture: $(INSTALLED) ## Make the README's picture anew from the figures of the last run
+	@$(IN_VENV) python -m stages.pictures.readme_picture
+
+lock: ## Resolve pyproject.toml anew into requirements.lock
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 '.[dev]'
+	@{ echo '# Made by `make lock` from pyproject.toml. Exact versions of everything that is installed;'; \
+	   echo '# on Linux with a GPU, torch names its own exact CUDA packages.'; \
+	   .venv-lock/bin/python -m pip freeze --exclude self-attention-mixing | sed -E 's/^(torch==[0-9.]+)\+.*/\1/; s/^torch @.*/torch==2.13.0/'; } > requirements.lock
+	rm -rf .venv-lock build *.egg-info
+
+clean: ## Remove the environment and unfinished work
+	rm -rf $(VENV) .unfinished

@@ -1,0 +1,1 @@
+"""Maps: neighbours, layouts, and what a map is worth."""
