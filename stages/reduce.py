@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from stages import store
 from stages.errors import run_stage
-from stages.maps.layouts import Coordinates, fit_map
+from stages.maps.layouts import fit_map
 from stages.maps.neighbours import Vectors, check_metric
-from stages.maps.storage import MAPS, map_table, write_map
+from stages.maps.storage import MAPS, Coordinates, map_table, write_map
 from stages.models.capture_points import Site
 from stages.parameters import Parameters, UmapParameters
 

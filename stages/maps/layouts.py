@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.utils import check_random_state
 from umap.umap_ import find_ab_params, fuzzy_simplicial_set, simplicial_set_embedding
 
 from stages.maps.neighbours import Vectors, neighbours
+from stages.maps.storage import Coordinates
 from stages.parameters import UmapParameters
 
-Coordinates = npt.NDArray[np.float32]
 SMALLEST_FIT = 4  # vectors; fewer have no neighbourhoods to keep
 
 

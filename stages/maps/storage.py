@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from stages.errors import InputError
-from stages.maps.layouts import Coordinates
 from stages.models.capture_points import Site
 
 MAPS = Path("features/maps")
+Coordinates = npt.NDArray[np.float32]
 MAP_COLUMNS = ("document", "position", "layer", "point", "x", "y")
 
 

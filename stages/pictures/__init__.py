@@ -1,0 +1,1 @@
+"""Pictures: one style, figures for papers, and the interactive page."""
