@@ -43,7 +43,7 @@ def main(parameters: Parameters) -> None:
     capture = parameters.capture
     texts = chosen_texts(capture.documents, capture.texts)
     check_max_length("capture.max_length", capture.max_length, FINETUNED)
-    state = PartialState()
+    state = PartialState(cpu=not torch.cuda.is_available())
     tokenizer = load_tokenizer(FINETUNED)
     classifier = load_classifier(FINETUNED)
     base = classifier.base_model.to(state.device)

@@ -24,7 +24,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
-Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n"]
+Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n"]
 Checkpoint = Literal["pretrained", "finetuned"]
 Layout = Literal["joint", "separate", "aligned"]
 FigureFormat = Literal["png", "pdf", "svg"]
@@ -102,6 +102,8 @@ class MixingParameters(_Section):
     batch_tokens: Count
     bootstrap_samples: Annotated[int, Field(ge=100)]
     gradient_documents: Annotated[int, Field(ge=0)]
+    gradient_max_length: Tokens
+    gradient_directions: Count
 
 
 class UmapParameters(_Section):

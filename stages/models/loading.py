@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from stages.errors import InputError
 
@@ -34,6 +34,21 @@ def load_classifier(folder: Path, **options: Any) -> Any:
     try:
         return AutoModelForSequenceClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **options
+        ).eval()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+
+
+def load_base(folder: Path) -> Any:
+    """The checkpoint without any head, in float32 and eval mode, with attention weights to be had ("eager")."""
+    try:
+        return AutoModel.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attn_implementation="eager",
         ).eval()
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error

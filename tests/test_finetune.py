@@ -1,0 +1,141 @@
+"""Fine-tuning learns, keeps the best epoch, says what it found, and gives the same bytes after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import REPOSITORY, Workspace, toy_reviews, write_reviews
+from test_store import digest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from stages import finetune
+from stages.errors import InputError
+from stages.parameters import read_parameters
+
+RECIPE: dict[str, Any] = {"epochs": 8, "batch_size": 8, "learning_rate": 5e-3, "max_length": 40}
+OUTPUTS = ("models/finetuned", "reports")
+
+
+def prepared(folder: Path, checkpoint: Path) -> Path:
+    write_reviews(folder / "data/reviews", test=60)
+    shutil.copytree(checkpoint, folder / "models/pretrained")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    """A folder in which the stage ran, in a process of its own."""
+    from conftest import write_parameters
+
+    folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
+    write_parameters(folder, finetune=RECIPE)
+    assert stage(folder).wait() == 0
+    return folder
+
+
+def stage(folder: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "stages.finetune"], cwd=folder, env=environment)
+
+
+def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned: Path) -> None:
+    metrics = json.loads((finetuned / "reports/metrics/finetune.json").read_text())
+    model = AutoModelForSequenceClassification.from_pretrained(finetuned / "models/finetuned").eval()
+    tokenizer = AutoTokenizer.from_pretrained(finetuned / "models/finetuned")
+    reviews = toy_reviews(60, 3)
+    logits = []
+    with torch.no_grad():
+        for text in reviews["text"]:
+            logits.append(model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0])
+    scores = torch.stack(logits)
+    truth = torch.tensor(reviews["label"].to_numpy())
+    chosen = scores.argmax(-1)
+    true_positives = int(((chosen == 1) & (truth == 1)).sum())
+    f1 = 2 * true_positives / (int((chosen == 1).sum()) + int((truth == 1).sum()))
+    assert metrics["test"]["accuracy"] == pytest.approx(float((chosen == truth).double().mean()), abs=1e-6)
+    assert metrics["test"]["f1"] == pytest.approx(f1, abs=1e-6)
+    assert metrics["test"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
+    assert metrics["test"]["majority_accuracy"] == 0.5
+    assert metrics["test"]["accuracy"] > 0.8
+    assert metrics["reviews"] == {"train": 48, "validation": 16, "test": 60}
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> None:
+    curves = pd.read_csv(finetuned / "reports/plots/finetune.csv")
+    assert list(curves.columns) == ["step", "epoch", "split", "loss", "accuracy"]
+    validation = curves[curves["split"] == "validation"]
+    assert validation["epoch"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    best = validation.loc[validation["loss"].idxmin()]
+    metrics = json.loads((finetuned / "reports/metrics/finetune.json").read_text())
+    assert metrics["best_epoch"] == best["epoch"]
+    assert metrics["validation"]["loss"] == pytest.approx(best["loss"], abs=1e-6)
+    model = AutoModelForSequenceClassification.from_pretrained(finetuned / "models/finetuned").eval()
+    tokenizer = AutoTokenizer.from_pretrained(finetuned / "models/finetuned")
+    reviews = pd.read_parquet(finetuned / "data/reviews/validation.parquet")
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(
+                model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits,
+                torch.tensor([label]),
+            ).item()
+            for text, label in zip(reviews["text"], reviews["label"], strict=True)
+        ]
+    assert np.mean(losses) == pytest.approx(best["loss"], abs=1e-4)
+    assert len(curves[curves["split"] == "train"]) >= 10
+
+
+def test_killed_run_goes_on_from_its_last_whole_epoch_to_the_same_bytes(
+    finetuned: Path, workspace: Workspace, tiny_bert: Path
+) -> None:
+    folder = prepared(workspace(finetune=RECIPE), tiny_bert)
+    process = stage(folder)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(f".unfinished/finetune/*/checkpoint-12/{finetune.COMPLETE}")):
+        assert process.poll() is None, "finished before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "models/finetuned").exists()
+    # What a process killed while it saves leaves behind.
+    unfinished = next(folder.glob(".unfinished/finetune/*"))
+    (unfinished / "checkpoint-999").mkdir()
+    (unfinished / "checkpoint-999" / "model.safetensors").write_bytes(b"half")
+    assert stage(folder).wait() == 0
+    for output in OUTPUTS:
+        assert digest(folder / output) == digest(finetuned / output), output
+    assert not list(folder.glob(".unfinished/finetune/*"))
+
+
+def test_half_precision_on_a_cpu_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, which takes fp16")
+    prepared(workspace(finetune=RECIPE | {"precision": "fp16"}), tiny_bert)
+    with pytest.raises(InputError, match=r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16"):
+        finetune.main(read_parameters())
+
+
+def test_longer_texts_than_the_model_takes_are_one_error(workspace: Workspace, tiny_bert: Path) -> None:
+    prepared(workspace(finetune=RECIPE | {"max_length": 65}), tiny_bert)
+    with pytest.raises(InputError, match=r"finetune\.max_length: 65 is more than the 64 tokens"):
+        finetune.main(read_parameters())
+
+
+def test_missing_reviews_say_which_stage_makes_them(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = workspace(finetune=RECIPE)
+    shutil.copytree(tiny_bert, folder / "models/pretrained")
+    with pytest.raises(InputError, match=r"data/reviews/train\.parquet is missing; `dvc repro download`"):
+        finetune.main(read_parameters())

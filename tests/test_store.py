@@ -1,0 +1,123 @@
+"""Feature stores: plain Zarr of the promised sizes, the same bytes every time, clear errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from conftest import REPOSITORY
+
+from stages import store
+from stages.errors import InputError
+from stages.models.capture_points import Site
+
+SITE = Site(7, "attention_output")
+
+
+def write_store(root: Path, features: np.ndarray) -> store.StorePlan:
+    plan = store.plan_store(*features.shape, dtype=str(features.dtype))
+    store.create_stores(root, [SITE], plan)
+    for unit in range(plan.units):
+        rows = plan.rows_of(unit)
+        store.write_block(root, SITE, rows, features[rows])
+    return plan
+
+
+def digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(("tokens", "hidden", "dtype"), [(256, 768, "float16"), (40_000, 384, "float32")])
+def test_features_come_back_through_any_zarr_reader(tmp_path: Path, tokens: int, hidden: int, dtype: str) -> None:
+    features = np.random.default_rng(0).normal(size=(tokens, hidden)).astype(dtype)
+    write_store(tmp_path, features)
+    array = zarr.open_array(tmp_path / "layer_07" / "attention_output.zarr", mode="r")
+    assert array.shape == (tokens, hidden)
+    assert array.dtype == dtype
+    assert np.array_equal(array[:], features)
+    blocks = list(store.read_blocks(tmp_path, SITE))
+    assert np.array_equal(np.concatenate([block for _, block in blocks]), features)
+    assert [start for start, _ in blocks] == sorted(start for start, _ in blocks)
+
+
+def test_small_store_has_no_padding_rows_and_no_codec(tmp_path: Path) -> None:
+    write_store(tmp_path, np.ones((256, 768), dtype="float16"))
+    folder = tmp_path / "layer_07" / "attention_output.zarr"
+    metadata = json.loads((folder / "zarr.json").read_text())
+    assert [codec["name"] for codec in metadata["codecs"]] == ["bytes"]
+    assert not metadata.get("consolidated_metadata")
+    size = sum(path.stat().st_size for path in folder.rglob("c/**/*") if path.is_file())
+    assert size == 256 * 768 * 2
+
+
+def test_large_store_has_chunks_of_1_mb_in_shards_of_25_mb() -> None:
+    plan = store.plan_store(15_000_000, 768, "float16")
+    assert plan.sharded
+    assert plan.chunk_rows * 768 * 2 == pytest.approx(2**20, rel=0.01)
+    assert plan.unit_rows * 768 * 2 == pytest.approx(25e6, rel=0.05)
+    assert plan.unit_rows % plan.chunk_rows == 0
+    assert plan.rows_of(plan.units - 1).stop == 15_000_000
+
+
+def test_same_features_are_the_same_bytes(tmp_path: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(40_000, 384)).astype("float16")
+    for name in ("first", "second"):
+        write_store(tmp_path / name, features)
+    assert digest(tmp_path / "first") == digest(tmp_path / "second")
+
+
+def test_value_beyond_float16_names_layer_and_point() -> None:
+    block = np.array([[1.0, 70_000.0]], dtype="float32")
+    with pytest.raises(InputError, match=r"layer_07/attention_output.*70000.*float16.*capture\.dtype"):
+        store.check_fits(block, SITE, "float16")
+    assert store.check_fits(block, SITE, "float32").dtype == np.float32
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_value_that_is_no_number_names_layer_and_point(value: float) -> None:
+    with pytest.raises(InputError, match=r"layer_07/attention_output.*NaN or infinite"):
+        store.check_fits(np.array([[value]], dtype="float32"), SITE, "float32")
+
+
+def test_full_disk_is_one_error_that_names_the_store(tmp_path: Path) -> None:
+    # The system itself refuses the write: no file of this process may be larger than 64 kB.
+    script = f"""
+import resource, signal, sys
+import numpy as np
+from pathlib import Path
+from stages import store
+from stages.errors import InputError
+from stages.models.capture_points import Site
+site = Site(7, "attention_output")
+plan = store.plan_store(256, 768, "float16")
+root = Path({str(tmp_path)!r})
+store.create_stores(root, [site], plan)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    store.write_block(root, site, slice(0, 256), np.ones((256, 768), dtype="float16"))
+except InputError as error:
+    sys.exit(f"error: {{error}}")
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "cannot write" in run.stderr
+    assert "layer_07/attention_output.zarr" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_missing_store_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"layer_07/attention_output\.zarr is missing; `dvc repro capture`"):
+        store.read_features(tmp_path, SITE)
+    with pytest.raises(InputError, match="holds no feature store"):
+        store.stored_sites(tmp_path)
