@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ FOLDERS = {"pretrained": PRETRAINED, "finetuned": FINETUNED}
 
 def main(parameters: Parameters) -> None:
     mixing, capture = parameters.mixing, parameters.capture
-    folders = {checkpoint: FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
+    folders = {str(checkpoint): FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     for folder in folders.values():
         check_max_length("mixing.max_length", mixing.max_length, folder)
         check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, folder)

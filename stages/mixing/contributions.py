@@ -88,13 +88,13 @@ def layer_contributions(
     """Raw matrices `[T, T]` of one layer: attention, norm, alti, globenc, value_zeroing, none normalised."""
     tokens = x_TD.shape[0]
     heads = value_TE.unflatten(-1, (weights.heads, -1))
-    W_HdD = weights.W_O.unflatten(0, (weights.heads, -1))
+    W_HdD = weights.output.W.unflatten(0, (weights.heads, -1))
     f_THD = torch.einsum("thd,hde->the", heads, W_HdD)
     full = _Layer.run(weights, x_TD, torch.einsum("hij,jhd->id", attention_HTT, f_THD))
     found = {method: x_TD.new_empty(tokens, tokens) for method in ("norm", "alti", "globenc", "value_zeroing")}
-    block = max(1, BLOCK_NUMBERS // (tokens * weights.W_1.shape[1]))
+    block = max(1, BLOCK_NUMBERS // (tokens * weights.feed_forward_in.W.shape[1]))
     # F_ij W_1 is linear in the heads: H products of a number and a vector, not D of them.
-    g_THM = (_centred(f_THD) * weights.attention_norm.gamma) @ weights.W_1
+    g_THM = (_centred(f_THD) * weights.attention_norm.gamma) @ weights.feed_forward_in.W
     for start in range(0, tokens, block):
         sources = slice(start, min(start + block, tokens))
         a_JTH = attention_HTT[:, :, sources].permute(2, 1, 0)
@@ -121,10 +121,10 @@ class _Layer(NamedTuple):
 
     @classmethod
     def run(cls, weights: LayerWeights, x_TD: Tensor, summed_TD: Tensor) -> _Layer:
-        residual = x_TD + summed_TD + weights.b_O
+        residual = x_TD + summed_TD + weights.output.b
         attention_norm = _layer_norm(residual, weights.attention_norm)
-        hidden = weights.activation(attention_norm @ weights.W_1 + weights.b_1)
-        second = attention_norm + hidden @ weights.W_2 + weights.b_2
+        hidden = weights.activation(attention_norm @ weights.feed_forward_in.W + weights.feed_forward_in.b)
+        second = attention_norm + hidden @ weights.feed_forward_out.W + weights.feed_forward_out.b
         return cls(
             residual,
             _deviation(residual, weights.attention_norm),
@@ -148,9 +148,11 @@ def _output_without(weights: LayerWeights, full: _Layer, F_JTD: Tensor, FW_JTM: 
     residual_JTD = full.residual - F_JTD
     deviation_JT1 = _deviation(residual_JTD, norm)
     attention_norm_JTD = _centred(residual_JTD) * norm.gamma / deviation_JT1 + norm.beta
-    clean_TM = (_centred(full.residual) * norm.gamma) @ weights.W_1
-    hidden_JTM = weights.activation((clean_TM - FW_JTM) / deviation_JT1 + (norm.beta @ weights.W_1 + weights.b_1))
-    return _layer_norm(attention_norm_JTD + hidden_JTM @ weights.W_2 + weights.b_2, weights.output_norm)
+    first = weights.feed_forward_in
+    clean_TM = (_centred(full.residual) * norm.gamma) @ first.W
+    hidden_JTM = weights.activation((clean_TM - FW_JTM) / deviation_JT1 + (norm.beta @ first.W + first.b))
+    second = weights.feed_forward_out
+    return _layer_norm(attention_norm_JTD + hidden_JTM @ second.W + second.b, weights.output_norm)
 
 
 def _one_minus_cosine(clean_TD: Tensor, zeroed_JTD: Tensor) -> Tensor:

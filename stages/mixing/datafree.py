@@ -13,8 +13,8 @@ def attention_gain(weights: LayerWeights) -> float:
     The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1]: the root mean square by
     which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
     """
-    W_O = weights.W_O.double()
-    linear = weights.W_V.double() @ W_O
-    constant = weights.b_V.double() @ W_O + weights.b_O.double()
+    W_O = weights.output.W.double()
+    linear = weights.value.W.double() @ W_O
+    constant = weights.value.b.double() @ W_O + weights.output.b.double()
     square = linear.square().sum() + constant.square().sum()
     return float(torch.sqrt(square / (linear.shape[0] + 1)))

@@ -44,7 +44,8 @@ def _mean_cosine(gram_TT: Tensor) -> Tensor:
 def _effective_rank(gram_TT: Tensor) -> Tensor:
     singular = torch.linalg.eigvalsh(gram_TT).clamp_min(0).sqrt()
     shares = singular / singular.sum()
-    return torch.special.entr(shares).sum().exp()
+    entropy: Tensor = torch.special.entr(shares).sum()
+    return entropy.exp()
 
 
 def _own_nearest(x_TD: Tensor, words_TD: Tensor, token_ids_T: Tensor) -> Tensor:
@@ -58,4 +59,5 @@ def _centred_gram(gram_TT: Tensor) -> Tensor:
 
 def _cka(gram_TT: Tensor, other_TT: Tensor) -> Tensor:
     first, second = _centred_gram(gram_TT), _centred_gram(other_TT)
-    return (first * second).sum() / (first.norm() * second.norm())
+    similarity: Tensor = (first * second).sum() / (first.norm() * second.norm())
+    return similarity

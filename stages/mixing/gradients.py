@@ -11,11 +11,12 @@ Shapes: R tangents, T tokens, D hidden, H heads, M width of the feed-forward net
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
-from stages.mixing.layers import LayerWeights, Norm
+from stages.mixing.layers import LayerWeights, Norm, norm_of
 from stages.models.capture_points import FAMILIES
 
 Tensor = torch.Tensor
@@ -54,26 +55,25 @@ def jacobian_norms(
         for layer, (layer_weights, x_TD) in enumerate(zip(weights, x_LTD, strict=True)):
             moved = layer_tangent(layer_weights, x_TD, start_RTD if reference == "layer_input" else moved)
             squares[layer].index_add_(1, sources[rows], moved.square().sum(-1).T.double())
-    return (squares * (hidden / directions)).sqrt()
+    norms: Tensor = (squares * (hidden / directions)).sqrt()
+    return norms
 
 
 def embedding_norm(base: Any) -> Norm:
     """The LayerNorm between the sum of the embeddings and the first layer."""
     module = base.get_submodule(FAMILIES[base.config.model_type]["embedding_points"]["embedding_sum"]["module"])
-    return Norm(module.weight.detach(), module.bias.detach(), module.eps)
+    return norm_of(module)
 
 
 def layer_tangent(weights: LayerWeights, x_TD: Tensor, moved_RTD: Tensor) -> Tensor:
     """The derivative of one layer's output at `x_TD` along each of `moved_RTD`, `[R, T, D]`."""
 
     def heads(vectors: Tensor) -> Tensor:
-        return vectors.unflatten(-1, (weights.heads, -1)).transpose(-3, -2)
+        split: Tensor = vectors.unflatten(-1, (weights.heads, -1))
+        return split.transpose(-3, -2)
 
-    query, key, value = (
-        heads(x_TD @ W + b)
-        for W, b in ((weights.W_Q, weights.b_Q), (weights.W_K, weights.b_K), (weights.W_V, weights.b_V))
-    )
-    d_query, d_key, d_value = (heads(moved_RTD @ W) for W in (weights.W_Q, weights.W_K, weights.W_V))
+    query, key, value = (heads(x_TD @ linear.W + linear.b) for linear in (weights.query, weights.key, weights.value))
+    d_query, d_key, d_value = (heads(moved_RTD @ W) for W in (weights.query.W, weights.key.W, weights.value.W))
     scale = 1 / math.sqrt(query.shape[-1])
     attention_HTT = torch.softmax(query @ key.mT * scale, dim=-1)
     d_scores = (d_query @ key.mT + query @ d_key.mT) * scale
@@ -82,14 +82,27 @@ def layer_tangent(weights: LayerWeights, x_TD: Tensor, moved_RTD: Tensor) -> Ten
     context_TE = (attention_HTT @ value).transpose(-3, -2).flatten(-2)
     d_context_RTE = (d_attention @ value + attention_HTT @ d_value).transpose(-3, -2).flatten(-2)
 
-    residual_TD = x_TD + context_TE @ weights.W_O + weights.b_O
+    residual_TD = x_TD + context_TE @ weights.output.W + weights.output.b
     norm = weights.attention_norm
     attended_TD = torch.layer_norm(residual_TD, residual_TD.shape[-1:], norm.gamma, norm.beta, norm.eps)
-    d_attended = _norm_tangent(norm, residual_TD, moved_RTD + d_context_RTE @ weights.W_O)
-    hidden_TM = attended_TD @ weights.W_1 + weights.b_1
-    activated_TM, slope_TM = torch.func.jvp(weights.activation, (hidden_TM,), (torch.ones_like(hidden_TM),))
-    d_second = d_attended + (d_attended @ weights.W_1 * slope_TM) @ weights.W_2
-    return _norm_tangent(weights.output_norm, attended_TD + activated_TM @ weights.W_2 + weights.b_2, d_second)
+    d_attended = _norm_tangent(norm, residual_TD, moved_RTD + d_context_RTE @ weights.output.W)
+    hidden_TM = attended_TD @ weights.feed_forward_in.W + weights.feed_forward_in.b
+    activated_TM, slope_TM = _with_slope(weights.activation, hidden_TM)
+    d_second = d_attended + (d_attended @ weights.feed_forward_in.W * slope_TM) @ weights.feed_forward_out.W
+    return _norm_tangent(
+        weights.output_norm,
+        attended_TD + activated_TM @ weights.feed_forward_out.W + weights.feed_forward_out.b,
+        d_second,
+    )
+
+
+def _with_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The activation's values, and its derivative at each of them."""
+    with torch.enable_grad():
+        start = x.detach().requires_grad_()
+        values = activation(start)
+        (slope,) = torch.autograd.grad(values.sum(), start)
+    return values.detach(), slope
 
 
 def _norm_tangent(norm: Norm, x_TD: Tensor, moved_RTD: Tensor) -> Tensor:
@@ -104,4 +117,5 @@ def _norm_tangent(norm: Norm, x_TD: Tensor, moved_RTD: Tensor) -> Tensor:
 def _directions(hidden: int, directions: int, seed: int) -> Tensor:
     """Orthonormal rows `[directions, hidden]`."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(hidden, directions, generator=generator, dtype=torch.float64)).Q.T
+    basis: Tensor = torch.linalg.qr(torch.randn(hidden, directions, generator=generator, dtype=torch.float64)).Q
+    return basis.T

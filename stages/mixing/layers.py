@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +21,14 @@ VALUE = "value"  # what leaves the value projection, heads side by side; no capt
 RATIO_POINTS = ("embedding_output", "attention_output", "attention_norm", "layer_output")
 
 
-@dataclass(frozen=True)
-class Norm:
+class Linear(NamedTuple):
+    """An affine map `x @ W + b`: W `[in, out]`, b `[out]`."""
+
+    W: Tensor
+    b: Tensor
+
+
+class Norm(NamedTuple):
     """A LayerNorm: gamma and beta `[hidden]`."""
 
     gamma: Tensor
@@ -32,23 +38,17 @@ class Norm:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One post-LN layer; matrices are `[in, out]`, so that `x @ W + b` is the module's output."""
+    """One post-LN layer."""
 
     heads: int
-    W_Q: Tensor
-    b_Q: Tensor
-    W_K: Tensor
-    b_K: Tensor
-    W_V: Tensor
-    b_V: Tensor
-    W_O: Tensor
-    b_O: Tensor
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
     attention_norm: Norm
-    W_1: Tensor
-    b_1: Tensor
+    feed_forward_in: Linear
     activation: Callable[[Tensor], Tensor]
-    W_2: Tensor
-    b_2: Tensor
+    feed_forward_out: Linear
     output_norm: Norm
 
 
@@ -104,35 +104,24 @@ def _mixing_entry(model_type: str) -> dict[str, str]:
 
 
 def _read(layer: Any, names: dict[str, str], heads: int) -> LayerWeights:
-    def linear(name: str) -> tuple[Tensor, Tensor]:
+    def linear(name: str) -> Linear:
         module = layer.get_submodule(names[name])
-        return module.weight.detach().T, module.bias.detach()
+        return Linear(module.weight.detach().T, module.bias.detach())
 
-    def norm(name: str) -> Norm:
-        module = layer.get_submodule(names[name])
-        return Norm(module.weight.detach(), module.bias.detach(), module.eps)
-
-    W_Q, b_Q = linear("query")
-    W_K, b_K = linear("key")
-    W_V, b_V = linear("value")
-    W_O, b_O = linear("output")
-    W_1, b_1 = linear("feed_forward_in")
-    W_2, b_2 = linear("feed_forward_out")
     return LayerWeights(
         heads=heads,
-        W_Q=W_Q,
-        b_Q=b_Q,
-        W_K=W_K,
-        b_K=b_K,
-        W_V=W_V,
-        b_V=b_V,
-        W_O=W_O,
-        b_O=b_O,
-        attention_norm=norm("attention_norm"),
-        W_1=W_1,
-        b_1=b_1,
+        query=linear("query"),
+        key=linear("key"),
+        value=linear("value"),
+        output=linear("output"),
+        attention_norm=norm_of(layer.get_submodule(names["attention_norm"])),
+        feed_forward_in=linear("feed_forward_in"),
         activation=layer.get_submodule(names["activation"]),
-        W_2=W_2,
-        b_2=b_2,
-        output_norm=norm("output_norm"),
+        feed_forward_out=linear("feed_forward_out"),
+        output_norm=norm_of(layer.get_submodule(names["output_norm"])),
     )
+
+
+def norm_of(module: Any) -> Norm:
+    """A LayerNorm module's weights."""
+    return Norm(module.weight.detach(), module.bias.detach(), module.eps)

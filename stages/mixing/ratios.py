@@ -20,6 +20,8 @@ from stages.mixing.layers import LayerWeights, Norm
 
 Tensor = torch.Tensor
 
+ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+
 
 class IdentityErrors(NamedTuple):
     """Largest error of each identity `[B]`, relative to the largest component of the true vectors."""
@@ -44,26 +46,38 @@ def mixing_ratios(
     only in LayerNorm's standard deviation. A token to which nothing contributes has ratio 0.
     """
     diagonal_BTH = attention_BHTT.diagonal(dim1=-2, dim2=-1).transpose(1, 2)
-    mixed_weight = 1 - diagonal_BTH.mean(-1)
-    found = {"attn_w": mixed_weight, "attnres_w": mixed_weight / 2}
+    mixed_weight_BT = 1 - diagonal_BTH.mean(-1)
+    found = {"attn_w": mixed_weight_BT, "attnres_w": mixed_weight_BT / 2}
     if set(methods) - set(found):
-        own = own_contribution(weights, diagonal_BTH, value_BTE)
-        others = attention_output_BTD - weights.b_O - own
-        found["attn_n"] = _share(others, own)
-        own = own + x_BTD
-        found["attnres_n"] = _share(others, own)
-        own, others = (_normalised(part, weights.attention_norm) for part in (own, others))
-        found["attnresln_n"] = _share(others, own)
-        if "enc_n" in methods:
-            own, others = (_normalised(part, weights.output_norm) for part in (own, others))
-            found["enc_n"] = _share(others, own)
+        rows = (
+            part.flatten(0, 1).split(ROWS_AT_ONCE) for part in (diagonal_BTH, x_BTD, value_BTE, attention_output_BTD)
+        )
+        blocks = [_norm_ratios(weights, "enc_n" in methods, *block) for block in zip(*rows, strict=True)]
+        for method, ratio_N in zip(
+            ("attn_n", "attnres_n", "attnresln_n", "enc_n"), torch.cat(blocks, dim=1), strict=False
+        ):
+            found[method] = ratio_N.view_as(mixed_weight_BT)
     return {method: found[method] for method in methods}
 
 
-def own_contribution(weights: LayerWeights, diagonal_BTH: Tensor, value_BTE: Tensor) -> Tensor:
-    """F_ii `[B, T, D]`: the value heads scaled by the diagonal of attention, through W_O."""
-    heads_BTHd = value_BTE.unflatten(-1, (weights.heads, -1)) * diagonal_BTH.unsqueeze(-1)
-    return heads_BTHd.flatten(-2) @ weights.W_O
+def _norm_ratios(
+    weights: LayerWeights, whole: bool, diagonal_NH: Tensor, x_ND: Tensor, value_NE: Tensor, attention_output_ND: Tensor
+) -> Tensor:
+    """attn_n, attnres_n, attnresln_n and, of the `whole` layer, enc_n: `[methods, N]` of N tokens."""
+    own = own_contribution(weights, diagonal_NH, value_NE)
+    others = attention_output_ND - weights.output.b - own
+    found = [_share(others, own)]
+    own = own + x_ND
+    found.append(_share(others, own))
+    for norm in (weights.attention_norm, weights.output_norm)[: 1 + whole]:
+        own, others = _normalised(own, norm), _normalised(others, norm)
+        found.append(_share(others, own))
+    return torch.stack(found)
+
+
+def own_contribution(weights: LayerWeights, diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
+    """F_ii `[N, D]`: the value heads scaled by the diagonal of attention, through W_O."""
+    return _scaled_heads(weights, diagonal_NH, value_NE) @ weights.output.W
 
 
 def identity_errors(
@@ -77,26 +91,48 @@ def identity_errors(
 ) -> IdentityErrors:
     """How far sum_j F_ij + b_O is from attention_output, and the sum of T from attention_norm.
 
-    The sum is taken over the sources, from attention weights and values, not from attention_output.
-    Tokens outside `mask_BT` do not count.
+    F_ii and the sum over the other sources are taken from attention weights and values, each through
+    W_O on its own, not from attention_output. Tokens outside `mask_BT` do not count.
     """
-    value_BHTd = value_BTE.unflatten(-1, (weights.heads, -1)).transpose(1, 2)
-    summed_BTE = (attention_BHTT @ value_BHTd).transpose(1, 2).flatten(-2)
-    summed_BTD = torch.addmm(weights.b_O, summed_BTE.flatten(0, 1), weights.W_O).view_as(x_BTD)
+    # One document at a time, so that its vectors stay in the cache.
+    documents = zip(
+        attention_BHTT, x_BTD, value_BTE, attention_output_BTD, attention_norm_BTD, mask_BT.unsqueeze(-1), strict=True
+    )
+    errors = [_identity_errors(weights, *parts) for parts in documents]
+    return IdentityErrors(*(torch.stack(column) for column in zip(*errors, strict=True)))
+
+
+def _identity_errors(
+    weights: LayerWeights,
+    attention_HTT: Tensor,
+    x_TD: Tensor,
+    value_TE: Tensor,
+    attention_output_TD: Tensor,
+    attention_norm_TD: Tensor,
+    mask_T1: Tensor,
+) -> tuple[Tensor, Tensor]:
+    value_HTd = value_TE.unflatten(-1, (weights.heads, -1)).transpose(0, 1)
+    own_TE = _scaled_heads(weights, attention_HTT.diagonal(dim1=-2, dim2=-1).T, value_TE)
+    others_TE = (attention_HTT @ value_HTd).transpose(0, 1).flatten(-2) - own_TE
+    summed_TD = others_TE @ weights.output.W + own_TE @ weights.output.W + weights.output.b
     norm = weights.attention_norm
-    deviation_BT1 = ((x_BTD + attention_output_BTD).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
-    normalised_BTD = _normalised(x_BTD + summed_BTD, norm) / deviation_BT1 + norm.beta
-    return IdentityErrors(
-        _relative_error(summed_BTD, attention_output_BTD, mask_BT),
-        _relative_error(normalised_BTD, attention_norm_BTD, mask_BT),
+    deviation_T1 = ((x_TD + attention_output_TD).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
+    normalised_TD = _normalised(x_TD + summed_TD, norm) / deviation_T1 + norm.beta
+    return (
+        _relative_error(summed_TD, attention_output_TD, mask_T1),
+        _relative_error(normalised_TD, attention_norm_TD, mask_T1),
     )
 
 
-def _relative_error(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    outside = ~mask_BT.unsqueeze(-1)
-    error = (found_BTD - true_BTD).abs().masked_fill(outside, 0).amax((1, 2))
-    largest = true_BTD.abs().masked_fill(outside, 0).amax((1, 2))
-    return error / largest.clamp_min(torch.finfo(largest.dtype).tiny)
+def _scaled_heads(weights: LayerWeights, diagonal_BTH: Tensor, value_BTE: Tensor) -> Tensor:
+    heads_BTHd: Tensor = value_BTE.unflatten(-1, (weights.heads, -1)) * diagonal_BTH.unsqueeze(-1)
+    return heads_BTHd.flatten(-2)
+
+
+def _relative_error(found_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
+    error = ((found_TD - true_TD) * mask_T1).abs().amax()
+    relative: Tensor = error / (true_TD * mask_T1).abs().amax().clamp_min(torch.finfo(true_TD.dtype).tiny)
+    return relative
 
 
 def _normalised(part: Tensor, norm: Norm) -> Tensor:

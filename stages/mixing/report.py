@@ -18,6 +18,7 @@ from stages.mixing.steps import STEP_MEASURES, STEPS
 from stages.mixing.tables import (
     POSITION_STARTS,
     class_sums,
+    grid,
     position_range,
     position_sums,
     table,
@@ -62,7 +63,8 @@ def collect(work: Work, documents: Sequence[Document], mixing: MixingParameters)
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
     agreement = work.load_agreement(documents, mixing) if mixing.gradient_documents else None
-    return Sums(*(np.stack(column) for column in columns), worst, agreement)
+    by_class, class_counts, by_position, position_counts, shapes, steps = (np.stack(column) for column in columns)
+    return Sums(by_class, class_counts, by_position, position_counts, shapes, steps, worst, agreement)
 
 
 def write_reports(
@@ -139,15 +141,14 @@ def _difference(overall: Mapping[str, Resampled], methods: Sequence[str]) -> pd.
 
 
 def _agreement(sums: Mapping[str, Sums]) -> pd.DataFrame:
+    """Spearman with the gradient reference, mean over documents; no rows without gradient documents."""
     frames = [pd.DataFrame(columns=["checkpoint", "reference", "layer", "method", "spearman", "documents"])]
     for name, found in sums.items():
         if found.agreement is not None:
-            index = pd.MultiIndex.from_product(
-                [[name], REFERENCES, _layers(found), [*METHODS, *MATRICES]], names=frames[0].columns[:4]
-            )
-            frame = index.to_frame(index=False)
+            labels = {"checkpoint": [name], "reference": REFERENCES, "layer": _layers(found)}
+            frame = grid(labels | {"method": [*METHODS, *MATRICES]})
             frames.append(frame.assign(spearman=found.agreement.mean(0).ravel(), documents=len(found.agreement)))
-    return pd.concat(frames[1:]) if len(frames) > 1 else frames[0]
+    return pd.concat(frames[1:] or frames)
 
 
 def _geometry(sums: Mapping[str, Sums], sites: Sequence[Site], resampled: Any) -> Iterator[pd.DataFrame]:

@@ -73,7 +73,7 @@ class SingleMeasurer:
             ratios = [
                 mixing_ratios(METHODS, weights, *(part.unsqueeze(0) for part in parts)) for weights, *parts in layers
             ]
-        # Not in inference mode, whose tensors torch.func does not take.
+        # Not in inference mode, whose tensors no derivative is taken of.
         inputs = [x.float().clone() for x in seen.inputs]
         embedding_sum = seen.embedding_sum.float().clone()
         with torch.no_grad():

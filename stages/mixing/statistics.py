@@ -78,7 +78,8 @@ def _rank_correlation(values: Doubles) -> Doubles:
     depth -= depth.mean()
     products = np.einsum("sl...,l->s...", ranks, depth)
     lengths = np.sqrt((ranks**2).sum(1)) * np.sqrt((depth**2).sum())
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    correlations: Doubles = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return correlations
 
 
 def _document_weights(documents: int, samples: int, seed: int) -> Iterator[Doubles]:

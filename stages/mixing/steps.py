@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 
@@ -46,6 +47,6 @@ def step_measures(features: Mapping[Site, Tensor], layer: int) -> Tensor:
             ],
             dim=-1,
         )
-        for before, now in zip(vectors[:-1], vectors[1:], strict=True)
+        for before, now in pairwise(vectors)
     ]
     return torch.stack(rows, dim=1)

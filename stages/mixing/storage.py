@@ -56,7 +56,7 @@ def write_tokens(
             writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
 
 
-def read_ratios(folder: Path = MIXING, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_ratios(folder: Path = MIXING, columns: list[str] | None = None) -> pd.DataFrame:
     """`tokens.parquet`: checkpoint, document, position, layer (1..L), the ratios, token, token_class, in_statistics."""
     path = folder / TOKENS
     if not path.is_file():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ def position_range(number: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def table(labels: dict[str, Sequence[Any]], interval: Interval) -> pd.DataFrame:
-    """A row for each combination of the labels, whose order is that of the interval's axes."""
-    index = pd.MultiIndex.from_product(labels.values(), names=labels.keys())
-    frame = index.to_frame(index=False)
-    for name, values in zip(("mean", "ci_low", "ci_high"), interval, strict=True):
-        frame[name] = values.ravel()
-    return frame
+def grid(labels: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """A row for each combination of the labels, the last one running fastest."""
+    return pd.DataFrame(list(product(*labels.values())), columns=list(labels))
+
+
+def table(labels: Mapping[str, Sequence[Any]], interval: Interval) -> pd.DataFrame:
+    """`grid`, with an interval whose axes are the labels in their order."""
+    values = zip(("mean", "ci_low", "ci_high"), (part.ravel() for part in interval), strict=True)
+    return grid(labels).assign(**dict(values))
 
 
 def write_table(path: Path, frames: Iterable[pd.DataFrame]) -> None:

@@ -1,0 +1,189 @@
+"""Figures of mixing: ratios by layer, token strips, contribution matrices, and a layer's steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stages.mixing.report import PLOTS
+from stages.mixing.storage import MIXING, contributions_folder, read_contributions, read_ratios
+from stages.parameters import METHODS, FiguresParameters
+from stages.pictures.figure_files import FIGURES, save_figure
+from stages.pictures.style import (
+    CHECKPOINT_LABELS,
+    METHOD_MARKS,
+    ONE_COLUMN,
+    TWO_COLUMNS,
+    Mark,
+    new_figure,
+    paper_style,
+    printable,
+)
+
+RATIO_MARKS = {"enc_n": Mark("Norm-based, whole layer", "#CC79A7", "D"), **METHOD_MARKS}
+STEP_MARKS = {
+    "heads": Mark("Attention heads", "#56B4E9", "v"),
+    "output_linear": Mark("Output Linear", "#0072B2", "s"),
+    "attention_skip": Mark("Skip", "#B8A600", "p"),
+    "attention_norm": Mark("LayerNorm", "#E69F00", "^"),
+    "feed_forward": Mark("Feed-forward", "#D55E00", "X"),
+    "ffn_skip": Mark("Second skip", "#CC79A7", "D"),
+    "ffn_norm": Mark("Second LayerNorm", "#009E73", "h"),
+}
+STEP_TITLES = {"cosine_input": "Cosine to the layer's input", "cosine_previous": "Cosine to the step before"}
+MATRIX_LABELS = {
+    "attention": "Attention",
+    "norm": "Norm-based",
+    "value_zeroing": "Value Zeroing",
+    "alti": "ALTI",
+    "globenc": "GlobEnc",
+    "attention_rollout": "Attention\nrollout",
+    "value_zeroing_rollout": "Value Zeroing\nrollout",
+    "alti_rollout": "ALTI\nrollout",
+    "globenc_rollout": "GlobEnc\nrollout",
+}
+TOKENS_IN_ROW = 32  # of a strip, and of a matrix, so that every token has a readable label
+TOKENS_IN_STRIP = 128
+LABEL_SIZE = 4
+
+
+def draw_mixing_figures(figures: FiguresParameters, root: Path = Path()) -> None:
+    """Write every figure of mixing to `reports/figures/` under `root`, from what `measure` wrote there.
+
+    `mixing_by_layer`, `mixing_steps`, and for each captured document `mixing_tokens_<document>` and
+    `mixing_contributions_<document>_<checkpoint>`.
+    """
+    folder = root / FIGURES
+    with paper_style():
+        _draw_by_layer(pd.read_csv(root / PLOTS / "mixing.csv"), folder / "mixing_by_layer", figures)
+        _draw_steps(pd.read_csv(root / PLOTS / "steps.csv"), folder / "mixing_steps", figures)
+        table = read_ratios(root / MIXING)
+        for document in _captured(root / MIXING, table):
+            name = document.replace("/", "_")
+            rows = table[table["document"] == document]
+            _draw_strip(rows, document, folder / f"mixing_tokens_{name}", figures)
+            for checkpoint, part in rows.groupby("checkpoint", sort=False):
+                tokens = part.loc[part["layer"] == 1, "token"].tolist()
+                path = folder / f"mixing_contributions_{name}_{checkpoint}"
+                _draw_matrices(root / MIXING, str(checkpoint), document, tokens, path, figures)
+
+
+def _captured(mixing: Path, table: pd.DataFrame) -> list[str]:
+    checkpoint = str(table["checkpoint"].iloc[0])
+    return [name for name in table["document"].unique() if contributions_folder(mixing, checkpoint, name).is_dir()]
+
+
+def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
+    checkpoints = mixing["checkpoint"].unique().tolist()
+    figure = new_figure(TWO_COLUMNS if len(checkpoints) > 1 else ONE_COLUMN, 2.6)
+    panels = figure.subplots(1, len(checkpoints), sharey=True, squeeze=False)[0]
+    for axes, checkpoint in zip(panels, checkpoints, strict=True):
+        for method, part in mixing[mixing["checkpoint"] == checkpoint].groupby("method", sort=False):
+            mark = RATIO_MARKS[str(method)]
+            axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
+            axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, linewidth=0)
+        axes.set(title=CHECKPOINT_LABELS[checkpoint], xlabel="Layer", ylim=(0, 1))
+        axes.set_xticks(sorted(mixing["layer"].unique()))
+    panels[0].set_ylabel("Mixing ratio (95 % interval)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save_figure(figure, path, figures.formats, figures.dpi)
+
+
+def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
+    checkpoints = steps["checkpoint"].unique().tolist()
+    figure = new_figure(TWO_COLUMNS, 2.2 * len(checkpoints) + 0.6)
+    grid = figure.subplots(len(checkpoints), len(STEP_TITLES), sharex=True, sharey=True, squeeze=False)
+    for row, checkpoint in zip(grid, checkpoints, strict=True):
+        for axes, (measure, title) in zip(row, STEP_TITLES.items(), strict=True):
+            chosen = steps[(steps["checkpoint"] == checkpoint) & (steps["measure"] == measure)]
+            for step, part in chosen.groupby("step", sort=False):
+                mark = STEP_MARKS[str(step)]
+                axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
+                axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, lw=0)
+            axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
+            axes.set_title(f"{CHECKPOINT_LABELS[checkpoint]}: {title.lower()}")
+            axes.set_xticks(sorted(steps["layer"].unique()))
+        row[0].set_ylabel("Cosine")
+    for axes in grid[-1]:
+        axes.set_xlabel("Layer")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_figure(figure, path, figures.formats, figures.dpi)
+
+
+def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresParameters) -> None:
+    """A row of cells for each layer, a column for each token, wrapped like text; a block for each checkpoint."""
+    method = next(name for name in ("attnresln_n", *METHODS) if name in rows)
+    checkpoints = rows["checkpoint"].unique().tolist()
+    grids = {
+        name: part.pivot_table(index="layer", columns="position", values=method)
+        for name, part in rows.groupby("checkpoint", sort=False)
+    }
+    tokens = rows[(rows["checkpoint"] == checkpoints[0]) & (rows["layer"] == 1)]["token"].tolist()
+    shown_tokens = min(len(tokens), TOKENS_IN_STRIP)
+    starts = range(0, shown_tokens, TOKENS_IN_ROW)
+    layers = len(grids[checkpoints[0]])
+    figure = new_figure(TWO_COLUMNS, len(starts) * len(checkpoints) * (0.08 * layers + 0.5) + 0.5)
+    panels = figure.subplots(len(starts) * len(checkpoints), 1, squeeze=False)[:, 0]
+    largest = max(float(np.nanmax(grid.to_numpy())) for grid in grids.values())
+    for number, start in enumerate(starts):
+        for place, checkpoint in enumerate(checkpoints):
+            axes = panels[number * len(checkpoints) + place]
+            shown = np.full((layers, TOKENS_IN_ROW), np.nan)
+            part = grids[checkpoint].to_numpy()[:, start : min(start + TOKENS_IN_ROW, shown_tokens)]
+            shown[:, : part.shape[1]] = part
+            image = axes.imshow(shown, vmin=0, vmax=largest, aspect="auto", origin="lower")
+            _label_tokens(axes, tokens[start : start + TOKENS_IN_ROW], "x")
+            axes.set_yticks([0, layers - 1], ["1", str(layers)])
+            axes.set_ylabel(CHECKPOINT_LABELS[checkpoint], fontsize=6)
+    figure.colorbar(image, ax=panels.tolist(), label=RATIO_MARKS[method].label, fraction=0.02, aspect=40)
+    figure.suptitle(f"Mixing ratio by layer in {document}{_part(shown_tokens, len(tokens))}", fontsize=8)
+    save_figure(figure, path, figures.formats, figures.dpi)
+
+
+def _draw_matrices(
+    mixing: Path, checkpoint: str, document: str, tokens: list[str], path: Path, figures: FiguresParameters
+) -> None:
+    """A row for each measure, a column for the first, a middle and the last layer; row token, column source."""
+    shown = tokens[:TOKENS_IN_ROW]
+    depth = len(read_contributions(checkpoint, document, "attention", mixing))
+    layers = sorted({0, depth // 2, depth - 1})
+    methods = list(MATRIX_LABELS)
+    height = 2.05 * len(methods) + 0.8
+    # No constrained layout: fitting it to a thousand labels takes most of the time.
+    figure = Figure(figsize=(TWO_COLUMNS, height))
+    figure.subplots_adjust(left=0.13, right=0.99, bottom=0.4 / height, top=1 - 0.5 / height, wspace=0.05, hspace=0.05)
+    grid = figure.subplots(len(methods), len(layers), squeeze=False)
+    colors = colormaps["viridis"].with_extremes(bad="0.8")
+    for row, method in zip(grid, methods, strict=True):
+        matrices = read_contributions(checkpoint, document, method, mixing)
+        for axes, layer in zip(row, layers, strict=True):
+            matrix = matrices[layer, : len(shown), : len(shown)]
+            axes.imshow(np.ma.masked_invalid(matrix), cmap=colors, vmin=0)
+            _label_tokens(axes, shown if method == methods[-1] else [], "x")
+            _label_tokens(axes, shown if layer == layers[0] else [], "y")
+            if method == methods[0]:
+                axes.set_title(f"Layer {layer + 1}", pad=2)
+        row[0].set_ylabel(MATRIX_LABELS[method], labelpad=2)
+    part = _part(len(shown), len(tokens))
+    title = f"{CHECKPOINT_LABELS[checkpoint]}: what each token (column) gives to each (row) in {document}{part}"
+    figure.suptitle(title, y=1 - 0.1 / height, fontsize=8)
+    save_figure(figure, path, figures.formats, figures.dpi)
+
+
+def _part(shown: int, tokens: int) -> str:
+    return "" if shown == tokens else f", its first {shown} of {tokens} tokens"
+
+
+def _label_tokens(axes: Axes, tokens: list[str], side: Any) -> None:
+    labels = [printable(token).replace("$", r"\$") for token in tokens]
+    axes.tick_params(side, length=0, pad=1)
+    if side == "x":
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=LABEL_SIZE)
+    else:
+        axes.set_yticks(range(len(labels)), labels, fontsize=LABEL_SIZE)

@@ -1,0 +1,96 @@
+"""Every measure of mixing agrees with an independent float64 computation by explicit per-head sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from mixing_reference import rolled, run_reference
+
+from stages.mixing.datafree import attention_gain
+from stages.mixing.documents import Document, chosen_documents
+from stages.mixing.layers import layer_weights
+from stages.mixing.single import SingleMeasurer
+from stages.mixing.streaming import Measurer
+from stages.models.loading import load_base, load_tokenizer
+from stages.parameters import METHODS
+
+SENTENCES = [
+    "the film was very good and time flies like an arrow .",
+    "it was not so dull , but the plot was awful !",
+    "the music is lovely",
+]
+
+
+def documents_of(tokenizer: Any, texts: list[str], max_length: int = 64) -> list[Document]:
+    named = {f"text/{number}": text for number, text in enumerate(texts)}
+    return chosen_documents(tokenizer, {}, named, max_length, max_length)
+
+
+def agrees(base: Any, folder: Path, documents: list[Document]) -> None:
+    measurer = Measurer(base, folder, METHODS, base.config.pad_token_id)
+    measured = list(measurer.measures(documents))
+    single = SingleMeasurer(base, folder)
+    for document, measures in zip(documents, measured, strict=True):
+        layers = run_reference(base, document.ids.tolist())
+        found, heads = single.contributions(document.ids)
+        expected: dict[str, list[Any]] = {}
+        for number, layer in enumerate(layers):
+            for method, ratio in layer.ratios().items():
+                np.testing.assert_allclose(measures.ratios[METHODS.index(method), number], ratio, atol=1e-5, rtol=0)
+            for method, matrix in layer.contributions().items():
+                expected.setdefault(method, []).append(matrix)
+            np.testing.assert_allclose(heads[number], layer.attention, atol=1e-5, rtol=0)
+        for method in ("value_zeroing", "alti", "globenc"):
+            expected[f"{method}_rollout"] = rolled(expected[method])
+        half = [(matrix + np.eye(len(matrix))) / 2 for matrix in expected["attention"]]
+        expected["attention_rollout"] = rolled(half)
+        assert set(found.matrices) == set(expected)
+        trusted = found.value_zeroing_raw_sums.numpy() >= 1e-4
+        for method, matrices in expected.items():
+            array, wanted = found.matrices[method].numpy(), np.stack(matrices)
+            if method == "value_zeroing":
+                assert np.isnan(array[~trusted]).all()
+                array, wanted = array[trusted], wanted[trusted]
+            np.testing.assert_allclose(array, wanted, atol=1e-5, rtol=1e-5, err_msg=method)
+
+
+def test_all_measures_on_a_random_bert_with_biases(tiny_bert: Path) -> None:
+    agrees(load_base(tiny_bert), tiny_bert, documents_of(load_tokenizer(tiny_bert), SENTENCES))
+
+
+def test_all_measures_on_a_random_roberta(tiny_roberta: Path) -> None:
+    base = load_base(tiny_roberta)
+    ids = np.array([2, 7, 9, 11, 13, 8, 3], dtype=np.int32)
+    document = Document("text/0", ids, np.zeros(7, dtype=np.int8), 0, captured=True)
+    agrees(base, tiny_roberta, [document])
+
+
+def test_all_measures_on_the_default_model_with_real_reviews(default_weights: Path, imdb_folder: Path) -> None:
+    files = sorted(imdb_folder.rglob("test*.parquet"))
+    texts = pd.read_parquet(files[0])["text"].iloc[[0, -1]].tolist()
+    base = load_base(default_weights)
+    agrees(base, default_weights, documents_of(load_tokenizer(default_weights), texts, max_length=48))
+
+
+def test_all_measures_on_the_default_model(default_weights: Path) -> None:
+    text = "Time flies like an arrow; fruit flies like bananas, and unforgettably so."
+    base = load_base(default_weights)
+    agrees(base, default_weights, documents_of(load_tokenizer(default_weights), [text]))
+
+
+def test_the_data_free_gain_is_the_root_mean_square_scale_of_random_vectors(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert)
+    attention = base.encoder.layer[1].attention
+    z = torch.randn(100_000, 25, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        # [x, 1] scaled as a whole: the constant's column is a random number too.
+        mapped = attention.output.dense(attention.self.value(z[:, :-1]))
+        constant = attention.output.dense(attention.self.value(torch.zeros(1, 24)))
+        mapped = mapped + (z[:, -1:] - 1) * constant
+    expected = float((mapped.square().sum() / z.square().sum()).sqrt())
+    assert attention_gain(layer_weights(base)[1]) == pytest.approx(expected, rel=0.01)
