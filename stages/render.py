@@ -19,6 +19,7 @@ from stages.pictures.animation import write_animation
 from stages.pictures.atlas import draw_atlas
 from stages.pictures.figure_files import FIGURES
 from stages.pictures.joint_pages import draw_joint_pages
+from stages.pictures.mixing_figures import draw_mixing_figures
 from stages.pictures.style import paper_style
 
 ACTIVATIONS = Path("features/activations")
@@ -36,6 +37,7 @@ def main(parameters: Parameters) -> None:
         else:
             logging.info("no pages and no animation of the joint map: umap.layouts does not hold joint")
         draw_atlas(read_map(layouts[0]), tokens, FIGURES / "atlas", figures)
+    draw_mixing_figures(figures)
 
 
 if __name__ == "__main__":
