@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from accelerate import PartialState
 
 from stages.errors import run_stage
@@ -48,7 +49,7 @@ def main(parameters: Parameters) -> None:
     tokenizer = load_tokenizer(folders[mixing.checkpoints[0]])
     documents = chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
 
-    state = PartialState()
+    state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     share = Share(state.process_index, state.num_processes)
     chosen = capture.model_dump(include={"documents", "texts", "max_length"})
     settings = {"seed": parameters.seed, "mixing": mixing.model_dump(), "capture": chosen}

@@ -26,7 +26,7 @@ Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n"]
 Checkpoint = Literal["pretrained", "finetuned"]
-Layout = Literal["joint", "separate", "aligned"]
+Layout = Literal["joint", "separate"]
 FigureFormat = Literal["png", "pdf", "svg"]
 
 
@@ -114,7 +114,6 @@ class UmapParameters(_Section):
     n_epochs: Count
     layouts: Annotated[list[Layout], Field(min_length=1)]
     max_points: Annotated[int, Field(ge=4)] | None
-    stability_seeds: list[Seed]
 
 
 class FiguresParameters(_Section):

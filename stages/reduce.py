@@ -26,6 +26,7 @@ from stages.maps.neighbours import Vectors, check_metric
 from stages.maps.storage import MAPS, Coordinates, map_table, write_map
 from stages.models.capture_points import Site
 from stages.parameters import Parameters, UmapParameters
+from stages.reviews.draw import Rows, stratified_draw
 
 ACTIVATIONS = Path("features/activations")
 METRICS = Path("reports/metrics/maps.json")
@@ -37,14 +38,20 @@ def main(parameters: Parameters) -> None:
     umap = parameters.umap
     check_metric(umap.metric)
     tokens = store.read_tokens(ACTIVATIONS)
-    features = {
-        site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in store.stored_sites(ACTIVATIONS)
-    }
+    sites = store.stored_sites(ACTIVATIONS)
+    rows = _drawn_tokens(tokens, len(sites), umap)
+    features = {site: store.read_features(ACTIVATIONS, site, rows).astype(np.float32) for site in sites}
     shutil.rmtree(MAPS, ignore_errors=True)
     for layout in umap.layouts:
-        write_map(layout, map_table(tokens, LAYOUTS[layout](features, umap)))
-        logging.info("%s map of %d vectors at %d points", layout, len(tokens) * len(features), len(features))
+        write_map(layout, map_table(tokens.iloc[rows], LAYOUTS[layout](features, umap)))
+        logging.info("%s map of %d vectors at %d points", layout, len(rows) * len(features), len(features))
     _write_metrics(tokens, features, umap)
+
+
+def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
+    """Row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
+    limit = len(tokens) if umap.max_points is None else max(umap.max_points // points, 1)
+    return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
 def _joint(features: Features, umap: UmapParameters) -> dict[Site, Coordinates]:
@@ -65,7 +72,13 @@ LAYOUTS: dict[str, Callable[[Features, UmapParameters], dict[Site, Coordinates]]
 
 
 def _write_metrics(tokens: pd.DataFrame, features: Features, umap: UmapParameters) -> None:
-    counts = {"tokens": len(tokens), "points": len(features), "vectors": len(tokens) * len(features)}
+    drawn = len(next(iter(features.values())))
+    counts = {
+        "captured_tokens": len(tokens),
+        "tokens": drawn,
+        "points": len(features),
+        "vectors": drawn * len(features),
+    }
     METRICS.parent.mkdir(parents=True, exist_ok=True)
     METRICS.write_text(json.dumps(dict.fromkeys(umap.layouts, counts), indent=2) + "\n", encoding="utf-8")
 

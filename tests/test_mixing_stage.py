@@ -210,7 +210,7 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
             pass
 
     for index in (1, 0):
-        monkeypatch.setattr(measure, "PartialState", lambda index=index: Process(index))
+        monkeypatch.setattr(measure, "PartialState", lambda cpu, index=index: Process(index))
         measure.main(read_parameters())
     assert bytes_of(folder) == bytes_of(finished)
     assert Share(0, 2).own([1, 2, 3]) + Share(1, 2).own([1, 2, 3]) == [1, 3, 2]

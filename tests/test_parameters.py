@@ -43,7 +43,7 @@ def test_default_file_is_valid_and_read_as_it_stands() -> None:
         ("capture", "points", [], ["capture.points", "at least 1"]),
         ("capture", "dtype", "float8", ["capture.dtype", "float16", "float32"]),
         ("mixing", "methods", ["attn_x"], ["mixing.methods[0]", "attn_w", "attnresln_n"]),
-        ("umap", "layouts", ["spiral"], ["umap.layouts[0]", "joint", "separate", "aligned"]),
+        ("umap", "layouts", ["spiral"], ["umap.layouts[0]", "joint", "separate"]),
         ("umap", "min_dist", 2, ["umap.min_dist", "less than or equal to 1"]),
         ("figures", "formats", ["jpg"], ["figures.formats[0]", "png", "pdf", "svg"]),
     ],

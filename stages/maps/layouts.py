@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -29,23 +30,26 @@ def fit_map(vectors: Vectors, umap: UmapParameters, seed: int) -> Coordinates:
     graph: Any
     graph, _, _ = fuzzy_simplicial_set(vectors, k, random_state, umap.metric, knn_indices=indices, knn_dists=distances)
     a, b = find_ab_params(1.0, umap.min_dist)
-    coordinates, _ = simplicial_set_embedding(
-        data=vectors,
-        graph=graph,
-        n_components=2,
-        initial_alpha=1.0,
-        a=a,
-        b=b,
-        gamma=1.0,
-        negative_sample_rate=5,
-        n_epochs=umap.n_epochs,
-        init="spectral",
-        random_state=random_state,
-        metric=umap.metric,
-        metric_kwds={},
-        densmap=False,
-        densmap_kwds={},
-        output_dens=False,
-        parallel=False,
-    )
+    with warnings.catch_warnings():
+        # umap-learn places the parts of an unconnected graph by a graph of the parts, which need not be connected.
+        warnings.filterwarnings("ignore", message="Graph is not fully connected", category=UserWarning)
+        coordinates, _ = simplicial_set_embedding(
+            data=vectors,
+            graph=graph,
+            n_components=2,
+            initial_alpha=1.0,
+            a=a,
+            b=b,
+            gamma=1.0,
+            negative_sample_rate=5,
+            n_epochs=umap.n_epochs,
+            init="spectral",
+            random_state=random_state,
+            metric=umap.metric,
+            metric_kwds={},
+            densmap=False,
+            densmap_kwds={},
+            output_dens=False,
+            parallel=False,
+        )
     return np.asarray(coordinates, dtype=np.float32)

@@ -1,0 +1,33 @@
+"""The picture in the README, from the figures of the last run.
+
+python -m stages.pictures.readme_picture
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+from stages.pictures.figure_files import FIGURES
+
+PICTURE = Path("docs/result.png")
+WIDTH = 1100  # pixels
+COLORS = 128
+
+
+def main() -> None:
+    last_page = max((FIGURES / "joint").glob("*.png"))
+    parts = [Image.open(path).convert("RGB") for path in (FIGURES / "mixing_by_layer.png", last_page)]
+    scaled = [part.resize((WIDTH, round(part.height * WIDTH / part.width)), Image.Resampling.LANCZOS) for part in parts]
+    picture = Image.new("RGB", (WIDTH, sum(part.height for part in scaled)), "white")
+    top = 0
+    for part in scaled:
+        picture.paste(part, (0, top))
+        top += part.height
+    PICTURE.parent.mkdir(exist_ok=True)
+    picture.quantize(COLORS).save(PICTURE, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
