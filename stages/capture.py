@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def main(parameters: Parameters) -> None:
 
     folder = unfinished_folder("capture", capture.model_dump(), [FINETUNED, REVIEWS / "test.parquet"])
     if state.is_main_process:
+        if not (folder / "stores").is_dir():  # new, or killed after its stores were published
+            shutil.rmtree(folder / "done", ignore_errors=True)
         lengths = _write_tokens(folder, tokenizer, texts, capture.max_length)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if not (folder / "done").is_dir():
@@ -76,6 +79,7 @@ def main(parameters: Parameters) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         publish(folder / "stores", ACTIVATIONS)
+        shutil.rmtree(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
 
 

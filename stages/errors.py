@@ -22,6 +22,8 @@ def run_stage(stage: Callable[[Parameters], None]) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for chatty in ("httpx", "httpx2", "huggingface_hub", "fontTools", "matplotlib", "distributed"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It reports every head that a checkpoint lacks or has too many, which is how this pipeline uses it.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         stage(read_parameters())
     except InputError as error:

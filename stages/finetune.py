@@ -30,7 +30,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.utils import logging as transformers_logging
 
 from stages.errors import InputError, run_stage
 from stages.models.encoding import encode
@@ -56,7 +55,6 @@ def main(parameters: Parameters) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(seed)
     tokenizer = load_tokenizer(PRETRAINED)
-    transformers_logging.set_verbosity_error()  # the missing head is why we are here
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     model = load_classifier(PRETRAINED, id2label=names, label2id={name: label for label, name in names.items()})
     trainer = Trainer(

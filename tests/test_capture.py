@@ -23,6 +23,7 @@ from stages.errors import InputError
 from stages.models.capture_points import LAYER_POINTS, POINT_NAMES, Site
 from stages.models.loading import load_classifier
 from stages.parameters import read_parameters
+from stages.resume import unfinished_folder
 
 ACTIVATIONS = Path("features/activations")
 ALL_POINTS = list(POINT_NAMES)
@@ -160,6 +161,25 @@ def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_be
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
     for site, features in together.items():
         assert np.abs(features - store.read_features(ACTIVATIONS, site)).max() <= 1e-5, site
+
+
+def test_capture_that_runs_again_writes_the_same_bytes(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = workspace(capture={"documents": [1], "max_length": 40})
+    run_capture(folder, tiny_bert)
+    first = digest(ACTIVATIONS)
+    run_capture(folder, tiny_bert)
+    assert digest(ACTIVATIONS) == first
+    # Killed between publishing its stores and clearing up.
+    unfinished = unfinished_folder("capture", *capture_inputs())
+    (unfinished / "done").mkdir()
+    (unfinished / "done" / "0").touch()
+    run_capture(folder, tiny_bert)
+    assert digest(ACTIVATIONS) == first
+    assert not unfinished.exists()
+
+
+def capture_inputs() -> tuple[Any, list[Path]]:
+    return read_parameters().capture.model_dump(), [Path("models/finetuned"), Path("data/reviews/test.parquet")]
 
 
 @pytest.fixture
