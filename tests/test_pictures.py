@@ -1,0 +1,128 @@
+"""Pictures of maps: a page for each capture point, the same bytes every time, any token can be drawn."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from test_store import digest
+
+from stages.models.capture_points import LAYER_POINTS, Site
+from stages.parameters import FiguresParameters
+from stages.pictures.animation import write_animation
+from stages.pictures.atlas import draw_atlas
+from stages.pictures.joint_pages import JointFigure, draw_joint_pages
+from stages.pictures.style import POINT_MARKS, paper_style, printable
+from stages.pictures.words import frequent_words, words
+
+FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, frames_per_second=4)
+HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "##s", "film", "[SEP]"]
+
+
+def tokens_table(pieces: list[str], documents: int = 1) -> pd.DataFrame:
+    parts = [
+        pd.DataFrame({"document": f"test/{d}", "position": range(len(pieces)), "token_id": 0, "token": pieces})
+        for d in range(documents)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def map_of(tokens: pd.DataFrame, layers: int, points: tuple[str, ...] = LAYER_POINTS) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
+    sites += [Site(layer, point) for layer in range(1, layers + 1) for point in points]
+    parts = []
+    for site in sites:
+        x, y = generator.normal(size=(2, len(tokens))) * [[30], [3]]
+        parts.append(tokens[["document", "position"]].assign(layer=site.layer, point=site.point, x=x, y=y))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_every_layer_and_point_has_a_page_in_every_format_and_a_frame(tmp_path: Path) -> None:
+    table = map_of(tokens_table(["[CLS]", "a", "film", "[SEP]"]), layers=2)
+    with paper_style():
+        pages = draw_joint_pages(table, tmp_path / "joint", FIGURES)
+        write_animation([page.pixels for page in pages], tmp_path / "joint.gif", FIGURES.frames_per_second)
+    expected = 2 + 2 * len(LAYER_POINTS)
+    for suffix in FIGURES.formats:
+        names = sorted(path.stem for path in (tmp_path / "joint").glob(f"*.{suffix}"))
+        assert len(names) == expected
+        assert names[0] == "01_layer_00_word_embedding"
+        assert names[-1] == f"{expected}_layer_02_layer_output"
+    with Image.open(tmp_path / "joint.gif") as animation:
+        assert getattr(animation, "n_frames", 0) == expected
+
+
+def test_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
+    table = map_of(tokens_table(["a"] * 40), layers=1)
+    with paper_style():
+        pages = draw_joint_pages(table, tmp_path, FIGURES.model_copy(update={"formats": ["png"]}))
+    inked = [(page.pixels[:, : page.pixels.shape[1] // 2] < 250).any(axis=-1).sum() for page in pages]
+    # Only the newest points have an edge, so a page may lose a rim and no more.
+    assert all(later > 0.95 * earlier for earlier, later in pairwise(inked))
+    assert inked[-1] > 3 * inked[0]
+
+
+def test_axes_hold_every_point_and_a_unit_is_as_long_on_both() -> None:
+    table = map_of(tokens_table(["a"] * 50), layers=1)
+    with paper_style():
+        frame = JointFigure(table, dpi=60)
+    (left, right), (bottom, top) = frame.axes.get_xlim(), frame.axes.get_ylim()
+    assert left < table["x"].min() < table["x"].max() < right
+    assert bottom < table["y"].min() < table["y"].max() < top
+    box = frame.axes.get_window_extent()
+    assert box.width / (right - left) == pytest.approx(box.height / (top - bottom))
+
+
+def test_same_map_is_drawn_to_the_same_bytes(tmp_path: Path) -> None:
+    tokens = tokens_table(["[CLS]", "a", "film", "a", "film", "[SEP]"], documents=2)
+    table = map_of(tokens, layers=1)
+    for name in ("first", "second"):
+        with paper_style():
+            pages = draw_joint_pages(table, tmp_path / name / "joint", FIGURES)
+            write_animation([page.pixels for page in pages], tmp_path / name / "joint.gif", 4)
+            draw_atlas(table, tokens, tmp_path / name / "atlas", FIGURES)
+    assert digest(tmp_path / "first") == digest(tmp_path / "second")
+
+
+@pytest.mark.parametrize("points", [LAYER_POINTS, LAYER_POINTS[:1]])
+@pytest.mark.parametrize("layers", [1, 12])
+def test_atlas_has_a_panel_for_each_map_and_none_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: tuple[str, ...], layers: int
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("stages.pictures.atlas.save_figure", lambda figure, *_: drawn.append(figure))
+    tokens = tokens_table(["[CLS]", "the", "film", "the", "[SEP]"])
+    with paper_style():
+        draw_atlas(map_of(tokens, layers, points), tokens, tmp_path / "atlas", FIGURES)
+        drawn[0].draw_without_rendering()
+    panels = [axes for axes in drawn[0].axes if axes.axison and axes.get_label() != "<colorbar>" and axes.collections]
+    assert len([axes for axes in panels if len(axes.collections) >= 2]) == 2 + layers * len(points)
+    assert {"[CLS]", "[SEP]", "the"} == {
+        text.get_text() for axes in drawn[0].axes if axes.get_legend() for text in axes.get_legend().get_texts()
+    }
+
+
+def test_hostile_tokens_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    tokens = tokens_table(HOSTILE * 2)
+    with paper_style():
+        draw_atlas(map_of(tokens, layers=1), tokens, tmp_path / "atlas", FIGURES)
+    assert printable("caf\u00e9 \u4f60\x00") == "caf\u00e9 <U+4F60><U+0000>"
+
+
+def test_words_are_put_together_from_their_pieces() -> None:
+    tokens = tokens_table(["[CLS]", "un", "##lov", "##ed", ",", "The", "film", "the", "[SEP]"])
+    assert words(tokens).tolist() == ["", "unloved", "", "", "", "the", "film", "the", ""]
+    assert frequent_words(tokens, 3) == ["the"]
+    byte_level = tokens_table(["<s>", "A", "Ġfi", "lm", ".", "Ġa", "</s>"])
+    assert words(byte_level).tolist() == ["", "a", "film", "", "", "a", ""]
+
+
+def test_every_kind_of_point_has_its_own_colour_and_shape() -> None:
+    assert len({mark.color for mark in POINT_MARKS.values()}) == len(POINT_MARKS)
+    assert len({mark.marker for mark in POINT_MARKS.values()}) == len(POINT_MARKS)
