@@ -41,7 +41,7 @@ bench: $(INSTALLED) ## Time the stages beside the plain way
 paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)
 	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)
 
-picture: $(INSTALLED) ## Make the README's picture anew from the figures of the last run
+picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
 	@$(IN_VENV) python -m stages.pictures.readme_picture
 
 lock: ## Resolve pyproject.toml anew into requirements.lock

@@ -1,4 +1,4 @@
-"""The picture in the README, from the figures of the last run.
+"""The pictures in the README, from the figures of the last run.
 
 python -m stages.pictures.readme_picture
 """
@@ -11,22 +11,28 @@ from PIL import Image
 
 from stages.pictures.figure_files import FIGURES
 
-PICTURE = Path("docs/result.png")
+DOCS = Path("docs")
 WIDTH = 1100  # pixels
 COLORS = 128
 
 
 def main() -> None:
     last_page = max((FIGURES / "joint").glob("*.png"))
-    parts = [Image.open(path).convert("RGB") for path in (FIGURES / "mixing_by_layer.png", last_page)]
+    _stack([FIGURES / "mixing_by_layer.png", last_page], DOCS / "result.png")
+    _stack([FIGURES / "mixing_steps.png"], DOCS / "steps.png")
+
+
+def _stack(sources: list[Path], output: Path) -> None:
+    """One picture above the other, small enough for git."""
+    parts = [Image.open(path).convert("RGB") for path in sources]
     scaled = [part.resize((WIDTH, round(part.height * WIDTH / part.width)), Image.Resampling.LANCZOS) for part in parts]
     picture = Image.new("RGB", (WIDTH, sum(part.height for part in scaled)), "white")
     top = 0
     for part in scaled:
         picture.paste(part, (0, top))
         top += part.height
-    PICTURE.parent.mkdir(exist_ok=True)
-    picture.quantize(COLORS).save(PICTURE, optimize=True)
+    output.parent.mkdir(exist_ok=True)
+    picture.quantize(COLORS).save(output, optimize=True)
 
 
 if __name__ == "__main__":
