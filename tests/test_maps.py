@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stages import reduce, store
 from stages.errors import InputError
 from stages.maps.layouts import fit_map
 from stages.maps.neighbours import EXACT, METRICS, check_metric, neighbours
+from stages.maps.quality import scores
 from stages.maps.storage import MAPS, read_map
 from stages.models.capture_points import Site
 from stages.parameters import UmapParameters, read_parameters
@@ -156,6 +158,49 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     assert len(set(positions)) == 1
     assert joint.groupby("document").size().tolist() in ([48, 51], [51, 48])
     assert not (MAPS / "separate.parquet").exists()
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine", "manhattan"])
+def test_trustworthiness_and_continuity_are_scikit_learns(planted: tuple[Any, Any, Any], metric: str) -> None:
+    vectors, _, xy = planted
+    found = scores(vectors, xy, metric, seed=0).mean(axis=0)
+    assert found[0] == pytest.approx(trustworthiness(vectors, xy, n_neighbors=15, metric=metric), abs=1e-9)
+    if metric == "euclidean":
+        assert found[1] == pytest.approx(trustworthiness(xy, vectors, n_neighbors=15), abs=1e-9)
+    spaces = ((vectors, SCIPY_NAMES.get(metric, metric)), (xy, "euclidean"))
+    full, flat = (np.argsort(cdist(space, space, name), axis=1)[:, 1:16] for space, name in spaces)
+    kept = np.mean([len(set(a) & set(b)) / 15 for a, b in zip(full, flat, strict=True)])
+    assert found[2] == pytest.approx(kept, abs=1e-9)
+
+
+def test_a_rigid_motion_scores_full_marks_and_noise_scores_chance() -> None:
+    generator = np.random.default_rng(0)
+    flat = generator.normal(size=(300, 2)).astype(np.float32)
+    angle = np.array([[0.6, -0.8], [0.8, 0.6]], dtype=np.float32)
+    moved = flat @ angle * 2 + 7
+    assert scores(flat, moved, "euclidean", seed=0).mean(axis=0) == pytest.approx([1, 1, 1], abs=0.01)
+    noise = generator.normal(size=(300, 2)).astype(np.float32)
+    trust, continuity, kept = scores(flat, noise, "euclidean", seed=0).mean(axis=0)
+    assert trust == pytest.approx(0.5, abs=0.05)
+    assert continuity == pytest.approx(0.5, abs=0.05)
+    assert kept == pytest.approx(15 / 299, abs=0.02)
+
+
+def test_every_map_carries_its_scores(workspace: Workspace) -> None:
+    workspace(umap={"n_epochs": 30})
+    features = write_stores(60)
+    reduce.main(read_parameters())
+    quality = pd.read_parquet(MAPS / "quality.parquet")
+    assert set(quality["measure"]) == {"trustworthiness", "continuity", "neighbours_kept"}
+    separate = quality[(quality["layout"] == "separate") & (quality["measure"] == "trustworthiness")]
+    assert len(separate) == 1 + len(SITES)
+    xy = read_map("separate").query("layer == 1 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    expected = trustworthiness(features[SITES[2]].astype(np.float32), xy, n_neighbors=15)
+    assert separate[separate["point"] == "layer_output"]["value"].item() == pytest.approx(expected, abs=1e-6)
+    metrics = json.loads(Path("reports/metrics/maps.json").read_text())
+    assert metrics["joint"]["vectors"] == 180
+    for layout in ("joint", "separate"):
+        assert metrics[layout]["trustworthiness"]["value"] > metrics[layout]["trustworthiness"]["chance"] + 0.2
 
 
 def test_unknown_metric_stops_the_stage_before_any_work(workspace: Workspace) -> None:

@@ -33,6 +33,11 @@ def write_map(layout: str, table: pd.DataFrame, folder: Path = MAPS) -> None:
     table.to_parquet(folder / f"{layout}.parquet", index=False)
 
 
+def write_quality(table: pd.DataFrame, folder: Path = MAPS) -> None:
+    """Write the scores of all layouts."""
+    table.to_parquet(folder / "quality.parquet", index=False)
+
+
 def read_map(layout: str, folder: Path = MAPS) -> pd.DataFrame:
     """Columns `document, position, layer, point, x, y`; `InputError` where the layout was not made."""
     path = folder / f"{layout}.parquet"
