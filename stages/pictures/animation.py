@@ -19,9 +19,18 @@ def write_animation(frames: Sequence[Pixels], path: Path, frames_per_second: int
     height, width = frames[0].shape[:2]
     size = (WIDTH, round(height * WIDTH / width))
     small = [Image.fromarray(frame).resize(size, Image.Resampling.LANCZOS) for frame in frames]
-    palette = small[-1].quantize(COLORS, method=Image.Quantize.MEDIANCUT)  # the last page holds every colour
+    palette = _side_by_side([small[1 % len(small)], small[-1]]).quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
     durations = [round(1000 / frames_per_second)] * len(images)
     durations[-1] *= LAST_FRAME
     path.parent.mkdir(parents=True, exist_ok=True)
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
+
+
+def _side_by_side(images: Sequence[Image.Image]) -> Image.Image:
+    """The first pages show kinds of points that later ones cover, the last page all the others."""
+    width, height = images[0].size
+    joined = Image.new("RGB", (width * len(images), height))
+    for place, image in enumerate(images):
+        joined.paste(image, (place * width, 0))
+    return joined
