@@ -1,7 +1,7 @@
 """Time and memory of the mixing ratios, against the bare forward passes of the same batches.
 
-    python benchmarks/mixing.py models/pretrained models/finetuned
-    python benchmarks/mixing.py models/pretrained --documents 1000 --memory
+    python -m benchmarks.mixing models/pretrained models/finetuned
+    python -m benchmarks.mixing models/pretrained --documents 1000 --memory
 
 Prints the time of all five ratios (with and without the identity checks that `measure` adds)
 as a multiple of the same model's forward passes, once with the same eager attention, which

@@ -1,6 +1,6 @@
 """The published table of mixing ratios, for any checkpoint folder and any texts, offline.
 
-    python benchmarks/published.py <checkpoint folder> <texts> [--documents 992] [--max-length 512]
+    python -m benchmarks.published <checkpoint folder> <texts> [--documents 992] [--max-length 512]
 
 `<texts>` is a parquet, csv or jsonl file with a column `text`, or a plain file with one text a line.
 Prints each method's mean over all tokens and layers in per cent, each layer's `attention_gain`, and beside
