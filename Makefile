@@ -36,6 +36,7 @@ format: $(INSTALLED) ## Format the code
 	@$(IN_VENV) ruff format .
 
 bench: $(INSTALLED) ## Time the stages beside the plain way
+	@$(IN_VENV) python -m benchmarks.stages
 	@$(IN_VENV) python -m benchmarks.mixing models/pretrained models/finetuned
 
 paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)

@@ -28,7 +28,8 @@ from stages.mixing.ratios import identity_errors, mixing_ratios
 from stages.mixing.streaming import Measurer
 from stages.models.capture_points import Site, recording
 from stages.models.encoding import batches_by_tokens, padded
-from stages.models.loading import device, load_base
+from stages.models.hardware import device
+from stages.models.loading import load_base
 
 METHODS = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n")
 

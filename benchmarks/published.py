@@ -22,7 +22,8 @@ from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import chosen_documents
 from stages.mixing.streaming import Measurer
 from stages.models.encoding import batches_by_tokens
-from stages.models.loading import check_max_length, device, load_base, load_tokenizer
+from stages.models.hardware import device
+from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.reviews.source import READERS
 
 PUBLISHED = {

@@ -10,7 +10,7 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -26,7 +26,7 @@ Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n"]
 Checkpoint = Literal["pretrained", "finetuned"]
-Layout = Literal["joint", "separate"]
+Layout = Literal["joint", "separate", "aligned"]
 FigureFormat = Literal["png", "pdf", "svg"]
 
 
@@ -114,6 +114,13 @@ class UmapParameters(_Section):
     n_epochs: Count
     layouts: Annotated[list[Layout], Field(min_length=1)]
     max_points: Annotated[int, Field(ge=4)] | None
+    stability_seeds: list[Seed]
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> UmapParameters:
+        if self.seed in self.stability_seeds:
+            raise ValueError(f"stability_seeds holds {self.seed}, which is umap.seed itself; other seeds only")
+        return self
 
 
 class FiguresParameters(_Section):

@@ -1,10 +1,10 @@
-"""Lay the captured vectors out in two dimensions with UMAP.
+"""Lay the captured vectors out in two dimensions with UMAP, and say what each map is worth.
 
     python -m stages.reduce
 
-`joint` fits one map to the vectors of all capture points, `separate` one to each point.
-Every map is scored by the neighbourhoods that it kept. Writes `features/maps/<layout>.parquet`,
-`features/maps/quality.parquet` and `reports/metrics/maps.json`.
+`joint` fits one map to the vectors of all capture points, `separate` one to each point, `aligned` one
+to each with every token tied to itself from point to point. Writes `features/maps/<layout>.parquet`,
+`features/maps/quality.parquet`, `reports/plots/movement.csv` and `reports/metrics/maps.json`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,39 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from stages import store
 from stages.errors import run_stage
-from stages.maps.layouts import fit_map
+from stages.maps.layouts import lay_out, lay_out_aligned, neighbour_graph
+from stages.maps.movement import COLUMNS, movement_table
 from stages.maps.neighbours import Vectors, check_metric
-from stages.maps.quality import Scores, quality_table, scores
+from stages.maps.parallel import in_parallel
+from stages.maps.scoring import Row, quality_table, score_joint, score_site, whole_layout
 from stages.maps.storage import MAPS, Coordinates, map_table, write_map, write_quality
+from stages.mixing.storage import read_ratios
 from stages.models.capture_points import Site
-from stages.parameters import Parameters, UmapParameters
+from stages.parameters import METHODS, Parameters, UmapParameters
 from stages.reviews.draw import Rows, stratified_draw
 
 ACTIVATIONS = Path("features/activations")
 METRICS = Path("reports/metrics/maps.json")
+MOVEMENT = Path("reports/plots/movement.csv")
+CAPTURED_CHECKPOINT = "finetuned"
 DIGITS = 6
 
-Features = dict[Site, Vectors]
-Maps = dict[Site, Coordinates]
+
+class Fitted(NamedTuple):
+    """A layout: coordinates of every point, rows of the quality table, how many vectors the scores stand on."""
+
+    maps: dict[Site, Coordinates]
+    quality: list[Row]
+    scored: int
 
 
 def main(parameters: Parameters) -> None:
@@ -44,17 +53,29 @@ def main(parameters: Parameters) -> None:
     tokens = store.read_tokens(ACTIVATIONS)
     sites = store.stored_sites(ACTIVATIONS)
     rows = _drawn_tokens(tokens, len(sites), umap)
-    features = {site: store.read_features(ACTIVATIONS, site, rows).astype(np.float32) for site in sites}
+    vectors_STD = _read(sites, rows)
+    drawn = tokens.iloc[rows].reset_index(drop=True)
+    ratios = _ratios(drawn)
     shutil.rmtree(MAPS, ignore_errors=True)
-    qualities = []
+    counts = {"captured_tokens": len(tokens), "tokens": len(drawn), "points": len(sites)}
+    quality: list[Row] = []
+    movement: list[pd.DataFrame] = []
+    metrics: dict[str, Any] = {}
     for layout in umap.layouts:
-        fitted = LAYOUTS[layout](features, umap)
-        table = map_table(tokens.iloc[rows], fitted)
-        write_map(layout, table)
-        qualities.append(quality_table(layout, table, *SCORED[layout](features, fitted, umap)))
-        logging.info("%s map of %d vectors at %d points", layout, len(table), len(features))
-    write_quality(pd.concat(qualities, ignore_index=True))
-    _write_metrics(tokens, features, qualities)
+        fitted = LAYOUTS[layout](sites, vectors_STD, umap)
+        write_map(layout, map_table(drawn, fitted.maps))
+        quality += fitted.quality
+        # Maps that were made apart share no plane, so there is no way from one to the next.
+        if layout != "separate":
+            features = dict(zip(sites, vectors_STD, strict=True))
+            movement.append(movement_table(layout, features, fitted.maps, ratios, umap.metric))
+        metrics[layout] = counts | {"vectors": len(drawn) * len(sites), "scored_vectors": fitted.scored}
+        logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(sites), len(sites))
+    write_quality(quality_table(quality))
+    moved = pd.concat(movement, ignore_index=True) if movement else pd.DataFrame(columns=list(COLUMNS))
+    MOVEMENT.parent.mkdir(parents=True, exist_ok=True)
+    moved.round(DIGITS).to_csv(MOVEMENT, index=False, lineterminator="\n")
+    _write_metrics(metrics, quality_table(quality), moved, umap)
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -63,62 +84,101 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _joint(features: Features, umap: UmapParameters) -> Maps:
-    fitted = fit_map(np.concatenate(list(features.values())), umap, umap.seed)
-    ends = np.cumsum([len(vectors) for vectors in features.values()])[:-1]
-    return dict(zip(features, np.split(fitted, ends), strict=True))
+def _read(sites: list[Site], rows: Rows) -> Vectors:
+    """The drawn tokens' vectors `[sites, tokens, hidden]`, read a block of a store at a time."""
+    hidden = store.open_store(ACTIVATIONS, sites[0]).shape[1]
+    vectors_STD = np.empty((len(sites), len(rows), hidden), dtype=np.float32)
+    for number, site in enumerate(sites):
+        vectors_STD[number] = store.read_rows(ACTIVATIONS, site, rows)
+    return vectors_STD
 
 
-def _separate(features: Features, umap: UmapParameters) -> Maps:
-    progress = tqdm(features.items(), desc="separate maps", disable=not sys.stderr.isatty())
-    return {site: fit_map(vectors, umap, umap.seed) for site, vectors in progress}
+def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
+    """`layer` and the ratios of the drawn tokens in the captured checkpoint, in the maps' order; empty without any."""
+    wanted = [
+        ("checkpoint", "==", CAPTURED_CHECKPOINT),
+        ("document", "in", drawn["document"].unique().tolist()),
+    ]
+    ratios = read_ratios(filters=wanted)
+    if ratios.empty:
+        logging.info("no ratios of the fine-tuned model to set the maps against: mixing.checkpoints leaves it out")
+        return pd.DataFrame()
+    methods = [method for method in METHODS if method in ratios]
+    found = [
+        drawn[["document", "position"]].merge(of_layer, on=["document", "position"], how="left").assign(layer=layer)
+        for layer, of_layer in ratios[["document", "position", *methods]].groupby(ratios["layer"])
+    ]
+    return pd.concat(found, ignore_index=True)[["layer", *methods]]
 
 
-LAYOUTS: dict[str, Callable[[Features, UmapParameters], Maps]] = {
+def _joint(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    vectors = vectors_STD.reshape(-1, vectors_STD.shape[-1])
+    graph = neighbour_graph(vectors, umap)
+    calls = [(vectors, graph, umap, seed, seed == umap.seed) for seed in (umap.seed, *umap.stability_seeds)]
+    maps = in_parallel(lay_out, calls, "joint map, by seed")
+    rows, scored = score_joint(dict(zip(sites, vectors_STD, strict=True)), vectors, maps, umap)
+    return Fitted(dict(zip(sites, np.split(maps[0], len(sites)), strict=True)), rows, scored)
+
+
+def _separate(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    calls = [(site, vectors, umap) for site, vectors in zip(sites, vectors_STD, strict=True)]
+    maps, rows = zip(*in_parallel(_fit_alone, calls, "separate maps"), strict=True)
+    return _of_points("separate", sites, maps, rows)
+
+
+def _fit_alone(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[Coordinates, list[Row]]:
+    graph = neighbour_graph(vectors, umap)
+    maps = [lay_out(vectors, graph, umap, seed) for seed in (umap.seed, *umap.stability_seeds)]
+    return maps[0], score_site("separate", site, vectors, maps, umap)
+
+
+def _aligned(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    graphs = in_parallel(neighbour_graph, [(vectors, umap) for vectors in vectors_STD], "neighbours at each point")
+    calls = [(vectors_STD, graphs, umap, seed, seed == umap.seed) for seed in (umap.seed, *umap.stability_seeds)]
+    by_seed = in_parallel(lay_out_aligned, calls, "aligned maps, by seed")
+    of_site = list(zip(*by_seed, strict=True))
+    scored = [("aligned", *each, umap) for each in zip(sites, vectors_STD, of_site, strict=True)]
+    return _of_points("aligned", sites, by_seed[0], in_parallel(score_site, scored, "scores of the aligned maps"))
+
+
+def _of_points(layout: str, sites: list[Site], maps: Any, rows: Any) -> Fitted:
+    by_site = [row for part in rows for row in part]
+    return Fitted(dict(zip(sites, maps, strict=True)), whole_layout(layout, by_site) + by_site, sum(map(len, maps)))
+
+
+LAYOUTS: dict[str, Callable[[list[Site], Vectors, UmapParameters], Fitted]] = {
     "joint": _joint,
     "separate": _separate,
+    "aligned": _aligned,
 }
 
 
-def _score_joint(features: Features, fitted: Maps, umap: UmapParameters) -> tuple[Scores, Scores]:
-    """Scores of one map of all vectors, and of the same places dealt out by chance."""
-    vectors, xy = np.concatenate(list(features.values())), np.concatenate(list(fitted.values()))
-    dealt = np.random.default_rng(umap.seed).permutation(xy)
-    return scores(vectors, xy, umap.metric, umap.seed), scores(vectors, dealt, umap.metric, umap.seed)
-
-
-def _score_separate(features: Features, fitted: Maps, umap: UmapParameters) -> tuple[Scores, Scores]:
-    pairs = [_score_joint({site: features[site]}, {site: xy}, umap) for site, xy in fitted.items()]
-    kept, chance = zip(*pairs, strict=True)
-    return np.concatenate(kept), np.concatenate(chance)
-
-
-SCORED: dict[str, Callable[[Features, Maps, UmapParameters], tuple[Scores, Scores]]] = {
-    "joint": _score_joint,
-    "separate": _score_separate,
-}
-
-
-def _write_metrics(tokens: pd.DataFrame, features: Features, qualities: list[pd.DataFrame]) -> None:
-    drawn = len(next(iter(features.values())))
-    counts = {
-        "captured_tokens": len(tokens),
-        "tokens": drawn,
-        "points": len(features),
-        "vectors": drawn * len(features),
-    }
-    metrics = {}
-    for quality in qualities:
-        whole = quality[quality["point"].isna()].set_index("measure")
-        found = {
-            measure: {
-                key: None if np.isnan(row[key]) else round(float(row[key]), DIGITS) for key in ("value", "chance")
-            }
-            for measure, row in whole.iterrows()
+def _write_metrics(counts: dict[str, Any], quality: pd.DataFrame, movement: pd.DataFrame, umap: UmapParameters) -> None:
+    metrics: dict[str, Any] = {}
+    for layout, found in counts.items():
+        whole = quality[(quality["layout"] == layout) & quality["point"].isna()]
+        measures = {
+            row.measure: {"value": _number(row.value), "chance": _number(row.chance)} for row in whole.itertuples()
         }
-        metrics[quality["layout"].iloc[0]] = counts | found
+        metrics[layout] = found | measures | {"seeds": [umap.seed, *umap.stability_seeds]}
+        moved = movement[movement["layout"] == layout]
+        if len(moved):
+            metrics[layout]["movement"] = _movement_metrics(moved)
     METRICS.parent.mkdir(parents=True, exist_ok=True)
     METRICS.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+
+
+def _movement_metrics(moved: pd.DataFrame) -> dict[str, Any]:
+    """Step, what it is set against, then the mean over the layers and every layer's rank correlation."""
+    found: dict[str, Any] = {}
+    for (step, against), rows in moved.groupby(["step", "against"], sort=False):
+        by_layer = {f"layer_{row.layer:02d}": _number(row.spearman) for row in rows.itertuples()}
+        found.setdefault(str(step), {})[str(against)] = {"mean": _number(rows["spearman"].mean())} | by_layer
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return None if np.isnan(value) else round(float(value), DIGITS)
 
 
 if __name__ == "__main__":

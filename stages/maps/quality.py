@@ -1,75 +1,150 @@
-"""What a map is worth: which neighbourhoods of the full space it kept, against a layout by chance."""
+"""What a map is worth: the neighbourhoods and distances of the full space that it kept, against a layout by chance."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
+from scipy.spatial import cKDTree, procrustes
+from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
 
-from stages.maps.neighbours import BLOCK_DISTANCES, EXACT, Vectors, neighbours
+from stages.maps.neighbours import BLOCK_DISTANCES, METRICS, Vectors
 from stages.maps.storage import Coordinates
-from stages.models.loading import device
+from stages.models.hardware import device
+from stages.reviews.draw import Rows, stratified_draw
 
 NEIGHBOURS = 15
+SCORED_VECTORS = 4096  # of a map, at most; a seeded draw with all points in their shares, each against all vectors
+PAIRED_VECTORS = 1024  # whose pairwise distances are compared, at most
 MEASURES = ("trustworthiness", "continuity", "neighbours_kept")
+DISTANCES = "distance_spearman"
 
 Scores = npt.NDArray[np.float64]
 
 
-def scores(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> Scores:
-    """`[vectors, 3]`: the contribution of each vector to the measures of `MEASURES`; a map's score is their mean.
+def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: Rows | None = None) -> list[Scores]:
+    """For each of `layouts`, `[rows, 3]`: what each vector of `rows` adds to `MEASURES`; their mean is the map's score.
 
     With k = 15 nearest neighbours, trustworthiness is 1 - 2 / (n k (2n - 3k - 1)) sum_i sum_j (r(i, j) - k) over
     the neighbours j of i on the map that are none in the full space, r their rank there; continuity is the
     same with map and full space exchanged (Venna and Kaski 2001). Both are NaN for fewer than 3k / 2 vectors,
-    where the formula has no meaning. Distances of the full space are by `metric` where it has an exact form
-    (`neighbours.EXACT`), Euclidean otherwise.
+    where the formula has no meaning. Distances of the full space are by `metric`, exact, also where the map was made
+    from approximate neighbours.
     """
     n, k = len(vectors), min(NEIGHBOURS, len(vectors) - 1)
+    rows = np.arange(n) if rows is None else rows
     if k < 1:
-        return np.full((n, len(MEASURES)), np.nan)
-    exact = metric if metric in EXACT else "euclidean"
-    near_full, _ = neighbours(vectors, k + 1, exact, seed)
-    near_map, _ = neighbours(xy, k + 1, "euclidean", seed)
-    kept = np.array([len(np.intersect1d(a[1:], b[1:])) / k for a, b in zip(near_full, near_map, strict=True)])
-    if n < 1.5 * NEIGHBOURS:
-        return np.stack([np.full(n, np.nan), np.full(n, np.nan), kept], axis=1)
-    scale = 2 / (k * (2 * n - 3 * k - 1))
-    trust = 1 - scale * _rank_excess(vectors, near_map[:, 1:], exact)
-    continuity = 1 - scale * _rank_excess(xy, near_full[:, 1:], "euclidean")
-    return np.stack([trust, continuity, kept], axis=1)
+        return [np.full((len(rows), len(MEASURES)), np.nan) for _ in layouts]
+    full = _Space(vectors, metric)
+    maps = [_Space(xy, "euclidean") for xy in layouts]
+    step = max(1, BLOCK_DISTANCES // (4 * n))
+    parts: list[list[torch.Tensor]] = [[] for _ in layouts]
+    for start in range(0, len(rows), step):
+        chosen = torch.from_numpy(rows[start : start + step]).to(device())
+        far = full.distances(chosen)
+        near_full = far.topk(k + 1, largest=False).indices[:, 1:]
+        for part, flat in zip(parts, maps, strict=True):
+            apart = flat.distances(chosen)
+            near_map = apart.topk(k + 1, largest=False).indices[:, 1:]
+            kept = (near_full[:, :, None] == near_map[:, None, :]).any(2).double().mean(1)
+            excess = (_rank_excess(far, near_map), _rank_excess(apart, near_full))
+            part.append(torch.stack([*excess, kept], dim=1).cpu())
+    found = [torch.cat(part).numpy() for part in parts]
+    scale = 2 / (k * (2 * n - 3 * k - 1)) if n >= 1.5 * NEIGHBOURS else np.nan
+    return [np.column_stack([1 - scale * each[:, :2], each[:, 2]]) for each in found]
 
 
-def _rank_excess(vectors: Vectors, chosen: npt.NDArray[np.int32], metric: str) -> Scores:
-    """For each vector, by how much its `chosen` vectors' ranks exceed k, summed: `[vectors]`."""
-    x_ND = torch.from_numpy(vectors).to(device(), torch.float64)
-    indices = torch.from_numpy(chosen).to(device(), torch.long)
-    rows = max(1, BLOCK_DISTANCES // (2 * len(vectors)))
-    found = []
-    for start in range(0, len(vectors), rows):
-        block = EXACT[metric](x_ND[start : start + rows], x_ND)
-        own = torch.arange(len(block), device=block.device)
-        block[own, own + start] = -1
-        wanted = torch.gather(block, 1, indices[start : start + rows])
-        # The vector itself has rank 0; among equal distances the lowest rank counts.
-        ranks = torch.searchsorted(block.sort(dim=1).values, wanted)
-        found.append((ranks - chosen.shape[1]).clamp(min=0).sum(1))
-    return torch.cat(found).double().cpu().numpy()
+class _Space:
+    """Vectors in float64, and the distances of some of them to all."""
+
+    def __init__(self, vectors: Vectors, metric: str) -> None:
+        self.x_ND = torch.from_numpy(vectors).to(device(), torch.float64)
+        self.metric = METRICS[metric]
+
+    def distances(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, vectors]`; a vector's own is -1, so that it comes first also among equal ones."""
+        block = self.metric(self.x_ND[rows], self.x_ND)
+        block[torch.arange(len(rows), device=block.device), rows] = -1
+        return block
 
 
-def quality_table(layout: str, table: pd.DataFrame, values: Scores, chance: Scores) -> pd.DataFrame:
-    """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's mean.
+def _rank_excess(distances: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """By how much the ranks of the `chosen` vectors `[rows, k]` exceed k, summed: `[rows]`."""
+    # The vector itself has rank 0; among equal distances the lowest rank counts.
+    wanted = torch.gather(distances, 1, chosen)
+    excess = torch.zeros(len(distances), dtype=torch.float64, device=distances.device)
+    for column in wanted.T.contiguous():
+        ranks = (distances < column[:, None]).sum(1)
+        excess += (ranks - chosen.shape[1]).clamp(min=0)
+    return excess
 
-    `values` and `chance` are `[rows of the map, 3]`, for the map and for its places dealt out by chance.
+
+def scored_rows(sites: npt.NDArray[np.int64], seed: int, limit: int = SCORED_VECTORS) -> Rows:
+    """Which vectors stand for a map of more than `limit`, each capture point with its share; `sites` is `[vectors]`."""
+    return stratified_draw(sites, limit, seed)
+
+
+def distance_correlation(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> float:
+    """Spearman's rank correlation of the distances between pairs, on the map and in the full space.
+
+    Over all pairs of at most `PAIRED_VECTORS` vectors. NaN for fewer than 3 vectors and for vectors that are all
+    equally far from one another.
     """
-    frame = table[["layer", "point"]].reset_index(drop=True)
-    parts = []
-    for column, measure in enumerate(MEASURES):
-        rows = frame.assign(value=values[:, column], chance=chance[:, column])
-        by_site = rows.groupby(["layer", "point"], sort=False)[["value", "chance"]].mean().reset_index()
-        whole = rows[["value", "chance"]].mean().to_frame().T.assign(layer=None, point=None)
-        for part in (whole, by_site):
-            parts.append(part.astype({"layer": "Int32", "point": "string"}).assign(layout=layout, measure=measure))
-    columns = ["layout", "layer", "point", "measure", "value", "chance"]
-    return pd.concat(parts, ignore_index=True)[columns]
+    rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), PAIRED_VECTORS, seed)
+    if len(rows) < 3:
+        return float("nan")
+    x_ND = torch.from_numpy(vectors[rows]).to(device(), torch.float64)
+    distances = METRICS[metric](x_ND, x_ND).cpu().numpy()
+    return rank_correlation(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
+
+
+def rank_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """Spearman's; NaN where one side is constant or holds fewer than 3 values."""
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(spearmanr(a, b).statistic)
+
+
+def stability(layouts: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
+    """How alike maps of the same vectors with different seeds are, over all pairs of maps: value and chance.
+
+    `procrustes_distance` is what is left of the squared distance between two maps, both scaled to 1, after the best
+    translation, rotation, reflection and scaling (0: the same shape, 1: nothing in common); `neighbour_overlap` is the
+    share of a vector's 15 nearest on one map that are among its 15 nearest on the other. Chance deals the places
+    of the second map out anew. NaN for fewer than 3 vectors.
+    """
+    number = len(layouts[0])
+    if number < 3:
+        return dict.fromkeys(("procrustes_distance", "neighbour_overlap"), (float("nan"), float("nan")))
+    generator = np.random.default_rng(seed)
+    rows = stratified_draw(np.zeros(number, dtype=np.int64), SCORED_VECTORS, seed)
+    found = []
+    for one, other in combinations([xy.astype(np.float64) for xy in layouts], 2):
+        dealt = other[generator.permutation(number)]
+        near = _nearest(one, rows)
+        found.append(
+            [[procrustes(one, second)[2], _overlap(near, _nearest(second, rows))] for second in (other, dealt)]
+        )
+    (distance, overlap), (distance_chance, overlap_chance) = np.mean(found, axis=0)
+    return {
+        "procrustes_distance": (float(distance), float(distance_chance)),
+        "neighbour_overlap": (float(overlap), float(overlap_chance)),
+    }
+
+
+def _nearest(xy: npt.NDArray[np.float64], rows: Rows) -> npt.NDArray[np.int64]:
+    k = min(NEIGHBOURS, len(xy) - 1)
+    indices = np.asarray(cKDTree(xy).query(xy[rows], k + 1)[1])
+    # A vector is no neighbour of itself; among several in one place it need not come first.
+    own = indices == rows[:, None]
+    own[~own.any(1), -1] = True
+    return np.asarray(indices[~own].reshape(len(rows), k), dtype=np.int64)
+
+
+def _overlap(near: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> float:
+    return float((near[:, :, None] == others[:, None, :]).any(2).mean())

@@ -56,12 +56,17 @@ def write_tokens(
             writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
 
 
-def read_ratios(folder: Path = MIXING, columns: list[str] | None = None) -> pd.DataFrame:
-    """`tokens.parquet`: checkpoint, document, position, layer (1..L), the ratios, token, token_class, in_statistics."""
+def read_ratios(
+    folder: Path = MIXING, columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None
+) -> pd.DataFrame:
+    """`tokens.parquet`: checkpoint, document, position, layer (1..L), the ratios, token, token_class, in_statistics.
+
+    `filters` as in `pandas.read_parquet`: what they leave out is not held in memory.
+    """
     path = folder / TOKENS
     if not path.is_file():
         raise InputError(f"{path} is missing; `dvc repro measure` makes it")
-    return pd.read_parquet(path, columns=columns)
+    return pd.read_parquet(path, columns=columns, filters=filters)
 
 
 def contributions_folder(root: Path, checkpoint: str, document: str) -> Path:

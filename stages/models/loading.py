@@ -67,10 +67,3 @@ def check_max_length(key: str, max_length: int, folder: Path) -> None:
     limit = longest_text(folder)
     if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
-
-
-def device() -> torch.device:
-    """This process's accelerator, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

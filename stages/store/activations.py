@@ -141,6 +141,18 @@ def read_blocks(root: Path, site: Site) -> Iterator[tuple[int, Features]]:
         yield start, np.asarray(array[start : start + step])
 
 
+def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
+    """Chosen rows of one store, in order, in the store's dtype; `rows` is sorted. Holds one block beside them."""
+    array = open_store(root, site)
+    found = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
+    step = (array.shards or array.chunks)[0]
+    for start in range(0, array.shape[0], step):
+        first, last = np.searchsorted(rows, (start, start + step))
+        if first < last:
+            found[first:last] = np.asarray(array[start : start + step])[rows[first:last] - start]
+    return found
+
+
 def stored_sites(root: Path) -> list[Site]:
     """The layers and points that have a store under `root`, in forward order."""
     found = []
