@@ -5,7 +5,9 @@
 
 Every run is a fresh process on the same input: texts of 256 tokens through the default model (capture), one
 text of 256 tokens through a randomly initialised model of BERT-base's shape (62 arrays of 256 x 768; maps and pages).
-Prints a table and, when all cases ran, writes it to `benchmarks/RESULTS.md`. Needs what `make repro` makes.
+Maps are timed twice: with an empty folder for what numba compiles, as after an installation, and with what earlier
+runs left there. Prints a table and, when all cases ran, writes it to `benchmarks/RESULTS.md`. Needs what `make repro`
+makes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ WHAT = {
     "separate": f"{SEPARATE_MAPS} separate maps of {TOKENS} vectors of 768; plain: `UMAP().fit` in turn",
     "render": "62 pages, PNG and PDF; plain: a new figure for each",
 }
+STATES = {"capture": ("",), "joint": ("nothing compiled", "compiled before"), "render": ("",)}
+STATES["separate"] = STATES["joint"]
 Run = tuple[float, float]  # seconds, peak MB
+Runs = dict[tuple[str, str], dict[str, list[Run]]]  # by case and state, then by way
 
 
 def main() -> None:
@@ -55,21 +60,25 @@ def main() -> None:
         _lay_out(small, TEXTS, REPOSITORY / "models/finetuned")
         _lay_out(base, 1, _bert_base(Path(folder, "bert-base-shaped")))
         _run("capture", "ours", base)
-        found: dict[str, dict[str, list[Run]]] = {}
+        found: Runs = {}
         for case in arguments.cases:
             place = small if case == "capture" else base
             if case == "render":
                 _write_map(base)
-            for way in CASES[case]:
-                _run(case, way, place)  # what a first run compiles and caches is there afterwards
-            found[case] = {way: [] for way in CASES[case]}
-            for _ in range(arguments.repeats):
-                for way in CASES[case]:
-                    found[case][way].append(_run(case, way, place))
-            print(_row(case, found[case]), flush=True)
-        table = _table(found, _trust(base) if "joint" in found else "")
+            for state in STATES[case]:
+                cold = state == "nothing compiled"
+                if not cold:
+                    for way in CASES[case]:
+                        _run(case, way, place)  # what a first run compiles and caches is there afterwards
+                runs: dict[str, list[Run]] = {way: [] for way in CASES[case]}
+                for _ in range(arguments.repeats):
+                    for way in CASES[case]:
+                        runs[way].append(_run(case, way, place, cold))
+                found[case, state] = runs
+                print(_row((case, state), runs), flush=True)
+        table = _table(found, _trust(base) if "joint" in arguments.cases else "")
     print(table)
-    if set(found) == set(CASES):
+    if set(arguments.cases) == set(CASES):
         RESULTS.write_text(table, encoding="utf-8")
 
 
@@ -106,10 +115,14 @@ def _write_map(base: Path) -> None:
     table.to_parquet(base / MAP)
 
 
-def _run(case: str, way: str, folder: Path) -> Run:
-    """Wall time and peak memory of a fresh process."""
+def _run(case: str, way: str, folder: Path, cold: bool = False) -> Run:
+    """Wall time and peak memory of a fresh process; `cold`: numba finds nothing that was compiled before."""
     shutil.rmtree(folder / "features/plain", ignore_errors=True)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    if cold:
+        compiled = folder / "compiled"
+        shutil.rmtree(compiled, ignore_errors=True)
+        environment["NUMBA_CACHE_DIR"] = str(compiled)
     start = time.perf_counter()
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cases", case, way]
     subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -134,30 +147,32 @@ def _trust(base: Path) -> str:
     )
 
 
-def _row(case: str, found: dict[str, list[Run]]) -> str:
+def _row(name: tuple[str, str], found: dict[str, list[Run]]) -> str:
     (ours, ours_mb), (plain, plain_mb) = (
         (statistics.median(run[0] for run in found[way]), statistics.median(run[1] for run in found[way]))
         for way in ("ours", "plain")
     )
+    case, state = name
     return (
-        f"| {case} | {WHAT[case]} | {ours:.1f} s | {plain:.1f} s | {plain / ours:.1f} x "
+        f"| {case} | {WHAT[case]} | {state} | {ours:.1f} s | {plain:.1f} s | {plain / ours:.1f} x "
         f"| {ours_mb:,.0f} MB | {plain_mb:,.0f} MB |"
     )
 
 
-def _table(found: dict[str, dict[str, list[Run]]], trust: str) -> str:
+def _table(found: Runs, trust: str) -> str:
     repeats = len(next(iter(found.values()))["ours"])
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "umap-learn", "numba", "matplotlib", "zarr"))
     lines = [
         "# Stages beside the plain way",
         "",
-        "Made by `make bench`. Every run is a fresh process, imports included; medians of "
-        f"{repeats} runs after one that is not counted, the two ways in turn. {os.cpu_count()} cores, "
-        f"{'a GPU' if torch.cuda.is_available() else 'no GPU'}, Python {platform.python_version()}, {packages}.",
+        f"Made by `make bench`. Every run is a fresh process, imports included; medians of {repeats} runs,",
+        "the two ways in turn. numba's folder of compiled functions is empty, or filled by earlier runs. "
+        f"{os.cpu_count()} cores, {'a GPU' if torch.cuda.is_available() else 'no GPU'},",
+        f"Python {platform.python_version()}, {packages}.",
         "",
-        "| | what | pipeline | plain | ratio | peak memory | plain |",
-        "|---|---|---:|---:|---:|---:|---:|",
-        *(_row(case, runs) for case, runs in found.items()),
+        "| | what | numba | pipeline | plain | ratio | peak memory | plain |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+        *(_row(name, runs) for name, runs in found.items()),
         "",
         trust,
     ]

@@ -21,7 +21,8 @@ import pandas as pd
 
 from stages import store
 from stages.errors import run_stage
-from stages.maps.layouts import lay_out, lay_out_aligned, neighbour_graph
+from stages.maps.graphs import neighbour_graph
+from stages.maps.layouts import lay_out, lay_out_aligned
 from stages.maps.movement import COLUMNS, movement_table
 from stages.maps.neighbours import Vectors, check_metric
 from stages.maps.parallel import in_parallel

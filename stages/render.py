@@ -1,8 +1,8 @@
-"""Draw the maps and the measures.
+"""Draw the maps and the measures, and write the interactive page.
 
     python -m stages.render
 
-Writes `reports/figures/`.
+Writes `reports/figures/` and `reports/index.html`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from stages import store
 from stages.errors import run_stage
 from stages.maps.storage import MAPS, read_map
+from stages.page.build import write_page
 from stages.parameters import Parameters
 from stages.pictures.animation import write_animation
 from stages.pictures.atlas import draw_atlas
@@ -38,6 +39,7 @@ def main(parameters: Parameters) -> None:
             logging.info("no pages and no animation of the joint map: umap.layouts does not hold joint")
         draw_atlas(read_map(layouts[0]), tokens, FIGURES / "atlas", figures)
     draw_mixing_figures(figures)
+    write_page(parameters)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,11 @@ def test_every_parameter_is_read_by_some_stage() -> None:
     for section, field in Parameters.model_fields.items():
         if section != "seed":
             keys |= {f"{section}.{key}" for key in getattr(field.annotation, "model_fields", {})}
-    assert {key for stage in STAGES.values() for key in stage["params"]} == keys
+    # The page lists them all, so what render reads says nothing about the others' work.
+    assert {key for name, stage in STAGES.items() if name != "render" for key in stage["params"]} == {
+        key for key in keys if not key.startswith("figures.")
+    }
+    assert set(STAGES["render"]["params"]) == keys
 
 
 @pytest.mark.parametrize("stage", STAGES)

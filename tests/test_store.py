@@ -121,3 +121,17 @@ def test_missing_store_says_how_to_make_it(tmp_path: Path) -> None:
         store.read_features(tmp_path, SITE)
     with pytest.raises(InputError, match="holds no feature store"):
         store.stored_sites(tmp_path)
+
+
+def test_chosen_rows_are_read_from_the_shards_that_hold_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.activations, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(store.activations, "CHUNKS_IN_SHARD", 4)
+    features = np.random.default_rng(0).normal(size=(103, 8)).astype(np.float32)
+    plan = store.plan_store(103, 8, "float32")
+    assert plan.sharded
+    store.create_stores(tmp_path, [SITE], plan)
+    for unit in range(plan.units):
+        store.write_block(tmp_path, SITE, plan.rows_of(unit), features[plan.rows_of(unit)])
+    for rows in ([0, 1, 7, 8, 50, 102], [102], [], list(range(103))):
+        chosen = np.array(rows, dtype=np.int64)
+        assert np.array_equal(store.read_rows(tmp_path, SITE, chosen), features[chosen])

@@ -1,72 +1,86 @@
-"""Compiled loops of the layouts: umap-learn's own, run without the interpreter lock and kept compiled on disk.
+"""The loops of the layouts, compiled by numba: stochastic gradient descent as umap-learn does it.
 
-Compilation costs a fresh process more than a map of a few thousand vectors does. numba can keep
-what it compiled, beside the source file or in the user's cache folder; umap-learn asks it to for
-a part of its functions, and the others are asked here.
+Number for number what `umap.layouts` computes (tested), without its other branches and without the
+interpreter lock, so that maps run side by side in one process. What is compiled is kept on disk.
 """
 
-# numba reads these functions, so they hold plain loops and no annotations of their inside.
+# numba infers the types inside these functions, and strict checks of them would see none.
 from __future__ import annotations
-
-import logging
-from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
-from umap import aligned_umap, umap_
-from umap.layouts import _optimize_layout_euclidean_single_epoch, clip, rdist
-from umap.utils import tau_rand_int
+
+BITS = 0xFFFFFFFF
 
 
-def _keep(*functions: Any) -> None:
-    for function in functions:
-        try:
-            function.enable_caching()
-        except RuntimeError as error:  # no folder to write to: slower, nothing else
-            logging.info("%s will be compiled anew in every process: %s", function.__name__, error)
+@numba.njit(inline="always")
+def _clipped(step):  # type: ignore[no-untyped-def]
+    return min(max(step, -4.0), 4.0)
 
 
-_keep(
-    umap_.smooth_knn_dist,
-    umap_.compute_membership_strengths,
-    clip,
-    aligned_umap.in1d,
-    aligned_umap.build_neighborhood_similarities,
-    aligned_umap.procrustes_align,
-)
+@numba.njit(inline="always")
+def _random(state):  # type: ignore[no-untyped-def]
+    """The next 32 bits, as a signed integer, of L'Ecuyer's combined Tausworthe generator (taus88, 1996)."""
+    state[0] = (((state[0] & 0xFFFFFFFE) << 12) & BITS) ^ ((((state[0] << 13) & BITS) ^ state[0]) >> 19)
+    state[1] = (((state[1] & 0xFFFFFFF8) << 4) & BITS) ^ ((((state[1] << 2) & BITS) ^ state[1]) >> 25)
+    state[2] = (((state[2] & 0xFFFFFFF0) << 17) & BITS) ^ ((((state[2] << 3) & BITS) ^ state[2]) >> 11)
+    return np.int32(state[0] ^ state[1] ^ state[2])
 
 
-# umap-learn's own loop over the edges, compiled as it does but without the interpreter lock.
-one_epoch = numba.njit(_optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True)
-
-
-def run_epochs(
-    first: int,
-    last: int,
-    alphas: npt.NDArray[np.float64],
-    embedding: npt.NDArray[np.float32],
-    edges: tuple[npt.NDArray[Any], npt.NDArray[Any]],
-    every: npt.NDArray[np.float64],
-    curve: tuple[float, float],
-    states: npt.NDArray[np.int64],
-    schedule: tuple[npt.NDArray[np.float64], ...],
-) -> None:
-    """Epochs `first` to `last` (not included), in place, as `umap.layouts.optimize_layout_euclidean` does.
-
-    `embedding` is `[vectors, 2]` float32; `edges` (heads and tails), `every` (epochs between samples) and `schedule`
-    (epochs between negative samples, the next of those, the next sample) are `[edges]`; `curve` is UMAP's a and b;
-    `states` is `[vectors, 3]`, the random numbers' state; `alphas` holds every epoch's learning rate.
-    """
-    none = np.zeros(1, dtype=np.float32)
-    without_densmap = (False, none, none, 0, 0, 0, 0, none, none, 0)
-    moving = (embedding, embedding, *edges, len(embedding), every, *curve, states, 1.0, 2, True)
-    for n in range(first, last):
-        one_epoch(*moving, alphas[n], *schedule, n, *without_densmap)
+@numba.njit(inline="always")
+def _squared_distance(a, b):  # type: ignore[no-untyped-def]
+    x = a[0] - b[0]
+    y = a[1] - b[1]
+    return np.float32(x * x + y * y)
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
-def run_aligned_epochs(  # type: ignore[no-untyped-def]  # numba infers them
+def run_epochs(  # type: ignore[no-untyped-def]
+    first, last, alphas, embedding, heads, tails, every, a, b, states, negative_every, next_negative, next_sample
+):
+    """Epochs `first` to `last` (not included) of UMAP's layout, in place.
+
+    `embedding` is `[vectors, 2]` float32; `heads`, `tails`, `every` (epochs between samples) and the three schedules
+    (epochs between negative samples, the next of those, the next sample) are `[edges]`; `states` is `[vectors, 3]`
+    int64, the random numbers' state; `alphas` holds every epoch's learning rate, a and b are UMAP's curve.
+    """
+    for n in range(first, last):
+        alpha = alphas[n]
+        for i in range(len(every)):
+            if next_sample[i] > n:
+                continue
+            j = heads[i]
+            current = embedding[j]
+            other = embedding[tails[i]]
+            distance = _squared_distance(current, other)
+            gradient = 0.0
+            if distance > 0.0:
+                gradient = -2.0 * a * b * pow(distance, b - 1.0)
+                gradient /= a * pow(distance, b) + 1.0
+            for d in range(2):
+                step = _clipped(gradient * (current[d] - other[d]))
+                current[d] += step * alpha
+                other[d] += -step * alpha
+            next_sample[i] += every[i]
+            negatives = int((n - next_negative[i]) / negative_every[i])
+            for _ in range(negatives):
+                k = _random(states[j]) % embedding.shape[0]
+                other = embedding[k]
+                distance = _squared_distance(current, other)
+                gradient = 0.0
+                if distance > 0.0:
+                    gradient = 2.0 * b
+                    gradient /= (0.001 + distance) * (a * pow(distance, b) + 1)
+                elif j == k:
+                    continue
+                if gradient > 0.0:
+                    for d in range(2):
+                        current[d] += _clipped(gradient * (current[d] - other[d])) * alpha
+            next_negative[i] += negatives * negative_every[i]
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def run_aligned_epochs(  # type: ignore[no-untyped-def]
     first,
     last,
     alphas,
@@ -104,32 +118,32 @@ def run_aligned_epochs(  # type: ignore[no-untyped-def]  # numba infers them
                 k = tails[m, i]
                 current = embeddings[m, j]
                 other = embeddings[m, k]
-                distance = rdist(current, other)
+                distance = _squared_distance(current, other)
                 gradient = 0.0
                 if distance > 0.0:
                     gradient = -2.0 * a * b * pow(distance, b - 1.0)
                     gradient /= a * pow(distance, b) + 1.0
                 for d in range(2):
-                    step = clip(gradient * (current[d] - other[d]))
+                    step = _clipped(gradient * (current[d] - other[d]))
                     for offset in range(2 * window):
                         near = m + offset - window
                         if 0 <= near < points and near != m:
-                            step -= clip(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
-                    current[d] += clip(step) * alpha
-                    step = clip(gradient * (other[d] - current[d]))
+                            step -= _clipped(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
+                    current[d] += _clipped(step) * alpha
+                    step = _clipped(gradient * (other[d] - current[d]))
                     for offset in range(2 * window):
                         near = m + offset - window
                         if 0 <= near < points and near != m:
-                            step -= clip(pull[m, offset, k] * (other[d] - embeddings[near, k, d]))
-                    other[d] += clip(step) * alpha
+                            step -= _clipped(pull[m, offset, k] * (other[d] - embeddings[near, k, d]))
+                    other[d] += _clipped(step) * alpha
                 next_sample[m, i] += every[m, i]
                 negatives = 0
                 if negative_every[m, i] > 0:
                     negatives = int((n - next_negative[m, i]) / negative_every[m, i])
                 for _ in range(negatives):
-                    k = tau_rand_int(state) % embeddings.shape[1]
+                    k = _random(state) % embeddings.shape[1]
                     other = embeddings[m, k]
-                    distance = rdist(current, other)
+                    distance = _squared_distance(current, other)
                     gradient = 0.0
                     if distance > 0.0:
                         gradient = 2.0 * b
@@ -139,10 +153,10 @@ def run_aligned_epochs(  # type: ignore[no-untyped-def]  # numba infers them
                     for d in range(2):
                         step = 0.0
                         if gradient > 0.0:
-                            step = clip(gradient * (current[d] - other[d]))
+                            step = _clipped(gradient * (current[d] - other[d]))
                         for offset in range(2 * window):
                             near = m + offset - window
                             if 0 <= near < points and near != m:
-                                step -= clip(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
-                        current[d] += clip(step) * alpha
+                                step -= _clipped(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
+                        current[d] += _clipped(step) * alpha
                 next_negative[m, i] += negatives * negative_every[m, i]

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.spatial.distance import cdist
-from umap.distances import named_distances
-from umap.umap_ import nearest_neighbors
 
 from stages.errors import InputError
 from stages.models.hardware import device
@@ -87,9 +85,9 @@ def check_metric(metric: str) -> None:
     """`InputError` for a metric that is none of `METRICS`."""
     if metric in METRICS:
         return
-    why = REASONS.get(metric, "is not known to umap-learn" if metric not in named_distances else "is not known here")
     raise InputError(
-        f"umap.metric: {metric!r} is not a metric for dense real vectors, it {why}; "
+        f"umap.metric: {metric!r} is not a metric for dense real vectors, it "
+        f"{REASONS.get(metric, 'is not known to umap-learn')}; "
         f"allowed: {', '.join(sorted(METRICS))}"
     )
 
@@ -101,6 +99,8 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
     """
     limit = EXACT_UP_TO["products" if metric in PRODUCTS else "differences"]
     if len(vectors) > limit * (EXACT_ON_GPU if device().type == "cuda" else 1):
+        from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
+
         indices, distances, _ = nearest_neighbors(
             vectors, k, metric, {}, False, np.random.RandomState(seed), n_jobs=1, use_pynndescent=True
         )

@@ -1,0 +1,55 @@
+"""Arrays as compact text for the page, and what the page's script undoes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LARGEST = 65_534  # of a quantised value
+MISSING = 65_535
+SHARE_STEPS = 255
+
+Floats = npt.NDArray[Any]
+
+
+def encoded(array: npt.NDArray[Any]) -> str:
+    """Little-endian bytes as base64."""
+    little = array.astype(array.dtype.newbyteorder("<"))
+    return base64.b64encode(np.ascontiguousarray(little).tobytes()).decode("ascii")
+
+
+def quantised(values: Floats, low: float, high: float) -> str:
+    """16 bits for each value between `low` and `high`; NaN has a number of its own."""
+    scale = LARGEST / (high - low) if high > low else 0.0
+    steps = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING)
+    return encoded(steps.astype(np.uint16))
+
+
+def largest_shares(matrices: Floats, keep: int) -> dict[str, Any]:
+    """The `keep` largest sources of each row of `[..., tokens, tokens]`, as shares of the row's sum.
+
+    `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
+    are `[..., tokens, keep]`; a row that is not to be shown, NaN or without any contribution, has no source.
+    """
+    rows = np.asarray(matrices, dtype=np.float32)
+    keep = min(keep, rows.shape[-1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = rows / rows.sum(axis=-1, keepdims=True)
+    shown = np.isfinite(shares).all(axis=-1, keepdims=True)
+    shares = np.where(shown, shares, 0)
+    order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
+    top = np.take_along_axis(shares, order, axis=-1)
+    sources = np.where(shown, order, MISSING).astype(np.uint16)
+    steps = np.round(SHARE_STEPS * np.sqrt(np.clip(top, 0, 1))).astype(np.uint8)
+    return {"keep": keep, "sources": encoded(sources), "shares": encoded(steps)}
+
+
+def packed(data: Any) -> str:
+    """JSON, deflated, as base64: text of any kind inside cannot end the element that holds it."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")

@@ -1,0 +1,201 @@
+"""The run in words: facts, and findings whose figures come from the metrics files."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from stages.maps.storage import MAPS
+from stages.page.contents import CAPTURED_CHECKPOINT, LAYOUTS, PLOTS, Captured
+from stages.parameters import METHODS, Parameters
+from stages.pictures.mixing_figures import RATIO_MARKS
+from stages.pictures.style import CHECKPOINT_LABELS
+
+METRICS = Path("reports/metrics")
+DEFAULTS = Path(__file__).with_name("default_parameters.yaml")
+PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
+# What mixes, of all that the layer does before its feed-forward network; the others where it was not measured.
+PREFERRED = ("attnresln_n", "attnres_n", "attn_n", "enc_n", "attnres_w", "attn_w")
+
+
+class Changed(NamedTuple):
+    """A parameter that differs from its default, both in YAML's words."""
+
+    key: str
+    value: str
+    default: str
+
+
+def changed_parameters(parameters: Parameters) -> list[Changed]:
+    """The parameters that differ from the defaults, in the file's order."""
+    defaults: dict[str, Any] = YAML(typ="safe", pure=True).load(DEFAULTS.read_text(encoding="utf-8"))
+    found = []
+    for section, field in Parameters.model_fields.items():
+        keys = getattr(field.annotation, "model_fields", None)
+        own = getattr(parameters, section)
+        pairs = [(section, own, defaults[section])]
+        if keys is not None:
+            pairs = [(f"{section}.{key}", getattr(own, key), defaults[section][key]) for key in keys]
+        found += [Changed(key, _plain(value), _plain(default)) for key, value, default in pairs if value != default]
+    return found
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that the numbers hang on."""
+    return {"Python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def read_metrics(root: Path = Path()) -> dict[str, Any]:
+    """`finetune`, `mixing` and `maps`, as far as they are there."""
+    paths = {name: root / METRICS / f"{name}.json" for name in ("finetune", "mixing", "maps")}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """`0.2426` as `24 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def findings(metrics: Mapping[str, Any], root: Path = Path()) -> list[str]:
+    """Sentences; each figure stands in a metrics or plots file."""
+    found = []
+    if "finetune" in metrics:
+        test, reviews = metrics["finetune"]["test"], metrics["finetune"]["reviews"]
+        found.append(
+            f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of {reviews['test']} test reviews; "
+            f"naming the more frequent class every time would be on {percent(test['majority_accuracy'], 1)}."
+        )
+    if (root / PLOTS / "mixing.csv").is_file():
+        found += _mixing(pd.read_csv(root / PLOTS / "mixing.csv"))
+    if (root / PLOTS / "mixing_difference.csv").is_file():
+        found += _difference(pd.read_csv(root / PLOTS / "mixing_difference.csv"))
+    if "maps" in metrics:
+        found += _maps(metrics["maps"])
+    return found
+
+
+def preferred_method(methods: Any) -> str:
+    """The method that the sentences and the page's first view are about."""
+    return next(method for method in PREFERRED if method in set(methods))
+
+
+def _mixing(table: pd.DataFrame) -> list[str]:
+    method = preferred_method(table["method"])
+    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in set(table["checkpoint"]) else table["checkpoint"].iloc[0]
+    rows = table[(table["checkpoint"] == checkpoint) & (table["method"] == method)]
+    most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+    sentences = [
+        f"After attention, skip connection and LayerNorm of layer {most['layer']}, {percent(most['mean'])} of a "
+        f"token's vector comes from other tokens ({_interval(most)}), the most of all layers; in layer "
+        f"{least['layer']} it is {percent(least['mean'])} ({_interval(least)}), the least. "
+        f"{CHECKPOINT_LABELS[checkpoint]} model, {RATIO_MARKS[method].label.lower()}, {most['tokens']} tokens of "
+        f"{most['documents']} reviews."
+    ]
+    weights = table[(table["checkpoint"] == checkpoint) & (table["method"] == "attn_w")]
+    if len(weights) and method != "attn_w":
+        same = weights[weights["layer"] == most["layer"]].iloc[0]
+        sentences.append(
+            f"The attention weights alone would say {percent(same['mean'])} for layer {most['layer']} "
+            f"({_interval(same)}): they leave out how long the mixed vectors are, and the skip connection."
+        )
+    return sentences
+
+
+def _difference(table: pd.DataFrame) -> list[str]:
+    method = preferred_method(table["method"])
+    rows = table[table["method"] == method]
+    row = rows.iloc[int(rows["difference"].abs().argmax())]
+    return [
+        f"Fine-tuning changes mixing most in layer {row['layer']:.0f}, by {100 * row['difference']:+.0f} points (95 % "
+        f"interval {100 * row['ci_low']:+.0f} to {100 * row['ci_high']:+.0f}, paired by review)."
+    ]
+
+
+def _maps(metrics: Mapping[str, Any]) -> list[str]:
+    sentences = []
+    layout = next((name for name in LAYOUTS if name in metrics), None)
+    if layout is None:
+        return []
+    whole = metrics[layout]
+    trust, kept, distances = (whole[name] for name in ("trustworthiness", "neighbours_kept", "distance_spearman"))
+    if None not in (trust["value"], kept["value"], distances["value"]):
+        sentences.append(
+            f"How far to trust the {layout} map: trustworthiness {trust['value']:.2f} (chance {trust['chance']:.2f}), "
+            f"{percent(kept['value'])} of a vector's 15 nearest neighbours kept (chance {percent(kept['chance'], 1)}). "
+            f"Far distances are less to be trusted: their rank correlation with those of the full space is "
+            f"{distances['value']:.2f}."
+        )
+    if "neighbour_overlap" in whole and whole["neighbour_overlap"]["value"] is not None:
+        overlap = whole["neighbour_overlap"]
+        sentences.append(
+            f"What of the {layout} map is due to its seed: maps with seeds {_listed(whole['seeds'])} share "
+            f"{percent(overlap['value'])} of each vector's neighbours (chance {percent(overlap['chance'], 1)})."
+        )
+    attention = whole.get("movement", {}).get("attention", {})
+    measured = [method for method in PREFERRED if method in METHODS and method in attention]
+    if measured and attention[measured[0]]["mean"] is not None:
+        by_layer = {k: v for k, v in attention[measured[0]].items() if k != "mean" and v is not None}
+        best = max(by_layer, key=lambda name: by_layer[name])
+        sentences.append(
+            f"Does the {layout} map show the mixing? How far a token moves on it in the attention step and how much "
+            f"it is mixed there have a rank correlation of {attention[measured[0]]['mean']:.2f}, the mean over the "
+            f"layers; the highest, {by_layer[best]:.2f}, is that of layer {int(best.removeprefix('layer_'))}."
+        )
+    return sentences
+
+
+def _interval(row: Any) -> str:
+    return f"95 % interval {percent(row['ci_low'])} to {percent(row['ci_high'])}"
+
+
+def _listed(values: list[Any]) -> str:
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def missing_parts(captured: Captured | None, data: Mapping[str, Any], root: Path = Path()) -> dict[str, str]:
+    """What a view cannot show, and which parameter brings it."""
+    found = {}
+    if captured is None:
+        found["text"] = found["map"] = (
+            "No text was captured. Name test reviews in capture.documents or write a text into capture.texts, "
+            "then run dvc repro."
+        )
+        found["tokens"] = "Single tokens cannot be marked, as no text was captured (capture.documents, capture.texts)."
+    elif not data.get("maps"):
+        found["map"] = f"There is no map in {MAPS}. Name layouts in umap.layouts, then run dvc repro."
+    if captured is not None and captured.left_out:
+        found["documents"] = (
+            f"{captured.left_out} more captured documents are not on this page, which would grow too large; "
+            "their features, maps and ratios are in features/."
+        )
+    if not data["curves"]:
+        found["mixing"] = (
+            f"No mixing ratios are there ({root / PLOTS / 'mixing.csv'}). The stage measure makes them, as "
+            "mixing.methods and mixing.checkpoints say: run dvc repro."
+        )
+    if not data["steps"]:
+        found["steps"] = f"The steps of a layer are missing ({root / PLOTS / 'steps.csv'}): run dvc repro."
+    if captured is not None and not data.get("ratios"):
+        found["ratios"] = (
+            "The tokens are not shaded, as no ratios of them are there; the stage measure makes them (mixing.methods)."
+        )
+    if captured is not None and not data.get("contributions"):
+        found["contributions"] = (
+            "Which words a word took from is not known; the stage measure finds it for the captured texts "
+            "(mixing.checkpoints)."
+        )
+    return found

@@ -1,0 +1,541 @@
+"""The page: its numbers are the files', its views work in a browser and are linked, and no text of anyone's runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Opened, browser
+from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
+
+from stages import capture, measure, reduce, store
+from stages.maps.storage import MAPS, map_table, read_map, write_map, write_quality
+from stages.mixing.storage import MIXING, read_contributions, read_ratios, write_array
+from stages.models.capture_points import Site
+from stages.page.arrays import largest_shares, quantised
+from stages.page.build import PAGE, visible, write_page
+from stages.page.contents import CAPTURED_CHECKPOINT, MATRIX_LABELS
+from stages.page.findings import changed_parameters
+from stages.parameters import Parameters, read_parameters
+
+HOSTILE = [
+    "<script>window.hacked=1</script>",
+    "</script><script>window.hacked=1</script>",
+    '<img src=x onerror="window.hacked=1">',
+    "\"'><b>bold</b>",
+    "\u202egnol\u202c",
+    "\U0001f600",
+    "a\x00b",
+    "javascript:window.hacked=1//%{x}${x}{{ 7*7 }}",
+    "&lt;i&gt;<a href='https://example.org/'>x</a>",
+]
+LAYOUTS = ["joint", "separate", "aligned"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which every stage but the first two ran, on a tiny model; its tokens are made hostile."""
+    folder = tmp_path_factory.mktemp("page")
+    write_parameters(
+        folder,
+        capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
+        mixing={"documents": 4, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 0},
+        umap={"n_epochs": 20, "layouts": LAYOUTS},
+        figures={"frames_per_second": 20},
+    )
+    write_tiny_bert(folder / "models/finetuned", seed=1)
+    write_tiny_bert(folder / "models/pretrained", seed=2)
+    (folder / "data/reviews").mkdir(parents=True)
+    toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
+    (folder / "reports/metrics").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "reports/metrics/finetune.json", folder / "reports/metrics/finetune.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in (capture, measure, reduce):
+            stage.main(read_parameters())
+        tokens = store.read_tokens(capture.ACTIVATIONS)
+        tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
+        tokens.to_parquet(store.tokens_file(capture.ACTIVATIONS), index=False)
+        write_page(read_parameters())
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(run: Path, chromium: Any) -> Iterator[Opened]:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900})
+    yield shown
+    shown.close()
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run to take parts away from."""
+    folder = tmp_path / "copy"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("models"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def tokens() -> pd.DataFrame:
+    return store.read_tokens(capture.ACTIVATIONS)
+
+
+def shown_tokens(opened: Opened) -> dict[str, Any]:
+    """The map's trace of the tokens at the chosen point."""
+    return next(trace for trace in opened.traces("map-chart") if trace["name"] == "tokens")
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    page.locator(f"#{label}").select_option(option)
+
+
+def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Opened) -> None:
+    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+        assert opened.page.locator(f"#{chart} .main-svg").count() > 0
+        assert opened.traces(chart)
+    assert opened.page.locator("#words span").count() == opened.page.evaluate(
+        "document.querySelectorAll('#words span').length"
+    )
+    assert opened.page.locator("#quality tbody tr").count() == 6
+    assert opened.page.locator(".missing").count() == 0
+
+
+def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
+    page = opened.page
+    sites = store.stored_sites(capture.ACTIVATIONS)
+    assert page.locator("#point-name").inner_text() == f"Word embedding (1 of {len(sites)})"
+    page.locator("#point").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#point-name").inner_text() == f"Layer 1: Attention heads (3 of {len(sites)})"
+    assert page.locator("#point").get_attribute("aria-valuetext") == "Layer 1: Attention heads"
+    page.keyboard.press("End")
+    assert page.locator("#point-name").inner_text() == f"Layer 3: Layer output ({len(sites)} of {len(sites)})"
+    assert page.locator("#layer").input_value() == "3"
+    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")
+    drawn = shown_tokens(opened)
+    extent = np.ptp(joint[["x", "y"]].to_numpy())
+    assert np.abs(np.array(drawn["x"]) - joint["x"].to_numpy()).max() < 1e-3 * extent
+    assert np.abs(np.array(drawn["y"]) - joint["y"].to_numpy()).max() < 1e-3 * extent
+
+
+def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#play").click()
+    assert page.locator("#play").get_attribute("aria-pressed") == "true"
+    page.wait_for_selector("#play[aria-pressed=false]")
+    assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
+
+
+def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
+    page = opened.page
+    quality = pd.read_parquet(MAPS / "quality.parquet")
+    page.locator("#point").fill("4")
+    site = store.stored_sites(capture.ACTIVATIONS)[4]
+    for layout in LAYOUTS:
+        choose(page, "layout", layout)
+        rows = quality[quality["layout"] == layout].set_index("measure")
+        whole, own = rows[rows["point"].isna()], rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)]
+        for name in ("trustworthiness", "neighbours_kept", "distance_spearman"):
+            cells = page.locator(f'#quality tr[data-measure="{name}"] td').all_inner_texts()
+            expected = [whole.loc[name, "value"], own.loc[name, "value"], whole.loc[name, "chance"]]
+            assert [float(cell) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
+    metrics = json.loads(Path("reports/metrics/maps.json").read_text())
+    shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
+    assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"]["value"], abs=5.1e-4)
+
+
+@pytest.mark.parametrize(
+    ("colour", "legend"),
+    [("position", "first token"), ("class", "punctuation"), ("ratio", "from others"), ("document", "text/0")],
+)
+def test_colours_follow_what_was_chosen(opened: Opened, colour: str, legend: str) -> None:
+    page = opened.page
+    page.locator("#point").fill("8")
+    choose(page, "colour", colour)
+    assert legend in page.locator("#map-legend").inner_text()
+    colours = shown_tokens(opened)["color"]
+    assert len(set(colours)) > 1
+    if colour == "document":
+        documents = tokens()["document"]
+        assert len(set(colours)) == documents.nunique()
+        assert pd.Series(colours).groupby(documents.to_numpy()).nunique().max() == 1
+
+
+def test_tokens_can_be_words(opened: Opened) -> None:
+    choose(opened.page, "shape", "words")
+    drawn = shown_tokens(opened)
+    assert drawn["mode"] == "text"
+    assert drawn["text"][1] == tokens()["token"][1]
+    assert "great" in opened.page.locator("#map-chart").inner_text()
+
+
+def pixel(page: Any, token: int) -> tuple[float, float]:
+    """Where a token lies on the screen."""
+    x, y = page.evaluate(
+        """token => { const gd = document.getElementById('map-chart'), l = gd._fullLayout;
+        const box = gd.getBoundingClientRect();
+        const t = gd.data.find(each => each.customdata && Array.isArray(each.customdata[0]));
+        const i = t.customdata.findIndex(each => each[0] === token);
+        return [box.x + l._size.l + l.xaxis.l2p(t.x[i]) + (l.xaxis._offset - l._size.l),
+                box.y + l.yaxis._offset + l.yaxis.l2p(t.y[i])]; }""",
+        token,
+    )
+    return float(x), float(y)
+
+
+def lonely_token() -> int:
+    """The token of the last point that lies farthest from any other, so that a pointer meets no other."""
+    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    distances = np.linalg.norm(joint[:, None] - joint[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    return int(distances.min(axis=1).argmax())
+
+
+def test_pointing_at_a_token_says_what_it_is(opened: Opened) -> None:
+    page, token = opened.page, lonely_token()
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    page.mouse.move(*pixel(page, token))
+    page.wait_for_selector("#map-chart .hoverlayer .hovertext")
+    said = page.locator("#map-chart .hoverlayer").text_content()
+    row = tokens().iloc[token]
+    assert visible(row["token"]) in said
+    assert f"position {row['position']} of {row['document']}" in said
+    ratios = read_ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    share = ratios[CAPTURED_CHECKPOINT, row["document"], row["position"], 3]
+    assert f"{round(100 * float(share))} % from others" in said
+
+
+def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
+    page, token = opened.page, lonely_token()
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    before = {chart: len(opened.traces(chart)) for chart in ("map-chart", "mixing-chart", "steps-chart")}
+    page.mouse.click(*pixel(page, token))
+    row = tokens().iloc[token]
+    assert visible(row["token"]) in page.locator("#selected").inner_text()
+    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
+    assert page.locator("#document").input_value() == str(list(tokens()["document"].unique()).index(row["document"]))
+    names = [trace["name"] for trace in opened.traces("map-chart")]
+    assert "trail" in names
+    assert "selected" in names
+    trail = opened.traces("map-chart")[names.index("trail")]
+    assert len(trail["x"]) == len(store.stored_sites(capture.ACTIVATIONS))
+    assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2
+    assert len(opened.traces("steps-chart")) > before["steps-chart"]
+    page.locator("#clear").click()
+    assert {chart: len(opened.traces(chart)) for chart in before} == before
+
+
+def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#words").focus()
+    page.keyboard.press("ArrowRight")
+    own = opened.traces("mixing-chart")[-1]
+    rows = read_ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
+    assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
+    steps = opened.traces("steps-chart")
+    layer_in = store.read_features(capture.ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
+    layer_out = store.read_features(capture.ACTIVATIONS, Site(1, "layer_output"))[0].astype(float)
+    cosine = layer_in @ layer_out / np.linalg.norm(layer_in) / np.linalg.norm(layer_out)
+    assert steps[-1]["y"][0] == pytest.approx(cosine, abs=1e-3)
+
+
+def test_words_are_walked_with_the_keyboard(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#words").focus()
+    for key, token in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("End", None)):
+        page.keyboard.press(key)
+        if token is not None:
+            assert page.locator("#words").get_attribute("aria-activedescendant") == f"token-{token}"
+    last = tokens().query("document == 'test/0'").index[-1]
+    assert page.locator("#words").get_attribute("aria-activedescendant") == f"token-{last}"
+    page.keyboard.press("Escape")
+    assert page.locator("#words span[aria-selected=true]").count() == 0
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@pytest.mark.parametrize("method", ["alti", "attention", "value_zeroing", "norm"])
+def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: str) -> None:
+    page = opened.page
+    choose(page, "matrix", method)
+    choose(page, "layer", "2")
+    page.locator("#token-3").click()
+    row = np.asarray(read_contributions("finetuned", "test/0", method)[1, 3], dtype=float)
+    row = row / row.sum()
+    listed = page.locator("#sources li").all_inner_texts()
+    assert float(listed[0].split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * row.max(), abs=1)
+    assert visible(tokens()["token"][int(row.argmax())]) in listed[0]
+
+
+def test_attention_can_be_read_by_head(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "matrix", "attention")
+    assert page.locator("#head option").count() == 1 + 4
+    choose(page, "head", "2")
+    page.locator("#token-1").click()
+    row = np.asarray(read_contributions("finetuned", "test/0", "attention_heads")[0, 2, 1], dtype=float)
+    first = page.locator("#sources li").first.inner_text()
+    assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * row.max() / row.sum(), abs=1)
+    choose(page, "matrix", "alti")
+    assert page.locator("#head").is_disabled()
+
+
+def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
+    page = opened.page
+    accuracy = json.loads(Path("reports/metrics/finetune.json").read_text())["test"]["accuracy"]
+    assert page.locator("#fact-accuracy").inner_text() == f"{100 * accuracy:.1f} %"
+    mixing = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n'")
+    drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["name"]}
+    for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
+        assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
+    best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
+    said = page.locator("#findings").inner_text()
+    assert f"layer {best['layer']}, {100 * best['mean']:.0f} %" in said
+    assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
+    choose(page, "layer", "2")
+    difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
+    shown = page.locator("#difference").inner_text().replace("\u2212", "-")
+    assert f"{100 * difference['difference'].item():+.1f} points" in shown
+    steps = pd.read_csv("reports/plots/steps.csv").query(
+        "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"
+    )
+    found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Second LayerNorm")
+    assert found["y"] == steps["mean"].tolist()
+
+
+def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "curve-method", "attn_w")
+    choose(page, "curve-checkpoint", "pretrained")
+    rows = pd.read_csv("reports/plots/mixing.csv").query("method == 'attn_w' and checkpoint == 'pretrained'")
+    assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["name"]] == [rows["mean"].tolist()]
+    assert page.locator("#ratio-method").input_value() == "attn_w"
+    choose(page, "step-measure", "norm")
+    choose(page, "step-checkpoint", "pretrained")
+    norms = pd.read_csv("reports/plots/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
+    assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
+
+
+def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
+    page = opened.page
+    shown = page.locator("#words").inner_text()
+    for text in HOSTILE:
+        assert visible(text) in shown
+    raw = page.locator("details").text_content()
+    assert all(visible(text) in raw for text in HOSTILE)
+    choose(page, "shape", "words")
+    for token in range(2, 2 + len(HOSTILE)):
+        page.locator(f"#token-{token}").click()
+    drawn = page.locator("#map-chart").text_content()
+    assert "<script>window.hacked=1</script>" in drawn
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("#map-chart a[href*='example.org'], #words a, details a").count() == 0
+    policy = page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    scripts = policy.split("script-src")[1].split(";")[0]
+    assert "unsafe-inline" not in scripts
+
+
+def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: Any, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.html"
+    text = (run / PAGE).read_text(encoding="utf-8")
+    changed.write_text(text.replace("</main>", "<script>window.hacked=1</script></main>"), encoding="utf-8")
+    shown = Opened(chromium, changed)
+    assert shown.page.evaluate("window.hacked") is None
+    assert any("Content Security Policy" in error for error in shown.errors)
+    shown.context.close()
+
+
+def test_dark_mode_changes_page_and_charts(opened: Opened) -> None:
+    page = opened.page
+    look = (
+        "[getComputedStyle(document.body).backgroundColor, document.getElementById('mixing-chart').layout.font.color]"
+    )
+    light = page.evaluate(look)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(300)
+    dark = page.evaluate(look)
+    assert dark[0] != light[0]
+    assert dark[1] != light[1]
+
+
+def test_narrow_window_needs_no_sideways_scrolling(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800})
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert shown.page.locator("#map-chart").bounding_box()["width"] > 300
+    shown.close()
+
+
+def test_controls_have_names(opened: Opened) -> None:
+    unnamed = opened.page.evaluate(
+        "[...document.querySelectorAll('select, input, button:not(.modebar-btn)')].filter(each => !each.labels?.length"
+        " && !each.getAttribute('aria-label') && !each.textContent.trim()).map(each => each.id)"
+    )
+    assert unnamed == []
+
+
+def test_two_pages_of_one_run_are_the_same_bytes(copied: Path) -> None:
+    first = (copied / PAGE).read_bytes()
+    write_page(read_parameters())
+    assert (copied / PAGE).read_bytes() == first
+
+
+def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opened) -> None:
+    rows = opened.page.locator("#run tbody tr").all_inner_texts()
+    assert any(row.startswith("umap.n_epochs") and "20" in row and "200" in row for row in rows)
+    workspace("unchanged")
+    shutil.copy(REPOSITORY / "stages/page/default_parameters.yaml", "params.yaml")
+    assert changed_parameters(read_parameters()) == []
+
+
+def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
+    write_page(parameters or read_parameters())
+    return Opened(chromium, PAGE)
+
+
+def test_without_captured_text_the_page_says_which_parameter_brings_it(copied: Path, chromium: Any) -> None:
+    shutil.rmtree("features/activations")
+    shutil.rmtree("features/maps")
+    shown = shown_again(chromium)
+    assert "capture.documents" in shown.page.locator("#map").inner_text()
+    assert "capture.texts" in shown.page.locator("#text").inner_text()
+    assert shown.traces("mixing-chart")
+    shown.close()
+
+
+def test_without_ratios_the_page_says_which_parameter_brings_them(copied: Path, chromium: Any) -> None:
+    shutil.rmtree(MIXING)
+    for path in Path("reports/plots").glob("mixing*.csv"):
+        path.unlink()
+    Path("reports/plots/steps.csv").unlink()
+    shown = shown_again(chromium)
+    assert "mixing.methods" in shown.page.locator("#mixing").inner_text()
+    assert "dvc repro" in shown.page.locator("#steps").inner_text()
+    assert "mixing.checkpoints" in shown.page.locator("#text").inner_text()
+    shown.page.locator("#token-1").click()
+    assert "position 1" in shown.page.locator("#selected").inner_text()
+    shown.close()
+
+
+def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:
+    (MAPS / "joint.parquet").unlink()
+    shown = shown_again(chromium)
+    assert "The joint layout was not made: put joint into umap.layouts" in shown.page.locator("#map").inner_text()
+    assert shown.page.locator("#layout option").all_inner_texts() == ["aligned", "separate"]
+    assert shown.traces("map-chart")
+    shown.close()
+
+
+def write_run(folder: Path, lengths: list[int], layers: int, heads: int = 4) -> None:
+    """Features, maps, ratios and contributions as the stages write them, of random numbers."""
+    generator = np.random.default_rng(0)
+    documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
+    table = pd.DataFrame({"document": documents, "position": np.concatenate([np.arange(n) for n in lengths])})
+    table["token_id"], table["token"] = 1, [f"word{number}" for number in range(len(table))]
+    sites = [Site(0, "embedding_output")]
+    sites += [Site(n, point) for n in range(1, layers + 1) for point in ("attention_norm", "layer_output")]
+    root = folder / "features/activations"
+    plan = store.plan_store(len(table), 8, "float16")
+    store.create_stores(root, sites, plan)
+    for site in sites:
+        for unit in range(plan.units):
+            rows = plan.rows_of(unit)
+            store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
+    table.to_parquet(store.tokens_file(root), index=False)
+    places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
+    for layout in LAYOUTS:
+        write_map(layout, map_table(table, places), folder / MAPS)
+    quality = pd.DataFrame([("joint", None, None, "trustworthiness", 0.9, 0.5)])
+    quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
+    write_quality(quality, folder / MAPS)
+    rows = [table.assign(layer=layer, attn_n=generator.uniform(size=len(table))) for layer in range(1, layers + 1)]
+    ratios = pd.concat(rows).assign(checkpoint="finetuned", token_class="word", in_statistics=True)
+    (folder / MIXING).mkdir(parents=True)
+    ratios.to_parquet(folder / MIXING / "tokens.parquet", index=False)
+    for number, length in enumerate(lengths):
+        for checkpoint in ("pretrained", "finetuned"):
+            place = folder / MIXING / "contributions" / checkpoint / f"test_{number}"
+            for method in MATRIX_LABELS:
+                matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
+                write_array(place, method, matrix, ("layer", "token", "source"), {})
+            by_head = generator.gamma(0.1, size=(layers, heads, length, length)).astype(np.float16)
+            write_array(place, "attention_heads", by_head, ("layer", "head", "token", "source"), {})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "layers", "heads"), [([1], 2, 2), ([512], 12, 12), ([60] * 40, 4, 4)], ids=["one", "long", "many"]
+)
+def test_page_of_one_token_of_512_and_of_40_documents(
+    workspace: Any, chromium: Any, lengths: list[int], layers: int, heads: int
+) -> None:
+    write_run(workspace(), lengths, layers, heads)
+    shown = shown_again(chromium)
+    assert PAGE.stat().st_size < 15e6
+    page = shown.page
+    assert page.locator("#document option").count() == len(lengths)
+    assert page.locator("#words span").count() == lengths[0]
+    page.locator(f"#token-{lengths[0] - 1}").click()
+    assert page.locator("#sources li").count() == min(lengths[0], 12)
+    page.locator("#point").fill("2")
+    choose(page, "colour", "ratio")
+    assert len(shown_tokens(shown)["x"]) == sum(lengths)
+    if len(lengths) > 1:
+        choose(page, "document", "39")
+        page.locator("#words span").first.click()
+        assert page.locator("#sources").inner_text().strip()
+        page.locator("#everyone").uncheck()
+        assert len(shown_tokens(shown)["x"]) == lengths[0]
+    shown.close()
+
+
+def test_documents_that_do_not_fit_are_counted(workspace: Any, chromium: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(workspace(), [30, 30, 30], 2)
+    monkeypatch.setattr("stages.page.contents.PAGE_TOKENS", 70)
+    monkeypatch.setattr("stages.page.contents.CONTRIBUTION_BYTES", 1)
+    shown = shown_again(chromium)
+    assert "1 more captured documents are not on this page" in shown.page.locator("#selection").inner_text()
+    choose(shown.page, "document", "1")
+    shown.page.locator("#words span").first.click()
+    assert "features/mixing/contributions" in shown.page.locator("#sources").inner_text()
+    shown.close()
+
+
+def test_shares_are_the_largest_of_each_row() -> None:
+    matrix = np.array([[[0.1, 0.6, 0.3], [2.0, 1.0, 1.0], [np.nan, 1.0, 1.0]]])
+    found = largest_shares(matrix, 2)
+    import base64
+
+    sources = np.frombuffer(base64.b64decode(found["sources"]), dtype="<u2").reshape(1, 3, 2)
+    shares = (np.frombuffer(base64.b64decode(found["shares"]), dtype="u1").reshape(1, 3, 2) / 255) ** 2
+    assert sources[0].tolist() == [[1, 2], [0, 1], [65535, 65535]]
+    assert shares[0, :2] == pytest.approx(np.array([[0.6, 0.3], [0.5, 0.25]]), abs=0.005)
+
+
+def test_quantised_values_keep_four_digits_and_mark_what_is_missing() -> None:
+    import base64
+
+    values = np.array([0.0, 0.12345, 1.0, np.nan])
+    steps = np.frombuffer(base64.b64decode(quantised(values, 0, 1)), dtype="<u2")
+    assert steps[:3] / 65534 == pytest.approx(values[:3], abs=1e-5)
+    assert steps[3] == 65535
+
+
+def test_signs_that_a_page_drops_are_spelt_out() -> None:
+    assert visible("a\x00b\u202ec\n") == "a\u2400b⟨U+202E⟩c\n"
