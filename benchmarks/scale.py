@@ -27,7 +27,8 @@ SITE = Site(0, "embedding_output")
 TOKENS = 250  # of a document
 RUN = (
     "from stages import reduce; from stages.parameters import read_parameters; "
-    "from benchmarks.cases import peak_memory; reduce.main(read_parameters()); print(f'{peak_memory():,.0f} MB at most')"
+    "from benchmarks.cases import peak_memory; reduce.main(read_parameters()); "
+    "print(f'{peak_memory():,.0f} MB at most')"
 )
 
 

@@ -30,7 +30,7 @@ def main(parameters: Parameters) -> None:
     figures = parameters.figures
     shutil.rmtree(FIGURES, ignore_errors=True)
     tokens = store.read_tokens(ACTIVATIONS)
-    layouts = [layout for layout in ("separate", "joint") if (MAPS / f"{layout}.parquet").is_file()]
+    layouts = [layout for layout in ("separate", "aligned", "joint") if (MAPS / f"{layout}.parquet").is_file()]
     with paper_style():
         if "joint" in layouts:
             pages = draw_joint_pages(read_map("joint"), FIGURES / "joint", figures)

@@ -14,7 +14,7 @@ import pytest
 from browser import Opened, browser
 from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 
-from stages import capture, measure, reduce, store
+from stages import capture, measure, reduce, render, store
 from stages.maps.storage import MAPS, map_table, read_map, write_map, write_quality
 from stages.mixing.storage import MIXING, read_contributions, read_ratios, write_array
 from stages.models.capture_points import Site
@@ -441,6 +441,17 @@ def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> 
     assert shown.page.locator("#layout option").all_inner_texts() == ["aligned", "separate"]
     assert shown.traces("map-chart")
     shown.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> None:
+    for other in set(LAYOUTS) - {layout}:
+        (MAPS / f"{other}.parquet").unlink()
+    parameters = read_parameters()
+    figures = parameters.figures.model_copy(update={"dpi": 40, "formats": ["png"]})
+    render.main(parameters.model_copy(update={"figures": figures}))
+    assert Path("reports/figures/atlas.png").is_file()
+    assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
 
 
 def write_run(folder: Path, lengths: list[int], layers: int, heads: int = 4) -> None:

@@ -395,14 +395,15 @@ function start(data) {
     const box = byId("words");
     if (!box || !documents.length) return;
     const { start, length, name } = documents[state.document];
-    const spans = [];
+    const spans = [], byteLevel = data.tokens.some((each) => each.startsWith("\u0120"));
+    const glued = (next) => (byteLevel ? !next.startsWith("\u0120") : next.startsWith("##"));
     for (let token = start; token < start + length; token++) {
       const raw = data.tokens[token], piece = raw.startsWith("##") && raw.length > 2;
       const shown = piece ? tokens[token].slice(2) : tokens[token].replace(/^\u0120/, "");
       const span = element("span", shown, { role: "option", id: `token-${token}`, "aria-selected": "false" });
       if (piece) span.className = "piece";
       spans.push(span);
-      spans.push(document.createTextNode(piece || (data.tokens[token + 1] || "").startsWith("##") ? "" : " "));
+      if (token + 1 < start + length && !glued(data.tokens[token + 1])) spans.push(document.createTextNode(" "));
     }
     box.replaceChildren(...spans);
     box.setAttribute("aria-label", `Words of ${name}`);
@@ -570,4 +571,8 @@ function start(data) {
   document.documentElement.dataset.ready = "yes";
 }
 
-unpacked().then(start);
+unpacked().then(start).catch((error) => {
+  const note = element("p", `The views cannot be shown: ${error.message}. A browser of 2023 or newer is needed.`, { class: "note missing" });
+  document.querySelector("main").prepend(note);
+  throw error;
+});

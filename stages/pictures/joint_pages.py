@@ -6,10 +6,11 @@ page is kept as pixels, so a page costs one set of points and not k of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import joblib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -22,12 +23,13 @@ from matplotlib.lines import Line2D
 from stages.models.capture_points import POINT_NAMES, Site, sites_in_forward_order
 from stages.parameters import FiguresParameters
 from stages.pictures.figure_files import METADATA, Pixels, canvas_pixels, save_pixels
-from stages.pictures.style import POINT_MARKS, TWO_COLUMNS, layer_label
+from stages.pictures.style import POINT_MARKS, TWO_COLUMNS, layer_label, paper_style
 
 HEIGHT = 4.6  # inches
 AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, of the figure
 MARGIN = 0.04  # of the data's extent
 VECTOR_DPI = 300  # of the kept points in PDF and SVG
+PAGES_FOR_A_PROCESS = 16
 
 Coordinates = npt.NDArray[np.float64]
 
@@ -140,37 +142,43 @@ def draw_joint_pages(table: pd.DataFrame, folder: Path, figures: FiguresParamete
             save_pixels(page.pixels, folder / f"{page_name(number, page.site)}.png", figures.dpi)
     vector: list[str] = [suffix for suffix in figures.formats if suffix != "png"]
     if vector:
-        _draw_vector_pages(table, folder, vector)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A page's fonts take longer than its points, so many pages are worth some processes.
+        processes = max(1, min(joblib.cpu_count(), len(made) // PAGES_FOR_A_PROCESS))
+        parts = np.array_split(np.arange(1, len(made) + 1), processes)
+        draw = joblib.delayed(_draw_vector_pages)
+        joblib.Parallel(n_jobs=processes)(draw(table, folder, vector, part.tolist()) for part in parts)
     return made
 
 
-def _draw_vector_pages(table: pd.DataFrame, folder: Path, formats: list[str]) -> None:
-    """PDF and SVG: text and the newest points as vectors, over an image of the points before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    frame = JointFigure(table, VECTOR_DPI)
-    below = JointFigure(table, VECTOR_DPI)  # draws nothing but points
-    for artist in (below.axes.xaxis, below.axes.yaxis, below.axes.patch, *below.axes.spines.values()):
-        artist.set_visible(False)
-    below.figure.patch.set_visible(False)
-    below.legend.remove()
-    below.canvas.draw()
-    image = frame.axes.imshow(
-        np.zeros((1, 1, 4), dtype=np.uint8),
-        extent=(*frame.axes.get_xlim(), *frame.axes.get_ylim()),
-        aspect="auto",
-        interpolation="none",
-        zorder=0,
-    )
-    frame.axes.set_autoscale_on(False)
-    for number, site in enumerate(frame.sites, 1):
-        image.set_data(_inside(below))
-        newest = frame.points(site, newest=True)
-        frame.name(site)
-        for suffix in formats:
-            path = folder / f"{page_name(number, site)}.{suffix}"
-            frame.figure.savefig(path, format=suffix, dpi=VECTOR_DPI, metadata=METADATA[suffix])
-        newest.remove()
-        _draw(below, site, newest=False)
+def _draw_vector_pages(table: pd.DataFrame, folder: Path, formats: list[str], numbers: Sequence[int]) -> None:
+    """PDF and SVG of some pages: text and the newest points as vectors, over an image of the points before."""
+    with paper_style():
+        frame = JointFigure(table, VECTOR_DPI)
+        below = JointFigure(table, VECTOR_DPI)  # draws nothing but points
+        for artist in (below.axes.xaxis, below.axes.yaxis, below.axes.patch, *below.axes.spines.values()):
+            artist.set_visible(False)
+        below.figure.patch.set_visible(False)
+        below.legend.remove()
+        below.canvas.draw()
+        image = frame.axes.imshow(
+            np.zeros((1, 1, 4), dtype=np.uint8),
+            extent=(*frame.axes.get_xlim(), *frame.axes.get_ylim()),
+            aspect="auto",
+            interpolation="none",
+            zorder=0,
+        )
+        frame.axes.set_autoscale_on(False)
+        for number, site in enumerate(frame.sites[: max(numbers)], 1):
+            if number in numbers:
+                image.set_data(_inside(below))
+                newest = frame.points(site, newest=True)
+                frame.name(site)
+                for suffix in formats:
+                    path = folder / f"{page_name(number, site)}.{suffix}"
+                    frame.figure.savefig(path, format=suffix, dpi=VECTOR_DPI, metadata=METADATA[suffix])
+                newest.remove()
+            _draw(below, site, newest=False)
 
 
 def _inside(frame: JointFigure) -> Pixels:
