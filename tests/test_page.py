@@ -281,6 +281,16 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     assert visible(tokens()["token"][int(row.argmax())]) in listed[0]
 
 
+def test_pointing_at_a_word_shows_its_sources_and_selects_nothing(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#token-1").click()
+    page.locator("#token-3").hover()
+    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][3])}\u201d took from"
+    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == "token-1"
+    page.mouse.move(0, 0)
+    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][1])}\u201d took from"
+
+
 def test_attention_can_be_read_by_head(opened: Opened) -> None:
     page = opened.page
     choose(page, "matrix", "attention")

@@ -50,7 +50,7 @@ async function unpacked() {
 
 function start(data) {
   const state = {
-    token: null, document: 0, point: 0, layout: null, colour: "position", shape: "points", everyone: true,
+    token: null, hovered: null, document: 0, point: 0, layout: null, colour: "position", shape: "points", everyone: true,
     layer: 1, checkpoint: null, method: data.method, matrix: "alti", head: "mean",
     curveCheckpoint: "both", stepMeasure: "cosine_input", stepCheckpoint: null, timer: null,
   };
@@ -139,7 +139,7 @@ function start(data) {
   listen("layer", "change", (event) => setLayer(Number(event.target.value)));
   listen("document", "change", (event) => {
     state.document = Number(event.target.value);
-    state.token = null;
+    state.token = state.hovered = null;
     buildWords(); fillMatrices(); drawAll();
   });
   listen("clear", "click", () => select(null));
@@ -412,7 +412,8 @@ function start(data) {
     const box = byId("words");
     if (!box || !documents.length) return;
     const shade = style("--shade"), most = ratioLimit(), dark = isDark();
-    const found = state.token === null ? null : sourcesOf(state.token);
+    const looked = state.hovered === null ? state.token : state.hovered;
+    const found = looked === null ? null : sourcesOf(looked);
     const took = new Map((found || []).map((each) => [each.token, each.share]));
     const mostTaken = Math.max(...took.values(), 1e-9);
     for (const span of box.querySelectorAll("span")) {
@@ -424,13 +425,13 @@ function start(data) {
       span.setAttribute("aria-selected", String(token === state.token));
       const parts = [tokens[token], `position ${position(token)}`];
       if (share !== null) parts.push(`${percent(share)} from others`);
-      if (taken) parts.push(`gave ${percent(taken)} to the selected word`);
+      if (taken) parts.push(`gave ${percent(taken)} to ${tokens[looked]}`);
       span.title = parts.join(", ");
     }
     if (state.token === null) box.removeAttribute("aria-activedescendant");
     else box.setAttribute("aria-activedescendant", `token-${state.token}`);
     drawTextLegend(most);
-    drawSources(found);
+    drawSources(found, looked);
   }
   function drawTextLegend(most) {
     const legend = byId("text-legend"), shade = style("--shade");
@@ -439,10 +440,11 @@ function start(data) {
     bar.style.background = `linear-gradient(90deg, rgba(${shade}, 0), rgba(${shade}, 0.68))`;
     legend.replaceChildren(element("span", "0 % from other words"), bar, element("span", percent(most)));
   }
-  function drawSources(found) {
+  function drawSources(found, looked) {
     const box = byId("sources");
-    if (state.token === null) { box.replaceChildren(element("p", "Select a word.", { class: "small" })); return; }
-    const share = ratio(state.token, state.layer);
+    byId("sources-title").textContent = looked === null ? "Took from" : `“${tokens[looked]}” took from`;
+    if (looked === null) { box.replaceChildren(element("p", "Select a word.", { class: "small" })); return; }
+    const share = ratio(looked, state.layer);
     const head = element("p", share === null ? "" : `Layer ${state.layer}: ${percent(share)} of this token's vector comes from others (${data.labels.methods[state.method]}).`, { class: "small" });
     if (found === null) {
       box.replaceChildren(head, element("p", "What this text's words took from each other is not on the page, which would grow too large; it is in features/mixing/contributions.", { class: "note" }));
@@ -458,7 +460,7 @@ function start(data) {
       bar.style.width = `${(100 * taken) / most}%`;
       const name = element("bdi", tokens[token]);
       row.append(bar, name, element("span", percent(taken)));
-      if (token === state.token) name.append(" (itself)");
+      if (token === looked) name.append(" (itself)");
       list.append(row);
     }
     const shown = found.slice(0, 12).reduce((sum, each) => sum + each.share, 0);
@@ -468,8 +470,15 @@ function start(data) {
     const span = event.target.closest("span");
     if (span) select(Number(span.id.slice(6)));
   });
+  const hover = (token) => { if (token !== state.hovered) { state.hovered = token; drawText(); } };
+  listen("words", "mouseover", (event) => {
+    const span = event.target.closest("span");
+    hover(span ? Number(span.id.slice(6)) : null);
+  });
+  listen("words", "mouseleave", () => hover(null));
   listen("words", "keydown", (event) => {
     const { start, length } = documents[state.document], last = start + length - 1;
+    state.hovered = null; // the keyboard leads
     const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
     let next = null;
     if (event.key in moves) next = state.token === null ? start : Math.min(Math.max(state.token + moves[event.key], start), last);
