@@ -70,7 +70,7 @@ def all_distances(vectors: Any, metric: str) -> Any:
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
 def test_neighbours_are_those_of_all_pairwise_distances(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.maps.neighbours.BLOCK_DISTANCES", 1000)  # several blocks
+    monkeypatch.setattr("stages.maps.neighbours.TILE", 42)  # three blocks, the last with fewer vectors than neighbours
     vectors = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
     indices, distances = neighbours(vectors, 10, metric, seed=0)
     expected = all_distances(vectors, metric)
@@ -92,11 +92,14 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
     assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, found, strict=True)]) > 9.5
 
 
-def test_every_vector_is_its_own_first_neighbour_among_duplicates() -> None:
-    vectors = np.repeat(np.random.default_rng(0).normal(size=(8, 5)), 5, axis=0).astype(np.float32)
-    indices, distances = neighbours(vectors, 5, "euclidean", seed=0)
-    assert np.array_equal(indices[:, 0], np.arange(40))
-    assert np.array_equal(distances, np.zeros((40, 5), dtype=np.float32))
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_equal_vectors_are_at_distance_zero_each_its_own_first(metric: str) -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 384)).astype(np.float32)
+    vectors[0] = 0
+    indices, distances = neighbours(np.repeat(vectors, 5, axis=0), 6, metric, seed=0)
+    assert np.array_equal(indices[:, 0], np.arange(300))
+    assert np.array_equal(distances[:, :5], np.zeros((300, 5), dtype=np.float32))
+    assert (distances[:, 5] > 0).all()
 
 
 def test_unknown_metric_names_the_known_ones() -> None:

@@ -148,7 +148,7 @@ def _places(vectors: Vectors, labels: npt.NDArray[np.int32], number: int, metric
     order = np.argsort(labels, kind="stable")
     sums = np.add.reduceat(vectors[order].astype(np.float64), np.searchsorted(labels[order], np.arange(number)))
     centres = torch.from_numpy(sums / np.bincount(labels)[:, None])
-    squares = METRICS[metric](centres, centres).numpy() ** 2
+    squares = METRICS[metric].between(centres, centres).numpy() ** 2
     centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
     values, directions = np.linalg.eigh(-centred / 2)
     found = directions[:, :-3:-1] * np.sqrt(np.maximum(values[:-3:-1], 0))

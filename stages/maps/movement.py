@@ -63,5 +63,5 @@ def _pair_distances(a: Vectors, b: Vectors, metric: str) -> Lengths:
     parts = []
     for start in range(0, len(a), PAIRS_AT_ONCE):
         pair = (torch.from_numpy(each[start : start + PAIRS_AT_ONCE]).to(device(), torch.float64) for each in (a, b))
-        parts.append(METRICS[metric](*pair).diagonal().cpu())
+        parts.append(METRICS[metric].between(*pair).diagonal().cpu())
     return torch.cat(parts).numpy()

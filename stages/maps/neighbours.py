@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 from stages.errors import InputError
 from stages.models.hardware import device
 
-BLOCK_DISTANCES = 2**26  # entries of one block of the distance matrix: 512 MB in float64
+TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
 # The most vectors whose neighbours are found exactly: beyond, nearest-neighbour descent is faster, its compilation
 # of half a minute counted (README, "Speed").
 EXACT_UP_TO = {"products": 32_768, "differences": 8_192}
@@ -22,43 +22,65 @@ EXACT_ON_GPU = 8  # times as many there
 Vectors = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int32]
 Distances = npt.NDArray[np.float32]
-Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# What float64 products leave of a difference of 0, relative to what is subtracted.
+ROUNDING = 1e-13
+
+
+class Metric(NamedTuple):
+    """A distance in three parts: what belongs to a vector is computed once, and a root is taken of few numbers."""
+
+    prepare: Callable[[torch.Tensor], torch.Tensor]
+    """`[vectors, hidden]` to `[vectors, features]`, in float64."""
+    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """Two of those to `[a, b]`, which are in the order of the distances, and symmetric."""
+    finish: Callable[[torch.Tensor], torch.Tensor]
+    """The distances, from what `compare` gives."""
+
+    def between(self, a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
+        """Distances `[a, b]` of `[a, hidden]` to `[b, hidden]`."""
+        return self.finish(self.compare(self.prepare(a_AD), self.prepare(b_BD)))
+
+
+def _same(x_ND: torch.Tensor) -> torch.Tensor:
+    return x_ND
+
+
+def _half_squares(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
+    """Half the squared Euclidean distance, from one matrix product; for unit vectors 1 - cosine."""
+    a_A, b_B = (x_ND.square().sum(dim=1) / 2 for x_ND in (a_AD, b_BD))
+    found_AB = torch.addmm(b_B, a_AD, b_BD.T, alpha=-1).add_(a_A[:, None])
+    return found_AB.masked_fill_(found_AB < 2 * ROUNDING * a_A[:, None], 0)
+
+
+def _unit(x_ND: torch.Tensor) -> torch.Tensor:
+    """Vectors of length 1; a vector of zeros gets a direction of its own, so that such are in the same place."""
+    return torch.nn.functional.normalize(torch.cat([x_ND, (x_ND == 0).all(dim=1, keepdim=True)], dim=1))
+
+
+def _by_product(prepare: Callable[[torch.Tensor], torch.Tensor], finish: Callable[..., torch.Tensor]) -> Metric:
+    return Metric(prepare, _half_squares, finish)
 
 
 def _minkowski(p: float) -> Metric:
-    # The plain subtraction: the matrix-product form of p = 2 loses small distances to cancellation.
-    return lambda a_BD, x_ND: torch.cdist(a_BD, x_ND, p=p, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _euclidean(a_BD: torch.Tensor, x_ND: torch.Tensor) -> torch.Tensor:
-    return torch.cdist(a_BD, x_ND, compute_mode="use_mm_for_euclid_dist")
-
-
-def _cosine(a_BD: torch.Tensor, x_ND: torch.Tensor) -> torch.Tensor:
-    unit = torch.nn.functional.normalize
-    return (1 - unit(a_BD) @ unit(x_ND).T).clamp_(min=0)
-
-
-def _correlation(a_BD: torch.Tensor, x_ND: torch.Tensor) -> torch.Tensor:
-    return _cosine(a_BD - a_BD.mean(1, keepdim=True), x_ND - x_ND.mean(1, keepdim=True))
-
-
-def _softmax_hellinger(a_BD: torch.Tensor, x_ND: torch.Tensor) -> torch.Tensor:
-    return (1 - a_BD.softmax(1).sqrt() @ x_ND.softmax(1).sqrt().T).clamp_(min=0).sqrt()
+    return Metric(_same, lambda a_AD, b_BD: torch.cdist(a_AD, b_BD, p=p), _same)
 
 
 def _scipy(name: Literal["braycurtis", "canberra"]) -> Metric:
-    def distances(a_BD: torch.Tensor, x_ND: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(cdist(a_BD.cpu().numpy(), x_ND.cpu().numpy(), name)).to(a_BD.device)
+    def distances(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
+        found_AB = torch.from_numpy(cdist(a_AD.cpu().numpy(), b_BD.cpu().numpy(), name))
+        return found_AB.nan_to_num_(nan=0).to(a_AD.device)  # 0 / 0 of two vectors of zeros
 
-    return distances
+    return Metric(_same, distances, _same)
 
 
 PRODUCTS: dict[str, Metric] = {
-    "cosine": _cosine,
-    "correlation": _correlation,
-    "softmax_hellinger": _softmax_hellinger,
-    **dict.fromkeys(("euclidean", "l2", "minkowski"), _euclidean),  # umap-learn's minkowski has p = 2 unless told
+    "cosine": _by_product(_unit, _same),
+    "correlation": _by_product(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _same),
+    "softmax_hellinger": _by_product(lambda x_ND: x_ND.softmax(dim=1).sqrt(), torch.sqrt),
+    **dict.fromkeys(
+        ("euclidean", "l2", "minkowski"),  # umap-learn's minkowski has p = 2 unless told
+        _by_product(_same, lambda half_squares: (2 * half_squares).sqrt()),
+    ),
 }
 DIFFERENCES: dict[str, Metric] = {
     **dict.fromkeys(("manhattan", "l1", "taxicab"), _minkowski(1)),
@@ -67,7 +89,7 @@ DIFFERENCES: dict[str, Metric] = {
     "canberra": _scipy("canberra"),
 }
 METRICS: dict[str, Metric] = PRODUCTS | DIFFERENCES
-"""Distances `[block, vectors]` from `[block, hidden]` to `[vectors, hidden]`, by umap-learn's names."""
+"""By umap-learn's names."""
 
 _NOT_FOR_FEATURES = {
     "compares discrete or binary data": "categorical count dice hamming hierarchical_categorical jaccard kulsinski "
@@ -105,15 +127,32 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
             vectors, k, metric, {}, False, np.random.RandomState(seed), n_jobs=1, use_pynndescent=True
         )
         return indices.astype(np.int32), distances.astype(np.float32)
-    # float64: equal vectors are at distance 0, and near ones in the order they really have.
-    x_ND = torch.from_numpy(vectors).to(device(), torch.float64)
-    rows = max(1, BLOCK_DISTANCES // len(vectors))
-    found = []
-    for start in range(0, len(vectors), rows):
-        block = METRICS[metric](x_ND[start : start + rows], x_ND)
-        own = torch.arange(len(block), device=block.device)
-        block[own, own + start] = -1  # itself first, also among duplicates
-        distances, indices = block.topk(k, largest=False, sorted=True)
-        found.append((indices.cpu(), distances.clamp_(min=0).cpu()))
-    indices, distances = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return indices.to(torch.int32).numpy(), distances.to(torch.float32).numpy()
+    return _exact(vectors, k, METRICS[metric])
+
+
+def _exact(vectors: Vectors, k: int, metric: Metric) -> tuple[Indices, Distances]:
+    """Each block of the distance matrix serves its rows and, mirrored, its columns."""
+    # float64: near vectors come in the order they really have.
+    x_ND = metric.prepare(torch.from_numpy(vectors).to(device(), torch.float64))
+    nearest = torch.full((len(vectors), k), torch.inf, dtype=torch.float64, device=x_ND.device)
+    indices = torch.zeros((len(vectors), k), dtype=torch.int64, device=x_ND.device)
+
+    def keep(first: int, block: torch.Tensor, first_column: int) -> None:
+        rows = slice(first, first + len(block))
+        found = block.topk(min(k, block.shape[1]), largest=False, sorted=False)
+        candidates = torch.cat([nearest[rows], found.values], dim=1)
+        whose = torch.cat([indices[rows], found.indices + first_column], dim=1)
+        nearest[rows], order = candidates.topk(k, largest=False, sorted=True)
+        indices[rows] = whose.gather(1, order)
+
+    starts = range(0, len(vectors), TILE)
+    for a in starts:
+        for b in starts[a // TILE :]:
+            block = metric.compare(x_ND[a : a + TILE], x_ND[b : b + TILE])
+            if a == b:
+                block.fill_diagonal_(-1)  # itself first, also among duplicates
+            else:
+                keep(b, block.T.contiguous(), a)
+            keep(a, block, b)
+    distances = metric.finish(nearest.clamp_(min=0))
+    return indices.to("cpu", torch.int32).numpy(), distances.to("cpu", torch.float32).numpy()

@@ -13,13 +13,14 @@ from scipy.spatial import cKDTree, procrustes
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from stages.maps.neighbours import BLOCK_DISTANCES, METRICS, Vectors
+from stages.maps.neighbours import METRICS, Vectors
 from stages.maps.storage import Coordinates
 from stages.models.hardware import device
 from stages.reviews.draw import Rows, stratified_draw
 
 NEIGHBOURS = 15
 SCORED_VECTORS = 4096  # of a map, at most; a seeded draw with all points in their shares, each against all vectors
+BLOCK_DISTANCES = 2**24  # of the scored vectors to all, at once: 128 MB in float64
 PAIRED_VECTORS = 1024  # whose pairwise distances are compared, at most
 MEASURES = ("trustworthiness", "continuity", "neighbours_kept")
 DISTANCES = "distance_spearman"
@@ -42,14 +43,14 @@ def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: 
         return [np.full((len(rows), len(MEASURES)), np.nan) for _ in layouts]
     full = _Space(vectors, metric)
     maps = [_Space(xy, "euclidean") for xy in layouts]
-    step = max(1, BLOCK_DISTANCES // (4 * n))
+    step = max(1, BLOCK_DISTANCES // n)
     parts: list[list[torch.Tensor]] = [[] for _ in layouts]
     for start in range(0, len(rows), step):
         chosen = torch.from_numpy(rows[start : start + step]).to(device())
-        far = full.distances(chosen)
+        far = full.compared(chosen)
         near_full = far.topk(k + 1, largest=False).indices[:, 1:]
         for part, flat in zip(parts, maps, strict=True):
-            apart = flat.distances(chosen)
+            apart = flat.compared(chosen)
             near_map = apart.topk(k + 1, largest=False).indices[:, 1:]
             kept = (near_full[:, :, None] == near_map[:, None, :]).any(2).double().mean(1)
             excess = (_rank_excess(far, near_map), _rank_excess(apart, near_full))
@@ -60,15 +61,15 @@ def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: 
 
 
 class _Space:
-    """Vectors in float64, and the distances of some of them to all."""
+    """Vectors in float64, and how far some of them are from all."""
 
     def __init__(self, vectors: Vectors, metric: str) -> None:
-        self.x_ND = torch.from_numpy(vectors).to(device(), torch.float64)
         self.metric = METRICS[metric]
+        self.x_ND = self.metric.prepare(torch.from_numpy(vectors).to(device(), torch.float64))
 
-    def distances(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[rows, vectors]`; a vector's own is -1, so that it comes first also among equal ones."""
-        block = self.metric(self.x_ND[rows], self.x_ND)
+    def compared(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, vectors]`, ordered as the distances; a vector's own is -1, first also among equal ones."""
+        block = self.metric.compare(self.x_ND[rows], self.x_ND)
         block[torch.arange(len(rows), device=block.device), rows] = -1
         return block
 
@@ -99,7 +100,7 @@ def distance_correlation(vectors: Vectors, xy: Coordinates, metric: str, seed: i
     if len(rows) < 3:
         return float("nan")
     x_ND = torch.from_numpy(vectors[rows]).to(device(), torch.float64)
-    distances = METRICS[metric](x_ND, x_ND).cpu().numpy()
+    distances = METRICS[metric].between(x_ND, x_ND).cpu().numpy()
     return rank_correlation(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
 
 
