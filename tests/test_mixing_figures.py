@@ -36,7 +36,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_captured_document_gets_its_figures(measured: Path) -> None:
     names = {path.name for path in (measured / "reports/figures").iterdir()}
     stems = {"mixing_by_layer", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
-    stems |= {f"mixing_contributions_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
+    for kind in ("contributions", "rollouts"):
+        stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
 
@@ -48,7 +49,7 @@ def test_figures_name_tokens_and_methods_and_hold_colours(measured: Path) -> Non
     assert ">[CLS]<" in strip
     assert ">Fine-tuned<" in strip
     matrices = (figures / "mixing_contributions_text_1_finetuned.svg").read_text(encoding="utf-8")
-    assert "its first 32 of 42 tokens" in matrices
+    assert "its first 24 of 42 tokens" in matrices
     assert ">Value Zeroing<" in matrices
     assert len(np.unique(imread(figures / "mixing_tokens_text_0.png").reshape(-1, 4), axis=0)) > 50
 

@@ -105,9 +105,8 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
     for chart in ("map-chart", "mixing-chart", "steps-chart"):
         assert opened.page.locator(f"#{chart} .main-svg").count() > 0
         assert opened.traces(chart)
-    assert opened.page.locator("#words span").count() == opened.page.evaluate(
-        "document.querySelectorAll('#words span').length"
-    )
+    documents = tokens()["document"]
+    assert opened.page.locator("#words span").count() == (documents == documents[0]).sum()
     assert opened.page.locator("#quality tbody tr").count() == 6
     assert opened.page.locator(".missing").count() == 0
 
@@ -174,12 +173,37 @@ def test_colours_follow_what_was_chosen(opened: Opened, colour: str, legend: str
         assert pd.Series(colours).groupby(documents.to_numpy()).nunique().max() == 1
 
 
-def test_tokens_can_be_words(opened: Opened) -> None:
-    choose(opened.page, "shape", "words")
-    drawn = shown_tokens(opened)
-    assert drawn["mode"] == "text"
-    assert drawn["text"][1] == tokens()["token"][1]
-    assert "great" in opened.page.locator("#map-chart").inner_text()
+def drawn_words(page: Any) -> list[dict[str, float]]:
+    """The boxes of the words on the map."""
+    found = page.evaluate(
+        """[...document.querySelectorAll('#map-chart .textpoint text')].filter(each => each.textContent.trim())
+        .map(each => each.getBoundingClientRect())
+        .map(box => ({left: box.left, right: box.right, middle: (box.top + box.bottom) / 2}))"""
+    )
+    return list(found)
+
+
+def test_tokens_can_be_words_none_over_another_and_more_after_zooming_in(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "shape", "words")
+    page.locator("#point").fill(str(len(store.stored_sites(capture.ACTIVATIONS)) - 1))
+    page.locator("#token-1").click()
+    shown, number = shown_tokens(opened), len(tokens())
+    words = [word for word in shown["text"] if word]
+    assert shown["text"][1] == tokens()["token"][1]  # the selected one is always there
+    boxes = drawn_words(page)
+    assert 3 < len(boxes) == len(words) < number
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            apart = abs(one["middle"] - other["middle"]) > 8
+            assert apart or one["right"] <= other["left"] or other["right"] <= one["left"]
+    x, y = shown["x"][1], shown["y"][1]
+    page.evaluate(
+        "([x, y]) => Plotly.relayout('map-chart', "
+        "{'xaxis.range': [x - 0.01, x + 0.01], 'yaxis.range': [y - 0.01, y + 0.01]})",
+        [x, y],
+    )
+    assert len([word for word in shown_tokens(opened)["text"] if word]) > len(words)
 
 
 def pixel(page: Any, token: int) -> tuple[float, float]:

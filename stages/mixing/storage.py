@@ -107,3 +107,10 @@ def read_contributions(checkpoint: str, document: str, method: str, root: Path =
         raise InputError(f"{path} is missing; `dvc repro measure` makes it")
     array: npt.NDArray[Any] = np.asarray(zarr.open_array(path, mode="r")[:])
     return array
+
+
+def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """`[..., tokens, sources]`: every contribution as a share of its row's sum; NaN in a row without any."""
+    rows = np.asarray(matrices, dtype=np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(rows / rows.sum(axis=-1, keepdims=True))

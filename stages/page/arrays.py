@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stages.mixing.storage import row_shares
+
 LARGEST = 65_534  # of a quantised value
 MISSING = 65_535
 SHARE_STEPS = 255
@@ -36,10 +38,8 @@ def largest_shares(matrices: Floats, keep: int) -> dict[str, Any]:
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
     are `[..., tokens, keep]`; a row that is not to be shown, NaN or without any contribution, has no source.
     """
-    rows = np.asarray(matrices, dtype=np.float32)
-    keep = min(keep, rows.shape[-1])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = rows / rows.sum(axis=-1, keepdims=True)
+    shares = row_shares(matrices)
+    keep = min(keep, shares.shape[-1])
     shown = np.isfinite(shares).all(axis=-1, keepdims=True)
     shares = np.where(shown, shares, 0)
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]

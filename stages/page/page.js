@@ -6,6 +6,7 @@ const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33,
 // Okabe and Ito's colours, which people with any common colour blindness tell apart.
 const KINDS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#B8A600"];
 const SYMBOLS = ["triangle-down", "square", "pentagon", "triangle-up", "x", "circle", "hexagon"];
+const FONT = "system-ui, DejaVu Sans, sans-serif", WORD_SIZE = 11, MAP_MARGIN = 8; // pixels
 const MEASURES = [
   ["trustworthiness", "trustworthiness"], ["continuity", "continuity"], ["neighbours_kept", "neighbours kept"],
   ["distance_spearman", "rank correlation of distances"], ["neighbour_overlap", "neighbours the same with other seeds"],
@@ -207,7 +208,7 @@ function start(data) {
 
   const plotted = (layout) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: style("--ink"), family: "system-ui, DejaVu Sans, sans-serif", size: 13 },
+    font: { color: style("--ink"), family: FONT, size: 13 },
     margin: { l: 56, r: 16, t: 16, b: 48 }, hoverlabel: { align: "left" }, ...layout,
   });
   const axis = (title, more = {}) => ({
@@ -275,6 +276,30 @@ function start(data) {
     };
   }
 
+  // Words where there is room, the selected one first; zooming in makes room for more.
+  const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
+  function widthOf(token) {
+    if (!widths.has(token)) {
+      pen.font = `${WORD_SIZE}px ${FONT}`;
+      widths.set(token, pen.measureText(tokens[token]).width);
+    }
+    return widths.get(token);
+  }
+  function roomFor(shown, x, y, chart, ranges) {
+    const [width, height] = [chart.clientWidth, chart.clientHeight].map((pixels) => pixels - 2 * MAP_MARGIN);
+    const scale = Math.min(width / Math.abs(ranges[0][1] - ranges[0][0]), height / Math.abs(ranges[1][1] - ranges[1][0]));
+    const taken = [], fits = new Set(), order = shown.map((_, i) => i);
+    const first = shown.indexOf(state.token);
+    if (first > 0) order.unshift(...order.splice(first, 1));
+    for (const i of order) {
+      const half = widthOf(shown[i]) / 2 + 1, left = x[i] * scale - half, right = x[i] * scale + half, middle = y[i] * scale;
+      if (taken.some((each) => left < each.right && each.left < right && Math.abs(middle - each.middle) < WORD_SIZE)) continue;
+      taken.push({ left, right, middle });
+      fits.add(i);
+    }
+    return fits;
+  }
+
   function drawMap() {
     const chart = byId("map-chart");
     if (!chart) return;
@@ -293,8 +318,15 @@ function start(data) {
       type: "scatter", x, y, customdata: shown.map((token) => [token, hoverText(token)]),
       hovertemplate: "%{customdata[1]}<extra></extra>", showlegend: false, name: "tokens",
     };
+    const range = state.layout === "separate" ? [[-0.02, 1.02], [-0.02, 1.02]] : maps[state.layout].ranges[0];
     if (state.shape === "words") {
-      Object.assign(points, { mode: "text", text: shown.map((token) => forChart(data.tokens[token])), textfont: { size: 11, color: colours } });
+      // A chart keeps what its reader zoomed to until the layout changes.
+      const seen = chart.layout && chart.layout.uirevision === state.layout;
+      const fits = roomFor(shown, x, y, chart, seen ? [chart.layout.xaxis.range, chart.layout.yaxis.range] : range);
+      Object.assign(points, {
+        mode: "markers+text", text: shown.map((token, i) => (fits.has(i) ? forChart(data.tokens[token]) : "")),
+        textfont: { size: WORD_SIZE, color: colours }, marker: { color: colours, size: shown.map((_, i) => (fits.has(i) ? 0 : 4)), opacity: 0.6, line: { width: 0 } },
+      });
     } else {
       Object.assign(points, { mode: "markers", marker: { color: colours, size, opacity: 0.85, line: { width: 0.6, color: style("--paper") } } });
     }
@@ -318,10 +350,9 @@ function start(data) {
         });
       }
     }
-    const range = state.layout === "separate" ? [[-0.02, 1.02], [-0.02, 1.02]] : maps[state.layout].ranges[0];
     const bare = { showticklabels: false, zeroline: false, ticks: "", showgrid: false };
     Plotly.react(chart, traces, plotted({
-      margin: { l: 8, r: 8, t: 8, b: 8 }, dragmode: "pan", hovermode: "closest", uirevision: state.layout,
+      margin: { l: MAP_MARGIN, r: MAP_MARGIN, t: MAP_MARGIN, b: MAP_MARGIN }, dragmode: "pan", hovermode: "closest", uirevision: state.layout,
       xaxis: { ...bare, range: [...range[0]], constrain: "domain" }, yaxis: { ...bare, range: [...range[1]], scaleanchor: "x" },
     }), { ...config, scrollZoom: false });
     chart.setAttribute("aria-label", `${state.layout} map, ${site.label}: ${shown.length} tokens`);
@@ -331,6 +362,7 @@ function start(data) {
         const found = event.points.find((each) => Array.isArray(each.customdata));
         if (found) select(found.customdata[0]);
       });
+      chart.on("plotly_relayout", () => { if (state.shape === "words") drawMap(); });
     }
     drawLegend();
     drawQuality();

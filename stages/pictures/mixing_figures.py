@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from stages.mixing.report import PLOTS
-from stages.mixing.storage import MIXING, contributions_folder, read_contributions, read_ratios
+from stages.mixing.storage import MIXING, contributions_folder, read_contributions, read_ratios, row_shares
 from stages.parameters import METHODS, FiguresParameters
 from stages.pictures.figure_files import FIGURES, save_figure
 from stages.pictures.style import (
@@ -48,16 +50,23 @@ MATRIX_LABELS = {
     "alti_rollout": "ALTI\nrollout",
     "globenc_rollout": "GlobEnc\nrollout",
 }
-TOKENS_IN_ROW = 32  # of a strip, and of a matrix, so that every token has a readable label
+# A page of a paper has room for five rows of matrices.
+MATRIX_FIGURES = {
+    "contributions": ("attention", "norm", "value_zeroing", "alti", "globenc"),
+    "rollouts": ("attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout"),
+}
+SHARE_TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
+TOKENS_IN_ROW = 32  # of a strip, so that every token has a readable label
+TOKENS_IN_MATRIX = 24
 TOKENS_IN_STRIP = 128
-LABEL_SIZE = 4
+LABEL_SIZE = 5
 
 
 def draw_mixing_figures(figures: FiguresParameters, root: Path = Path()) -> None:
     """Write every figure of mixing to `reports/figures/` under `root`, from what `measure` wrote there.
 
-    `mixing_by_layer`, `mixing_steps`, and for each captured document `mixing_tokens_<document>` and
-    `mixing_contributions_<document>_<checkpoint>`.
+    `mixing_by_layer`, `mixing_steps`, and for each captured document `mixing_tokens_<document>`,
+    `mixing_contributions_<document>_<checkpoint>` and `mixing_rollouts_<document>_<checkpoint>`.
     """
     folder = root / FIGURES
     with paper_style():
@@ -70,8 +79,9 @@ def draw_mixing_figures(figures: FiguresParameters, root: Path = Path()) -> None
             _draw_strip(rows, document, folder / f"mixing_tokens_{name}", figures)
             for checkpoint, part in rows.groupby("checkpoint", sort=False):
                 tokens = part.loc[part["layer"] == 1, "token"].tolist()
-                path = folder / f"mixing_contributions_{name}_{checkpoint}"
-                _draw_matrices(root / MIXING, str(checkpoint), document, tokens, path, figures)
+                for kind, methods in MATRIX_FIGURES.items():
+                    path = folder / f"mixing_{kind}_{name}_{checkpoint}"
+                    _draw_matrices(root / MIXING, str(checkpoint), document, tokens, methods, path, figures)
 
 
 def _captured(mixing: Path, table: pd.DataFrame) -> list[str]:
@@ -147,32 +157,45 @@ def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresP
 
 
 def _draw_matrices(
-    mixing: Path, checkpoint: str, document: str, tokens: list[str], path: Path, figures: FiguresParameters
+    mixing: Path,
+    checkpoint: str,
+    document: str,
+    tokens: list[str],
+    methods: Sequence[str],
+    path: Path,
+    figures: FiguresParameters,
 ) -> None:
-    """A row for each measure, a column for the first, a middle and the last layer; row token, column source."""
-    shown = tokens[:TOKENS_IN_ROW]
+    """A row for each measure, a column for the first, a middle and the last layer; row token, column source.
+
+    Every cell is a share of its row's sum over the whole text; one scale for all, of square roots, so that a share of
+    one per cent is still seen.
+    """
+    shown = tokens[:TOKENS_IN_MATRIX]
     depth = len(read_contributions(checkpoint, document, "attention", mixing))
     layers = sorted({0, depth // 2, depth - 1})
-    methods = list(MATRIX_LABELS)
-    height = 2.05 * len(methods) + 0.8
+    height = 1.75 * len(methods) + 0.8
     # No constrained layout: fitting it to a thousand labels takes most of the time.
     figure = Figure(figsize=(TWO_COLUMNS, height))
-    figure.subplots_adjust(left=0.13, right=0.99, bottom=0.4 / height, top=1 - 0.5 / height, wspace=0.05, hspace=0.05)
+    figure.subplots_adjust(left=0.13, right=0.89, bottom=0.45 / height, top=1 - 0.45 / height, wspace=0.05, hspace=0.05)
     grid = figure.subplots(len(methods), len(layers), squeeze=False)
     colors = colormaps["viridis"].with_extremes(bad="0.8")
     for row, method in zip(grid, methods, strict=True):
         matrices = read_contributions(checkpoint, document, method, mixing)
         for axes, layer in zip(row, layers, strict=True):
-            matrix = matrices[layer, : len(shown), : len(shown)]
-            axes.imshow(np.ma.masked_invalid(matrix), cmap=colors, vmin=0)
+            cells = np.ma.masked_invalid(row_shares(matrices[layer])[: len(shown), : len(shown)])
+            image = axes.imshow(cells, cmap=colors, norm=PowerNorm(0.5, 0, 1))
             _label_tokens(axes, shown if method == methods[-1] else [], "x")
             _label_tokens(axes, shown if layer == layers[0] else [], "y")
             if method == methods[0]:
                 axes.set_title(f"Layer {layer + 1}", pad=2)
         row[0].set_ylabel(MATRIX_LABELS[method], labelpad=2)
+    scale = figure.add_axes((0.905, 1 - 2.15 / height, 0.015, 1.7 / height))
+    figure.colorbar(image, cax=scale, ticks=SHARE_TICKS, format="{x:g}", label="share of the row's sum")
+    scale.minorticks_off()
+    scale.text(0, -0.05, "grey: too little\nto be shared out", transform=scale.transAxes, va="top", fontsize=LABEL_SIZE)
     part = _part(len(shown), len(tokens))
     title = f"{CHECKPOINT_LABELS[checkpoint]}: what each token (column) gives to each (row) in {document}{part}"
-    figure.suptitle(title, y=1 - 0.1 / height, fontsize=8)
+    figure.suptitle(title, y=1 - 0.08 / height, fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
