@@ -323,8 +323,9 @@ function start(data) {
       // A chart keeps what its reader zoomed to until the layout changes.
       const seen = chart.layout && chart.layout.uirevision === state.layout;
       const fits = roomFor(shown, x, y, chart, seen ? [chart.layout.xaxis.range, chart.layout.yaxis.range] : range);
+      // A space, as plotly never draws a text again that was once empty.
       Object.assign(points, {
-        mode: "markers+text", text: shown.map((token, i) => (fits.has(i) ? forChart(data.tokens[token]) : "")),
+        mode: "markers+text", text: shown.map((token, i) => (fits.has(i) ? forChart(data.tokens[token]) : " ")),
         textfont: { size: WORD_SIZE, color: colours }, marker: { color: colours, size: shown.map((_, i) => (fits.has(i) ? 0 : 4)), opacity: 0.6, line: { width: 0 } },
       });
     } else {
