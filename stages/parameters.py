@@ -10,12 +10,13 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from stages.errors import InputError
+from stages.maps.metric_names import check_metric
 from stages.models.capture_points import POINT_NAMES
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -116,11 +117,17 @@ class UmapParameters(_Section):
     max_points: Annotated[int, Field(ge=4)] | None
     stability_seeds: list[Seed]
 
-    @model_validator(mode="after")
-    def _seeds_differ(self) -> UmapParameters:
-        if self.seed in self.stability_seeds:
-            raise ValueError(f"stability_seeds holds {self.seed}, which is umap.seed itself; other seeds only")
-        return self
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str) -> str:
+        return check_metric(metric)
+
+    @field_validator("stability_seeds")
+    @classmethod
+    def _other_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        if info.data.get("seed") in seeds:
+            raise ValueError(f"it holds {info.data['seed']}, which is umap.seed itself; other seeds only")
+        return seeds
 
 
 class FiguresParameters(_Section):

@@ -20,13 +20,13 @@ import numpy as np
 import pandas as pd
 
 from stages import store
-from stages.errors import run_stage
+from stages.errors import InputError, run_stage
 from stages.maps.graphs import neighbour_graph
 from stages.maps.layouts import lay_out, lay_out_aligned
 from stages.maps.movement import COLUMNS, movement_table
-from stages.maps.neighbours import Vectors, check_metric
-from stages.maps.parallel import in_parallel
-from stages.maps.scoring import Row, quality_table, score_joint, score_site, whole_layout
+from stages.maps.neighbours import Vectors
+from stages.maps.parallel import check_cluster, in_parallel
+from stages.maps.scoring import DIGITS, Row, quality_table, score_joint, score_site, whole_layout
 from stages.maps.storage import MAPS, Coordinates, map_table, write_map, write_quality
 from stages.mixing.storage import read_ratios
 from stages.models.capture_points import Site
@@ -37,20 +37,19 @@ ACTIVATIONS = Path("features/activations")
 METRICS = Path("reports/metrics/maps.json")
 MOVEMENT = Path("reports/plots/movement.csv")
 CAPTURED_CHECKPOINT = "finetuned"
-DIGITS = 6
 
 
 class Fitted(NamedTuple):
-    """A layout: coordinates of every point, rows of the quality table, how many vectors the scores stand on."""
+    """A layout: every seed's coordinates of every point, rows of the quality table, how many vectors were scored."""
 
-    maps: dict[Site, Coordinates]
+    maps: dict[int, dict[Site, Coordinates]]
     quality: list[Row]
     scored: int
 
 
 def main(parameters: Parameters) -> None:
     umap = parameters.umap
-    check_metric(umap.metric)
+    check_cluster()
     tokens = store.read_tokens(ACTIVATIONS)
     sites = store.stored_sites(ACTIVATIONS)
     rows = _drawn_tokens(tokens, len(sites), umap)
@@ -64,12 +63,14 @@ def main(parameters: Parameters) -> None:
     metrics: dict[str, Any] = {}
     for layout in umap.layouts:
         fitted = LAYOUTS[layout](sites, vectors_STD, umap)
-        write_map(layout, map_table(drawn, fitted.maps))
+        write_map(layout, map_table(drawn, fitted.maps[umap.seed]))
         quality += fitted.quality
         # Maps that were made apart share no plane, so there is no way from one to the next.
         if layout != "separate":
             features = dict(zip(sites, vectors_STD, strict=True))
-            movement.append(movement_table(layout, features, fitted.maps, ratios, umap.metric))
+            movement += [
+                movement_table(layout, seed, features, maps, ratios, umap.metric) for seed, maps in fitted.maps.items()
+            ]
         metrics[layout] = counts | {"vectors": len(drawn) * len(sites), "scored_vectors": fitted.scored}
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(sites), len(sites))
     write_quality(quality_table(quality))
@@ -81,7 +82,15 @@ def main(parameters: Parameters) -> None:
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
     """Row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
-    limit = len(tokens) if umap.max_points is None else max(umap.max_points // points, 1)
+    limit = len(tokens)
+    if umap.max_points is not None:
+        if umap.max_points < points:
+            raise InputError(
+                f"umap.max_points: {umap.max_points} is less than one token at each of the {points} capture points"
+            )
+        limit = umap.max_points // points
+    if limit < len(tokens):
+        logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
@@ -91,6 +100,8 @@ def _read(sites: list[Site], rows: Rows) -> Vectors:
     vectors_STD = np.empty((len(sites), len(rows), hidden), dtype=np.float32)
     for number, site in enumerate(sites):
         vectors_STD[number] = store.read_rows(ACTIVATIONS, site, rows)
+        if not np.isfinite(vectors_STD[number]).all():
+            raise InputError(f"{ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`")
     return vectors_STD
 
 
@@ -118,19 +129,19 @@ def _joint(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fit
     calls = [(vectors, graph, umap, seed, seed == umap.seed) for seed in (umap.seed, *umap.stability_seeds)]
     maps = in_parallel(lay_out, calls, "joint map, by seed")
     rows, scored = score_joint(dict(zip(sites, vectors_STD, strict=True)), vectors, maps, umap)
-    return Fitted(dict(zip(sites, np.split(maps[0], len(sites)), strict=True)), rows, scored)
+    return Fitted(_by_seed(umap, sites, [np.split(each, len(sites)) for each in maps]), rows, scored)
 
 
 def _separate(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
     calls = [(site, vectors, umap) for site, vectors in zip(sites, vectors_STD, strict=True)]
-    maps, rows = zip(*in_parallel(_fit_alone, calls, "separate maps"), strict=True)
-    return _of_points("separate", sites, maps, rows)
+    of_site, rows = zip(*in_parallel(_fit_alone, calls, "separate maps"), strict=True)
+    return _of_points("separate", _by_seed(umap, sites, zip(*of_site, strict=True)), rows)
 
 
-def _fit_alone(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[Coordinates, list[Row]]:
+def _fit_alone(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[list[Coordinates], list[Row]]:
     graph = neighbour_graph(vectors, umap)
     maps = [lay_out(vectors, graph, umap, seed) for seed in (umap.seed, *umap.stability_seeds)]
-    return maps[0], score_site("separate", site, vectors, maps, umap)
+    return maps, score_site("separate", site, vectors, maps, umap)
 
 
 def _aligned(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
@@ -139,12 +150,19 @@ def _aligned(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> F
     by_seed = in_parallel(lay_out_aligned, calls, "aligned maps, by seed")
     of_site = list(zip(*by_seed, strict=True))
     scored = [("aligned", *each, umap) for each in zip(sites, vectors_STD, of_site, strict=True)]
-    return _of_points("aligned", sites, by_seed[0], in_parallel(score_site, scored, "scores of the aligned maps"))
+    rows = in_parallel(score_site, scored, "scores of the aligned maps")
+    return _of_points("aligned", _by_seed(umap, sites, by_seed), rows)
 
 
-def _of_points(layout: str, sites: list[Site], maps: Any, rows: Any) -> Fitted:
+def _by_seed(umap: UmapParameters, sites: list[Site], maps: Any) -> dict[int, dict[Site, Coordinates]]:
+    seeds = (umap.seed, *umap.stability_seeds)
+    return {seed: dict(zip(sites, each, strict=True)) for seed, each in zip(seeds, maps, strict=True)}
+
+
+def _of_points(layout: str, maps: dict[int, dict[Site, Coordinates]], rows: Any) -> Fitted:
     by_site = [row for part in rows for row in part]
-    return Fitted(dict(zip(sites, maps, strict=True)), whole_layout(layout, by_site) + by_site, sum(map(len, maps)))
+    scored = sum(map(len, next(iter(maps.values())).values()))
+    return Fitted(maps, whole_layout(layout, by_site) + by_site, scored)
 
 
 LAYOUTS: dict[str, Callable[[list[Site], Vectors, UmapParameters], Fitted]] = {
@@ -170,11 +188,16 @@ def _write_metrics(counts: dict[str, Any], quality: pd.DataFrame, movement: pd.D
 
 
 def _movement_metrics(moved: pd.DataFrame) -> dict[str, Any]:
-    """Step, what it is set against, then the mean over the layers and every layer's rank correlation."""
+    """Step, what it is set against, then the mean over the layers, its range over the seeds, and every layer's."""
     found: dict[str, Any] = {}
     for (step, against), rows in moved.groupby(["step", "against"], sort=False):
-        by_layer = {f"layer_{row.layer:02d}": _number(row.spearman) for row in rows.itertuples()}
-        found.setdefault(str(step), {})[str(against)] = {"mean": _number(rows["spearman"].mean())} | by_layer
+        means = rows.groupby("seed", sort=False)["spearman"].mean()
+        shown = rows[rows["seed"] == means.index[0]]
+        found.setdefault(str(step), {})[str(against)] = {
+            "mean": _number(means.iloc[0]),
+            "lowest_seed": _number(means.min()),
+            "highest_seed": _number(means.max()),
+        } | {f"layer_{row.layer:02d}": _number(row.spearman) for row in shown.itertuples()}
     return found
 
 

@@ -133,6 +133,12 @@ def test_draw_gives_every_class_its_share_to_within_one_row() -> None:
             assert abs(drawn - share) < 1 or drawn == 1
 
 
+@pytest.mark.parametrize("size", [5, 6, 50])
+def test_draw_leaves_no_class_out_beside_a_large_one(size: int) -> None:
+    labels = np.repeat([0, 1, 2, 3, 4], [96, 1, 1, 1, 1])
+    assert np.bincount(labels[stratified_draw(labels, size, seed=0)]).tolist() == [size - 4, 1, 1, 1, 1]
+
+
 def test_split_parts_are_disjoint_and_whole() -> None:
     labels = np.array([0] * 30 + [1] * 10)
     rest, part = stratified_split(labels, 0.25, seed=1)

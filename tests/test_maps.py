@@ -21,8 +21,9 @@ from stages.errors import InputError
 from stages.maps import layouts
 from stages.maps.graphs import neighbour_graph
 from stages.maps.layouts import curve, fit_map, lay_out, lay_out_aligned, ties
+from stages.maps.metric_names import METRIC_NAMES, REASONS, check_metric
 from stages.maps.movement import movement_table
-from stages.maps.neighbours import METRICS, REASONS, check_metric, neighbours
+from stages.maps.neighbours import METRICS, neighbours
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
 from stages.maps.storage import MAPS, read_map
 from stages.mixing.storage import MIXING
@@ -79,17 +80,20 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str, monkeypatch
     assert np.allclose(distances, np.take_along_axis(expected, order, axis=1), atol=1e-4)
 
 
+@pytest.mark.parametrize("metric", sorted(METRICS))
 def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right(
-    monkeypatch: pytest.MonkeyPatch,
+    metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
-    exact, _ = neighbours(vectors, 10, "euclidean", seed=0)
-    monkeypatch.setattr("stages.maps.neighbours.EXACT_UP_TO", {"products": 300, "differences": 300})
-    found, distances = neighbours(vectors, 10, "euclidean", seed=0)
-    again, same = neighbours(vectors, 10, "euclidean", seed=0)
+    exact, exactly = neighbours(vectors, 10, metric, seed=0)
+    monkeypatch.setattr("stages.maps.neighbours.EXACT_UP_TO", {"products": 0, "differences": 0})
+    found, distances = neighbours(vectors, 10, metric, seed=0)
+    again, same = neighbours(vectors, 10, metric, seed=0)
     assert np.array_equal(found, again)
     assert distances.tobytes() == same.tobytes()
     assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, found, strict=True)]) > 9.5
+    right = found == exact
+    assert np.allclose(distances[right], exactly[right], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
@@ -103,13 +107,14 @@ def test_equal_vectors_are_at_distance_zero_each_its_own_first(metric: str) -> N
 
 
 def test_unknown_metric_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"umap\.metric: 'cosin' is not a metric.*not known.*cosine, .*manhattan"):
+    with pytest.raises(ValueError, match=r"not a metric.*not known.*cosine, .*manhattan"):
         check_metric("cosin")
-    with pytest.raises(InputError, match=r"'jaccard' .* compares discrete or binary data"):
+    with pytest.raises(ValueError, match="compares discrete or binary data"):
         check_metric("jaccard")
 
 
 def test_every_metric_of_umap_is_taken_or_refused_with_a_reason() -> None:
+    assert set(METRICS) == set(METRIC_NAMES)
     assert set(named_distances) == set(METRICS) | set(REASONS)
     assert not set(METRICS) & set(REASONS)
 
@@ -302,6 +307,17 @@ def test_a_rigid_motion_scores_full_marks_and_noise_scores_chance() -> None:
     assert kept == pytest.approx(15 / 299, abs=0.02)
 
 
+@pytest.mark.parametrize("number", [8, 22, 23, 24, 30, 31, 32])
+def test_trustworthiness_is_unknown_where_scikit_learn_refuses_it(number: int) -> None:
+    vectors, xy = (np.random.default_rng(0).normal(size=(number, size)).astype(np.float32) for size in (6, 2))
+    found = scores(vectors, [xy], "euclidean")[0].mean(axis=0)
+    if number <= 30:
+        assert np.isnan(found[:2]).all()
+    else:
+        assert found[0] == pytest.approx(trustworthiness(vectors, xy, n_neighbors=15), abs=1e-9)
+    assert np.isfinite(found[2])
+
+
 def test_scored_rows_are_those_of_the_whole(planted: tuple[Any, Any, Any]) -> None:
     vectors, _, xy = planted
     rows = np.array([3, 50, 51, 199])
@@ -359,16 +375,18 @@ def test_moves_are_set_against_the_full_space_and_the_ratios() -> None:
     angle = generator.uniform(0, 2 * np.pi, size=50)
     moved = start + np.column_stack([np.cos(angle), np.sin(angle)]) * length[:, None]
     maps = {site: xy.astype(np.float32) for site, xy in ((before, start), (middle, moved), (after, start))}
-    ratios = pd.DataFrame({"layer": 1, "attn_n": length**3, "attn_w": -length})
-    table = movement_table("joint", maps, maps, ratios, "euclidean").set_index(["step", "against"])
+    ratios = pd.DataFrame({"layer": 1, "attn_n": length**3, "attn_w": -length, "enc_n": length})
+    table = movement_table("joint", 2, maps, maps, ratios, "euclidean").set_index(["step", "against"])
     assert table["spearman"].to_dict() == {
         ("attention", "full_space"): pytest.approx(1),
         ("attention", "attn_n"): pytest.approx(1, abs=1e-3),
         ("attention", "attn_w"): pytest.approx(-1, abs=1e-3),
         ("ffn", "full_space"): pytest.approx(1),
+        ("layer", "full_space"): pytest.approx(np.nan, nan_ok=True),  # back where it was
+        ("layer", "enc_n"): pytest.approx(np.nan, nan_ok=True),
     }
     assert (table["tokens"] == 50).all()
-    assert movement_table("joint", {middle: maps[middle]}, {middle: maps[middle]}, ratios, "euclidean").empty
+    assert movement_table("joint", 2, {middle: maps[middle]}, {middle: maps[middle]}, ratios, "euclidean").empty
 
 
 def test_every_map_carries_its_scores(workspace: Workspace) -> None:
@@ -393,15 +411,19 @@ def test_every_map_carries_its_scores(workspace: Workspace) -> None:
     movement = pd.read_csv("reports/plots/movement.csv")
     assert set(movement["layout"]) == {"joint", "aligned"}
     assert set(movement["against"]) == {"full_space", "attn_n"}
-    rows = movement[(movement["layout"] == "aligned") & (movement["against"] == "attn_n")]
+    rows = movement[(movement["layout"] == "aligned") & (movement["against"] == "attn_n")].set_index("seed")
+    umap = read_parameters().umap
+    assert rows.index.tolist() == [umap.seed, *umap.stability_seeds]
     found = metrics["aligned"]["movement"]["attention"]["attn_n"]
-    assert found["layer_01"] == pytest.approx(rows["spearman"].item(), abs=1e-6)
+    assert found["layer_01"] == found["mean"] == pytest.approx(rows["spearman"][umap.seed], abs=1e-6)
+    assert found["lowest_seed"] == pytest.approx(rows["spearman"].min(), abs=1e-6)
+    assert found["highest_seed"] == pytest.approx(rows["spearman"].max(), abs=1e-6)
 
 
 LAYOUTS = ["joint", "separate", "aligned"]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 23])
 def test_few_tokens_give_every_layout(workspace: Workspace, tokens: int) -> None:
     workspace(umap={"n_epochs": 10, "layouts": LAYOUTS, "stability_seeds": [3]})
     write_stores(tokens)
@@ -423,6 +445,9 @@ def test_constant_and_repeated_vectors_give_every_layout(workspace: Workspace, k
     reduce.main(read_parameters())
     for layout in LAYOUTS:
         assert np.isfinite(read_map(layout)[["x", "y"]].to_numpy()).all()
+    quality = pd.read_parquet(MAPS / "quality.parquet")
+    there = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]
+    assert there["value"].isna().all() == (kind == "constant")
 
 
 def outputs() -> dict[str, bytes]:
@@ -441,16 +466,61 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
         reduce.main(read_parameters())
         found.append(outputs())
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    # Workers that know nothing: neither the scheduler's name nor that one thread is wanted.
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", env={"OMP_NUM_THREADS": "2"}
+    ) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+        before = cluster.scheduler.transition_counter
         reduce.main(read_parameters())
         found.append(outputs())
+        assert cluster.scheduler.transition_counter > before
     assert len(found[0]) == len(LAYOUTS) + 3
     assert found[1] == found[0]
     assert found[2] == found[0]
 
 
-def test_unknown_metric_stops_the_stage_before_any_work(workspace: Workspace) -> None:
-    workspace(umap={"metric": "cosin"})
-    with pytest.raises(InputError, match=r"umap\.metric"):
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense"])
+def test_scheduler_that_does_not_answer_is_one_error_and_nothing_is_lost(
+    address: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace(umap={"n_epochs": 10, "layouts": ["joint"]})
+    write_stores(30)
+    reduce.main(read_parameters())
+    before = outputs()
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
+    monkeypatch.setattr("stages.maps.parallel.SECONDS_TO_ANSWER", 1)
+    with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no Dask scheduler answers"):
         reduce.main(read_parameters())
+    assert outputs() == before
+
+
+def test_limit_below_the_number_of_points_is_one_error(workspace: Workspace) -> None:
+    workspace(umap={"n_epochs": 10, "layouts": ["joint"], "max_points": 5})
+    write_stores(30)
+    for layer in (2, 3):
+        store.create_stores(ACTIVATIONS, [Site(layer, "layer_output")], store.plan_store(30, 20, "float16"))
+        store.create_stores(ACTIVATIONS, [Site(layer, "ffn_output")], store.plan_store(30, 20, "float16"))
+    with pytest.raises(InputError, match=r"umap\.max_points: 5 is less than one token at each of the 7 capture points"):
+        reduce.main(read_parameters())
+
+
+def test_a_value_that_is_no_number_is_one_error(workspace: Workspace) -> None:
+    workspace(umap={"n_epochs": 10, "layouts": ["joint"]})
+    write_stores(30)
+    store.write_block(ACTIVATIONS, SITES[1], slice(0, 20), np.full((20, 20), np.nan, dtype=np.float16))
+    with pytest.raises(InputError, match=r"activations: .* holds a value that is no number"):
+        reduce.main(read_parameters())
+
+
+def test_unknown_metric_is_found_when_the_parameters_are_read(workspace: Workspace) -> None:
+    workspace(umap={"metric": "cosin"})
+    with pytest.raises(InputError, match=r"umap\.metric: 'cosin' is not allowed: not a metric"):
+        read_parameters()
+
+
+def test_stability_seeds_are_other_seeds(workspace: Workspace) -> None:
+    workspace(umap={"seed": 3, "stability_seeds": [3, 4]})
+    with pytest.raises(InputError, match=r"umap\.stability_seeds: \[3, 4\] is not allowed: it holds 3, which is"):
+        read_parameters()

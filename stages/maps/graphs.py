@@ -25,13 +25,17 @@ Graph = Any  # scipy.sparse.csr_matrix [vectors, vectors], float32
 ON_THE_AXES = np.eye(2)
 
 
-def neighbour_graph(vectors: Vectors, umap: UmapParameters) -> Graph | None:
-    """The weighted graph of neighbours that `umap.UMAP` keeps as `graph_`; None where there is none to lay out.
+def has_neighbourhoods(vectors: Vectors) -> bool:
+    """Not so for fewer than four vectors, and for vectors that are all equal: there is nothing to lay out."""
+    return len(vectors) >= SMALLEST_FIT and not (vectors == vectors[0]).all()
 
-    Fewer vectors than `n_neighbors` are each other's neighbours all. None for fewer than four
-    vectors and for vectors that are all equal.
+
+def neighbour_graph(vectors: Vectors, umap: UmapParameters) -> Graph | None:
+    """The weighted graph of neighbours that `umap.UMAP` keeps as `graph_`; None without neighbourhoods.
+
+    Fewer vectors than `n_neighbors` are each other's neighbours all.
     """
-    if len(vectors) < SMALLEST_FIT or (vectors == vectors[0]).all():
+    if not has_neighbourhoods(vectors):
         return None
     k = min(umap.n_neighbors, len(vectors) - 1)
     return fuzzy_union(*neighbours(vectors, k, umap.metric, umap.seed))

@@ -1,6 +1,6 @@
 """UMAP layouts in two dimensions, from neighbours that are found once.
 
-What `umap.UMAP` and `umap.AlignedUMAP` compute, taken apart and bit for bit the same for the same graph
+What `umap.UMAP` and `umap.AlignedUMAP` compute, taken apart and bit for bit the same for the same connected graph
 (tested): the graph depends on the vectors only, so several seeds share it; the epochs run without the
 interpreter lock, so several maps run side by side in one process; and importing and compiling what a layout does
 not use, which costs umap-learn more than the layout of a few thousand vectors, falls away.
@@ -28,6 +28,7 @@ NOISE = 1e-4  # added to it
 NEGATIVE_SAMPLES = 5  # for each edge that is sampled; umap-learn's default
 TIE = 1e-2  # of a token to itself at the next point, AlignedUMAP's `alignment_regularisation`
 WINDOW = 3  # points before and after that a token is tied to, its `alignment_window_size`
+FEW_EPOCHS = 10
 EPOCHS_AT_ONCE = 10  # between two steps of the progress bar
 
 
@@ -41,13 +42,14 @@ def lay_out(
 ) -> Coordinates:
     """Coordinates `[vectors, 2]`: what `umap.UMAP(random_state=seed).fit(vectors).embedding_` gives for the same graph.
 
-    Without a graph the vectors lie on a line, in order.
+    The parts of an unconnected graph start in other places (`spectral_start`). Without a graph the vectors lie on a
+    line, in order.
     """
     if graph is None:
         return _line(len(vectors))
     random_state = np.random.RandomState(seed)
     edges = graph.tocoo()
-    edges.data[edges.data < edges.data.max() / umap.n_epochs] = 0.0
+    edges.data[edges.data < edges.data.max() / _pruning_epochs(len(vectors), umap.n_epochs)] = 0.0
     edges.eliminate_zeros()
     start = _scaled(spectral_start(vectors, edges, umap, random_state))
     start = start + random_state.normal(scale=NOISE, size=start.shape).astype(np.float32)
@@ -174,6 +176,13 @@ def _padded(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
     for row, part in zip(rows, parts, strict=True):
         row[: len(part)] = part
     return rows
+
+
+def _pruning_epochs(vectors: int, epochs: int) -> int:
+    """An edge that so many epochs would not sample once is left out; as in umap-learn, not judged by ten or fewer."""
+    if epochs > FEW_EPOCHS:
+        return epochs
+    return 500 if vectors <= 10_000 else 200
 
 
 def _learning_rates(epochs: int) -> npt.NDArray[np.float64]:

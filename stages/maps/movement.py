@@ -16,45 +16,50 @@ from stages.models.capture_points import Site
 from stages.models.hardware import device
 
 FULL_SPACE = "full_space"
-COLUMNS = ("layout", "layer", "step", "against", "spearman", "tokens")
+WHOLE_LAYER = "enc_n"  # the ratio that is one of the whole layer; the others are of its attention
+COLUMNS = ("layout", "seed", "layer", "step", "against", "spearman", "tokens")
 
 Lengths = npt.NDArray[np.float64]
 PAIRS_AT_ONCE = 64
 
 
 def steps(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
-    """Layer, `attention` or `ffn`, and the points before and after it, of the layers whose points were captured."""
+    """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers."""
     found = []
     for layer in sorted({site.layer for site in sites} - {0}):
         before = Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
         middle, after = Site(layer, "attention_norm"), Site(layer, "layer_output")
-        found += [(layer, "attention", before, middle), (layer, "ffn", middle, after)]
+        found += [(layer, "attention", before, middle), (layer, "ffn", middle, after), (layer, "layer", before, after)]
     return [step for step in found if step[2] in sites and step[3] in sites]
 
 
 def movement_table(
     layout: str,
+    seed: int,
     features: Mapping[Site, Vectors],
     fitted: Mapping[Site, Coordinates],
     ratios: pd.DataFrame,
     metric: str,
 ) -> pd.DataFrame:
-    """`layout, layer, step, against, spearman, tokens`: rank correlations over the tokens, by layer and step.
+    """`layout, seed, layer, step, against, spearman, tokens`: rank correlations over the tokens, by layer and step.
 
     Of a token's move on the map with its move in the full space (`against` is `full_space`, distances by
-    `metric`), and of its move in the attention step with each mixing ratio. `ratios` has the columns `layer` and one
-    for each method, for each layer one row for each token in the order of the maps; empty where none were measured.
+    `metric`), and of its move in the attention step, or in the whole layer, with each mixing ratio of that.
+    `ratios` has the columns `layer` and one for each method, for each layer one row for each token in the order of
+    the maps; empty where none were measured.
     """
     rows = []
     for layer, step, before, after in steps(list(fitted)):
         moved = np.linalg.norm(fitted[after].astype(np.float64) - fitted[before], axis=1)
         against = {FULL_SPACE: _pair_distances(features[before], features[after], metric)}
-        if step == "attention" and len(ratios):
-            here = ratios[ratios["layer"] == layer].drop(columns="layer")
-            against |= {str(method): here[method].to_numpy(np.float64) for method in here}
+        here = ratios[ratios["layer"] == layer].drop(columns="layer") if len(ratios) else ratios
+        for method in map(str, here.columns):
+            if step == ("layer" if method == WHOLE_LAYER else "attention"):
+                against[method] = here[method].to_numpy(np.float64)
         for name, values in against.items():
             known = np.isfinite(values)
-            rows.append((layout, layer, step, name, rank_correlation(moved[known], values[known]), int(known.sum())))
+            spearman = rank_correlation(moved[known], values[known])
+            rows.append((layout, seed, layer, step, name, spearman, int(known.sum())))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

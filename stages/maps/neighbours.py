@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch
 from scipy.spatial.distance import cdist
 
-from stages.errors import InputError
+from stages.maps.metric_names import BY_PRODUCTS
 from stages.models.hardware import device
 
 TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
@@ -68,12 +69,13 @@ def _minkowski(p: float) -> Metric:
 def _scipy(name: Literal["braycurtis", "canberra"]) -> Metric:
     def distances(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
         found_AB = torch.from_numpy(cdist(a_AD.cpu().numpy(), b_BD.cpu().numpy(), name))
-        return found_AB.nan_to_num_(nan=0).to(a_AD.device)  # 0 / 0 of two vectors of zeros
+        # As in umap-learn, 0 where the sum that is divided by is 0.
+        return found_AB.nan_to_num_(nan=0, posinf=0).to(a_AD.device)
 
     return Metric(_same, distances, _same)
 
 
-PRODUCTS: dict[str, Metric] = {
+METRICS: dict[str, Metric] = {
     "cosine": _by_product(_unit, _same),
     "correlation": _by_product(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _same),
     "softmax_hellinger": _by_product(lambda x_ND: x_ND.softmax(dim=1).sqrt(), torch.sqrt),
@@ -81,37 +83,14 @@ PRODUCTS: dict[str, Metric] = {
         ("euclidean", "l2", "minkowski"),  # umap-learn's minkowski has p = 2 unless told
         _by_product(_same, lambda half_squares: (2 * half_squares).sqrt()),
     ),
-}
-DIFFERENCES: dict[str, Metric] = {
     **dict.fromkeys(("manhattan", "l1", "taxicab"), _minkowski(1)),
     **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), _minkowski(float("inf"))),
     "braycurtis": _scipy("braycurtis"),
     "canberra": _scipy("canberra"),
 }
-METRICS: dict[str, Metric] = PRODUCTS | DIFFERENCES
 """By umap-learn's names."""
 
-_NOT_FOR_FEATURES = {
-    "compares discrete or binary data": "categorical count dice hamming hierarchical_categorical jaccard kulsinski "
-    "matching myers ordinal rogerstanimoto russellrao sokalmichener sokalsneath string yule",
-    "needs parameters of its own": "mahalanobis seuclidean standardised_euclidean weighted_minkowski wminkowski",
-    "is not defined for negative values": "hellinger ll_dirichlet symmetric_kl",
-    "is defined within the unit ball only": "poincare",
-    "is defined for two dimensions only": "haversine",
-}
-REASONS = {name: reason for reason, names in _NOT_FOR_FEATURES.items() for name in names.split()}
-"""Why each other metric of umap-learn is refused."""
-
-
-def check_metric(metric: str) -> None:
-    """`InputError` for a metric that is none of `METRICS`."""
-    if metric in METRICS:
-        return
-    raise InputError(
-        f"umap.metric: {metric!r} is not a metric for dense real vectors, it "
-        f"{REASONS.get(metric, 'is not known to umap-learn')}; "
-        f"allowed: {', '.join(sorted(METRICS))}"
-    )
+_ALONE = threading.Lock()  # numba's plainest threads may be entered by one at a time
 
 
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Distances]:
@@ -119,14 +98,9 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
     Exact up to a number of vectors (`EXACT_UP_TO`), by nearest-neighbour descent, seeded, above it.
     """
-    limit = EXACT_UP_TO["products" if metric in PRODUCTS else "differences"]
-    if len(vectors) > limit * (EXACT_ON_GPU if device().type == "cuda" else 1):
-        from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
-
-        indices, distances, _ = nearest_neighbors(
-            vectors, k, metric, {}, False, np.random.RandomState(seed), n_jobs=1, use_pynndescent=True
-        )
-        return indices.astype(np.int32), distances.astype(np.float32)
+    kind = "products" if metric in BY_PRODUCTS else "differences"
+    if len(vectors) > EXACT_UP_TO[kind] * (EXACT_ON_GPU if device().type == "cuda" else 1):
+        return _approximate(vectors, k, metric, seed)
     return _exact(vectors, k, METRICS[metric])
 
 
@@ -156,3 +130,26 @@ def _exact(vectors: Vectors, k: int, metric: Metric) -> tuple[Indices, Distances
             keep(a, block, b)
     distances = metric.finish(nearest.clamp_(min=0))
     return indices.to("cpu", torch.int32).numpy(), distances.to("cpu", torch.float32).numpy()
+
+
+def _approximate(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Distances]:
+    """By nearest-neighbour descent, as in umap-learn; what is a matrix product is Euclidean after its preparation."""
+    from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
+
+    by_product = metric in BY_PRODUCTS
+    if by_product:
+        vectors = METRICS[metric].prepare(torch.from_numpy(vectors)).numpy()
+    with _ALONE:
+        indices, distances, _ = nearest_neighbors(
+            vectors,
+            k,
+            "euclidean" if by_product else metric,
+            {},
+            False,
+            np.random.RandomState(seed),
+            n_jobs=1,
+            use_pynndescent=True,
+        )
+    if by_product:
+        distances = METRICS[metric].finish(torch.from_numpy(distances).to(torch.float64).square() / 2).numpy()
+    return indices.astype(np.int32), distances.astype(np.float32)

@@ -13,7 +13,10 @@ import torch
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
+from stages.errors import InputError
+
 SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
+SECONDS_TO_ANSWER = 10
 Result = TypeVar("Result")
 
 
@@ -27,20 +30,43 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     try:
         with _backend() as workers:
             parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-            results = parallel(joblib.delayed(_one_thread)(function, arguments) for arguments in calls)
+            run = _one_thread if on_cluster() else _one_torch_thread
+            results = parallel(joblib.delayed(run)(function, *arguments) for arguments in calls)
             return list(tqdm(results, total=len(calls), desc=what, disable=not sys.stderr.isatty()))
     finally:
         torch.set_num_threads(before)
 
 
+def on_cluster() -> bool:
+    """Whether the environment names a Dask scheduler."""
+    return bool(os.environ.get(SCHEDULER))
+
+
+def check_cluster() -> None:
+    """`InputError` where the environment names a scheduler that does not answer."""
+    if on_cluster():
+        _client().close()
+
+
+def _client() -> Any:
+    from distributed import Client
+
+    address = os.environ[SCHEDULER]
+    client: Any = Client
+    try:
+        return client(address, timeout=SECONDS_TO_ANSWER)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{SCHEDULER}={address}: no Dask scheduler answers there; start one (`dask scheduler`) and name it as "
+            "tcp://host:port, or unset the variable to work in this process"
+        ) from error
+
+
 @contextmanager
 def _backend() -> Iterator[int]:
     """The number of workers, under joblib's backend for them."""
-    if os.environ.get(SCHEDULER):
-        from distributed import Client
-
-        client: Any = Client
-        with client(), joblib.parallel_config(backend="dask"):
+    if on_cluster():
+        with _client() as client, joblib.parallel_config(backend="dask", client=client):
             yield -1
     else:
         # The loops of a layout run without the interpreter lock, so threads are enough and start at once.
@@ -48,9 +74,12 @@ def _backend() -> Iterator[int]:
             yield joblib.cpu_count()
 
 
-def _one_thread(function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+def _one_torch_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     torch.set_num_threads(1)
-    if os.environ.get(SCHEDULER) is None:
-        return function(*arguments)
+    return function(*arguments)
+
+
+def _one_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """On a worker, whose other libraries nobody has told."""
     with threadpool_limits(1):
-        return function(*arguments)
+        return _one_torch_thread(function, *arguments)

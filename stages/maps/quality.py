@@ -20,10 +20,11 @@ from stages.reviews.draw import Rows, stratified_draw
 
 NEIGHBOURS = 15
 SCORED_VECTORS = 4096  # of a map, at most; a seeded draw with all points in their shares, each against all vectors
-BLOCK_DISTANCES = 2**24  # of the scored vectors to all, at once: 128 MB in float64
+BLOCK_DISTANCES = 2**22  # of the scored vectors to all, at once: 32 MB in float64
 PAIRED_VECTORS = 1024  # whose pairwise distances are compared, at most
 MEASURES = ("trustworthiness", "continuity", "neighbours_kept")
 DISTANCES = "distance_spearman"
+STABILITY = ("procrustes_distance", "neighbour_overlap")
 
 Scores = npt.NDArray[np.float64]
 
@@ -33,8 +34,8 @@ def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: 
 
     With k = 15 nearest neighbours, trustworthiness is 1 - 2 / (n k (2n - 3k - 1)) sum_i sum_j (r(i, j) - k) over
     the neighbours j of i on the map that are none in the full space, r their rank there; continuity is the
-    same with map and full space exchanged (Venna and Kaski 2001). Both are NaN for fewer than 3k / 2 vectors,
-    where the formula has no meaning. Distances of the full space are by `metric`, exact, also where the map was made
+    same with map and full space exchanged (Venna and Kaski 2001). Both are NaN for up to 2k vectors, where the
+    formula has no meaning. Distances of the full space are by `metric`, exact, also where the map was made
     from approximate neighbours.
     """
     n, k = len(vectors), min(NEIGHBOURS, len(vectors) - 1)
@@ -56,7 +57,7 @@ def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: 
             excess = (_rank_excess(far, near_map), _rank_excess(apart, near_full))
             part.append(torch.stack([*excess, kept], dim=1).cpu())
     found = [torch.cat(part).numpy() for part in parts]
-    scale = 2 / (k * (2 * n - 3 * k - 1)) if n >= 1.5 * NEIGHBOURS else np.nan
+    scale = 2 / (k * (2 * n - 3 * k - 1)) if 2 * k < n else np.nan
     return [np.column_stack([1 - scale * each[:, :2], each[:, 2]]) for each in found]
 
 
@@ -121,7 +122,7 @@ def stability(layouts: Sequence[Coordinates], seed: int) -> dict[str, tuple[floa
     """
     number = len(layouts[0])
     if number < 3:
-        return dict.fromkeys(("procrustes_distance", "neighbour_overlap"), (float("nan"), float("nan")))
+        return dict.fromkeys(STABILITY, (float("nan"), float("nan")))
     generator = np.random.default_rng(seed)
     rows = stratified_draw(np.zeros(number, dtype=np.int64), SCORED_VECTORS, seed)
     found = []

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from stages.maps.graphs import has_neighbourhoods
 from stages.maps.neighbours import Vectors
-from stages.maps.quality import DISTANCES, MEASURES, distance_correlation, scored_rows, scores, stability
+from stages.maps.quality import DISTANCES, MEASURES, STABILITY, distance_correlation, scored_rows, scores, stability
 from stages.maps.storage import Coordinates
 from stages.models.capture_points import Site
 from stages.parameters import UmapParameters
 
 QUALITY_COLUMNS = ("layout", "layer", "point", "measure", "value", "chance")
+DIGITS = 6
 Row = tuple[str, int | None, str | None, str, float, float]
 
 
@@ -23,6 +25,8 @@ def score_site(
 ) -> list[Row]:
     """Rows for one point's own map; `maps` are `[tokens, 2]`, the first with the seed of the parameters."""
     where = (layout, site.layer, site.point)
+    if not has_neighbourhoods(vectors):
+        return _unknown(where, len(maps))
     xy, dealt = maps[0], _dealt(maps[0], umap.seed)
     rows = scored_rows(np.zeros(len(xy), dtype=np.int64), umap.seed)
     value, chance = (part.mean(axis=0) for part in scores(vectors, (xy, dealt), umap.metric, rows))
@@ -44,6 +48,8 @@ def score_joint(
     features: Mapping[Site, Vectors], vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters
 ) -> tuple[list[Row], int]:
     """Rows for the one map of all points and for each point's part in it, and how many vectors were scored."""
+    if not has_neighbourhoods(vectors):
+        return _unknown(("joint", None, None), len(maps)), 0
     tokens = len(next(iter(features.values())))
     xy, dealt = maps[0], _dealt(maps[0], umap.seed)
     numbers = np.repeat(np.arange(len(features)), tokens)
@@ -70,8 +76,14 @@ def score_joint(
 
 def quality_table(rows: Sequence[Row]) -> pd.DataFrame:
     """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
-    table = pd.DataFrame(list(rows), columns=list(QUALITY_COLUMNS))
+    table = pd.DataFrame(list(rows), columns=list(QUALITY_COLUMNS)).round(DIGITS)
     return table.astype({"layer": "Int32", "point": "string", "value": "float64", "chance": "float64"})
+
+
+def _unknown(where: tuple[str, int | None, str | None], maps: int) -> list[Row]:
+    """A map without neighbourhoods has no quality."""
+    names = (*MEASURES, DISTANCES, *(STABILITY if maps > 1 else ()))
+    return [(*where, name, float("nan"), float("nan")) for name in names]
 
 
 def _dealt(xy: Coordinates, seed: int) -> Coordinates:

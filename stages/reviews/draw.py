@@ -11,8 +11,8 @@ Rows = npt.NDArray[np.int64]
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
     """`size` row numbers, sorted, in which every class has its share of `labels`, to within one row.
 
-    All rows where `size` is not smaller than their number. Where `size` allows it, no
-    class is left out.
+    All rows where `size` is not smaller than their number. No class is left out where `size` is not smaller than
+    the number of classes: the largest ones then give the rows that the smallest lack.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -23,6 +23,9 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
     order = sorted(range(len(classes)), key=lambda k: (quota[k] > 0, quota[k] - exact[k], k))
     for k in order[: size - int(quota.sum())]:
         quota[k] += 1
+    while size >= len(classes) and (quota == 0).any():
+        quota[np.argmax(quota)] -= 1
+        quota[np.argmin(quota)] += 1
     generator = np.random.default_rng(seed)
     drawn = [
         generator.choice(np.flatnonzero(labels == name), size=take, replace=False)
