@@ -106,6 +106,14 @@ def separate_plain() -> None:
     np.save("separate_plain.npy", np.concatenate([umap.UMAP().fit(x).embedding_ for x in vectors()[:SEPARATE_MAPS]]))
 
 
+def reduce_ours() -> None:
+    """The whole stage: every layout, several seeds of each, all scores, and the files. No plain way does as much."""
+    from stages import reduce
+    from stages.parameters import read_parameters
+
+    reduce.main(read_parameters())
+
+
 def render_ours() -> None:
     from stages.parameters import read_parameters
     from stages.pictures.joint_pages import draw_joint_pages
@@ -142,6 +150,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
     "capture": {"ours": capture_ours, "plain": capture_plain},
     "joint": {"ours": joint_ours, "plain": joint_plain},
     "separate": {"ours": separate_ours, "plain": separate_plain},
+    "reduce": {"ours": reduce_ours},
     "render": {"ours": render_ours, "plain": render_plain},
 }
 

@@ -32,6 +32,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.cases import CASES, MAP, SEPARATE_MAPS, vectors
 from stages.maps.quality import scored_rows, scores
+from stages.mixing.storage import MIXING
 from stages.store import stored_sites
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,11 +42,13 @@ TEXTS = 16
 WHAT = {
     "capture": f"{TEXTS} texts of {TOKENS} tokens, default model, 32 points",
     "joint": f"joint map of 62 x {TOKENS} vectors of 768; plain: fit, then 62 times `transform`",
-    "separate": f"{SEPARATE_MAPS} separate maps of {TOKENS} vectors of 768; plain: `UMAP().fit` in turn",
+    "separate": f"{SEPARATE_MAPS} separate maps of {TOKENS} vectors of 768, 200 epochs; plain: `UMAP().fit` in turn, "
+    "500 epochs, its default for so few",
+    "reduce": f"the whole stage on 62 x {TOKENS} vectors of 768: three layouts, three seeds of each, scores, files",
     "render": "62 pages, PNG and PDF; plain: a new figure for each",
 }
 STATES = {"capture": ("",), "joint": ("nothing compiled", "compiled before"), "render": ("",)}
-STATES["separate"] = STATES["joint"]
+STATES["separate"] = STATES["reduce"] = STATES["joint"]
 Run = tuple[float, float]  # seconds, peak MB
 Runs = dict[tuple[str, str], dict[str, list[Run]]]  # by case and state, then by way
 
@@ -65,6 +68,8 @@ def main() -> None:
             place = small if case == "capture" else base
             if case == "render":
                 _write_map(base)
+            if case == "reduce":
+                _write_ratios(base)
             for state in STATES[case]:
                 cold = state == "nothing compiled"
                 if not cold:
@@ -76,7 +81,7 @@ def main() -> None:
                         runs[way].append(_run(case, way, place, cold))
                 found[case, state] = runs
                 print(_row((case, state), runs), flush=True)
-        table = _table(found, _trust(base) if "joint" in arguments.cases else "")
+        table = _table(found, "".join(_trust(base, case) for case in ("joint", "separate") if case in arguments.cases))
     print(table)
     if set(arguments.cases) == set(CASES):
         RESULTS.write_text(table, encoding="utf-8")
@@ -115,6 +120,16 @@ def _write_map(base: Path) -> None:
     table.to_parquet(base / MAP)
 
 
+def _write_ratios(base: Path) -> None:
+    """Random ratios for the tokens, so that moves can be set against them."""
+    tokens = pd.read_parquet(base / "features/activations/tokens.parquet")[["document", "position"]]
+    layers = [tokens.assign(checkpoint="finetuned", layer=layer) for layer in range(1, 13)]
+    table = pd.concat(layers, ignore_index=True)
+    (base / MIXING).mkdir(parents=True, exist_ok=True)
+    table["attn_n"] = np.random.default_rng(0).uniform(size=len(table))
+    table.to_parquet(base / MIXING / "tokens.parquet", index=False)
+
+
 def _run(case: str, way: str, folder: Path, cold: bool = False) -> Run:
     """Wall time and peak memory of a fresh process; `cold`: numba finds nothing that was compiled before."""
     shutil.rmtree(folder / "features/plain", ignore_errors=True)
@@ -129,34 +144,34 @@ def _run(case: str, way: str, folder: Path, cold: bool = False) -> Run:
     return time.perf_counter() - start, float((folder / "peak_memory").read_text(encoding="ascii"))
 
 
-def _trust(base: Path) -> str:
-    """Trustworthiness of the joint map, both ways."""
+def _trust(base: Path, case: str) -> str:
+    """Trustworthiness of the maps of a case, both ways."""
     here = Path.cwd()
     os.chdir(base)
     try:
-        x = np.concatenate(vectors())
-        names = ("ours", "plain", "plain_transformed")
-        layouts = [np.load(f"joint_{name}.npy").astype(np.float32) for name in names]
+        arrays = vectors()
+        layouts = {path.stem.removeprefix(f"{case}_"): np.load(path) for path in sorted(Path().glob(f"{case}_*.npy"))}
     finally:
         os.chdir(here)
-    rows = scored_rows(np.zeros(len(x), dtype=np.int64), seed=0)
-    ours, plain, moved = (float(each[:, 0].mean()) for each in scores(x, layouts, "euclidean", rows))
-    return (
-        f"Trustworthiness of the joint map (k = 15, {len(rows)} of its {len(x)} vectors): {ours:.4f}; "
-        f"plain fit {plain:.4f}, its 62 transforms {moved:.4f}.\n"
-    )
+    spaces = [np.concatenate(arrays)] if case == "joint" else arrays[:SEPARATE_MAPS]
+    parts = [np.array_split(xy.astype(np.float32), len(spaces)) for xy in layouts.values()]
+    found = []
+    for number, x in enumerate(spaces):
+        rows = scored_rows(np.zeros(len(x), dtype=np.int64), seed=0)
+        found.append([each[:, 0].mean() for each in scores(x, [part[number] for part in parts], "euclidean", rows)])
+    each = ", ".join(f"{name} {value:.4f}" for name, value in zip(layouts, np.mean(found, axis=0), strict=True))
+    return f"Trustworthiness (k = 15) of the {case} {'map' if case == 'joint' else 'maps'}: {each}.\n\n"
 
 
 def _row(name: tuple[str, str], found: dict[str, list[Run]]) -> str:
-    (ours, ours_mb), (plain, plain_mb) = (
-        (statistics.median(run[0] for run in found[way]), statistics.median(run[1] for run in found[way]))
-        for way in ("ours", "plain")
-    )
     case, state = name
-    return (
-        f"| {case} | {WHAT[case]} | {state} | {ours:.1f} s | {plain:.1f} s | {plain / ours:.1f} x "
-        f"| {ours_mb:,.0f} MB | {plain_mb:,.0f} MB |"
-    )
+    middle = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
+    (ours, ours_mb), plain = middle["ours"], middle.get("plain")
+    there = ["", "", ""]
+    if plain is not None:
+        there = [f"{plain[0]:.1f} s", f"{plain[0] / ours:.1f} x", f"{plain[1]:,.0f} MB"]
+    columns = [case, WHAT[case], state, f"{ours:.1f} s", *there[:2], f"{ours_mb:,.0f} MB", there[2]]
+    return f"| {' | '.join(columns)} |"
 
 
 def _table(found: Runs, trust: str) -> str:
@@ -174,7 +189,8 @@ def _table(found: Runs, trust: str) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
         *(_row(name, runs) for name, runs in found.items()),
         "",
-        trust,
+        trust.rstrip(),
+        "",
     ]
     return "\n".join(lines)
 
