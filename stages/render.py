@@ -37,7 +37,7 @@ def main(parameters: Parameters) -> None:
             write_animation([page.pixels for page in pages], FIGURES / "joint.gif", figures.frames_per_second)
         else:
             logging.info("no pages and no animation of the joint map: umap.layouts does not hold joint")
-        draw_atlas(read_map(layouts[0]), tokens, FIGURES / "atlas", figures)
+        draw_atlas(layouts[0], read_map(layouts[0]), tokens, FIGURES / "atlas", figures)
     draw_mixing_figures(figures)
     write_page(parameters)
 

@@ -47,7 +47,7 @@ def test_figures_name_tokens_and_methods_and_hold_colours(measured: Path) -> Non
     figures = measured / "reports/figures"
     strip = (figures / "mixing_tokens_text_0.svg").read_text(encoding="utf-8")
     assert ">[CLS]<" in strip
-    assert ">Fine-tuned<" in strip
+    assert ">Fine-tuned,<" in strip
     matrices = (figures / "mixing_contributions_text_1_finetuned.svg").read_text(encoding="utf-8")
     assert "its first 24 of 42 tokens" in matrices
     assert ">Value Zeroing<" in matrices

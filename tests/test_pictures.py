@@ -17,7 +17,7 @@ from stages.parameters import FiguresParameters
 from stages.pictures.animation import write_animation
 from stages.pictures.atlas import draw_atlas
 from stages.pictures.joint_pages import JointFigure, draw_joint_pages
-from stages.pictures.style import POINT_MARKS, paper_style, printable
+from stages.pictures.style import PAGE_HEIGHT, POINT_MARKS, paper_style, printable
 from stages.pictures.words import frequent_words, words
 
 FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, frames_per_second=4)
@@ -86,7 +86,7 @@ def test_same_map_is_drawn_to_the_same_bytes(tmp_path: Path) -> None:
         with paper_style():
             pages = draw_joint_pages(table, tmp_path / name / "joint", FIGURES)
             write_animation([page.pixels for page in pages], tmp_path / name / "joint.gif", 4)
-            draw_atlas(table, tokens, tmp_path / name / "atlas", FIGURES)
+            draw_atlas("joint", table, tokens, tmp_path / name / "atlas", FIGURES)
     assert digest(tmp_path / "first") == digest(tmp_path / "second")
 
 
@@ -99,8 +99,9 @@ def test_atlas_has_a_panel_for_each_map_and_none_is_empty(
     monkeypatch.setattr("stages.pictures.atlas.save_figure", lambda figure, *_: drawn.append(figure))
     tokens = tokens_table(["[CLS]", "the", "film", "the", "[SEP]"])
     with paper_style():
-        draw_atlas(map_of(tokens, layers, points), tokens, tmp_path / "atlas", FIGURES)
+        draw_atlas("separate", map_of(tokens, layers, points), tokens, tmp_path / "atlas", FIGURES)
         drawn[0].draw_without_rendering()
+    assert drawn[0].get_size_inches()[1] <= PAGE_HEIGHT
     panels = [axes for axes in drawn[0].axes if axes.axison and axes.get_label() != "<colorbar>" and axes.collections]
     assert len([axes for axes in panels if len(axes.collections) >= 2]) == 2 + layers * len(points)
     assert {"[CLS]", "[SEP]", "the"} == {
@@ -108,10 +109,37 @@ def test_atlas_has_a_panel_for_each_map_and_none_is_empty(
     }
 
 
+@pytest.mark.parametrize("layout", ["joint", "separate"])
+def test_atlas_has_one_scale_for_both_directions_and_one_frame_for_one_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("stages.pictures.atlas.save_figure", lambda figure, *_: drawn.append(figure))
+    tokens = tokens_table(["[CLS]", "the", "film", "the", "[SEP]"], documents=2)
+    table = map_of(tokens, layers=2)
+    table[["x", "y"]] *= [100, 1]
+    with paper_style():
+        draw_atlas(layout, table[table["document"] == "test/1"], tokens, tmp_path / "atlas", FIGURES)
+        drawn[0].draw_without_rendering()
+    panels = [axes for axes in drawn[0].axes if len(axes.collections) >= 2]
+    assert len(panels) == 2 + 2 * len(LAYER_POINTS)
+    assert sum(len(part.get_offsets()) for part in panels[0].collections) == 5
+    for axes in panels:
+        box, (left, right), (bottom, top) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
+        assert box.width / (right - left) == pytest.approx(box.height / (top - bottom))
+        for part in axes.collections:
+            x, y = part.get_offsets().T
+            assert left < x.min() <= x.max() < right
+            assert bottom < y.min() <= y.max() < top
+    middles = {tuple(np.round([sum(axes.get_xlim()), sum(axes.get_ylim())], 6)) for axes in panels}
+    assert len(middles) == (1 if layout == "joint" else len(panels))
+    assert layout.capitalize() in drawn[0].get_suptitle()
+
+
 def test_hostile_tokens_are_drawn_without_a_warning(tmp_path: Path) -> None:
     tokens = tokens_table(HOSTILE * 2)
     with paper_style():
-        draw_atlas(map_of(tokens, layers=1), tokens, tmp_path / "atlas", FIGURES)
+        draw_atlas("joint", map_of(tokens, layers=1), tokens, tmp_path / "atlas", FIGURES)
     assert printable("caf\u00e9 \u4f60\x00") == "caf\u00e9 <U+4F60><U+0000>"
 
 

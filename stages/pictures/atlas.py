@@ -18,37 +18,46 @@ from stages.models.capture_points import Site
 from stages.parameters import FiguresParameters
 from stages.pictures.figure_files import save_figure
 from stages.pictures.joint_pages import map_sites
-from stages.pictures.style import POINT_MARKS, TOKEN_MARKS, TWO_COLUMNS, WORD_MARKS, Mark, printable
+from stages.pictures.style import PAGE_HEIGHT, POINT_MARKS, TOKEN_MARKS, TWO_COLUMNS, WORD_MARKS, Mark, printable
 from stages.pictures.words import SPECIAL, frequent_words, words
 
-PANEL = 1.3  # inches, height of a map with its share of the space between
-HEAD, GAP, FOOT = 0.3, 0.45, 0.1  # inches: above the first row, below it, below the last
+PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
+HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 SIDES = {"left": 0.05, "right": 0.99, "wspace": 0.08}
 SEQUENTIAL = "viridis"
 
 Selected = list[tuple[Mark, npt.NDArray[np.bool_]]]
 
 
-def draw_atlas(table: pd.DataFrame, tokens: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
-    """Write the atlas of one layout; `tokens` is the tokens table. Draw under `paper_style`."""
+def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
+    """Write the atlas of one layout; `tokens` is the tokens table, of which the maps may hold a part.
+
+    Maps of one plane (`joint`, `aligned`) have the same limits, `separate` ones each its own. Draw under
+    `paper_style`.
+    """
     sites = map_sites(table)
     levels = [site for site in sites if site.layer == 0]
     layers = sorted({site.layer for site in sites if site.layer})
     points = list(dict.fromkeys(site.point for site in sites if site.layer))
     columns = max(len(points), len(levels) + 2)  # the legend stands beside the embedding's maps
-    height = HEAD + PANEL * (len(layers) + 1) + GAP + FOOT
+    panel_height = min(PANEL, (PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
+    height = HEAD + panel_height * (len(layers) + 1) + GAP + FOOT
     figure = Figure(figsize=(TWO_COLUMNS, height))
-    first_row = {"top": 1 - HEAD / height, "bottom": 1 - (HEAD + PANEL) / height}
-    other_rows = {"top": 1 - (HEAD + PANEL + GAP) / height, "bottom": FOOT / height}
+    first_row = {"top": 1 - HEAD / height, "bottom": 1 - (HEAD + panel_height) / height}
+    other_rows = {"top": 1 - (HEAD + panel_height + GAP) / height, "bottom": FOOT / height}
     embedding = figure.add_gridspec(1, columns, **SIDES, **first_row)
     grid = figure.add_gridspec(max(len(layers), 1), max(len(points), 1), **SIDES, **other_rows, hspace=0.1)
+    groups = table.groupby(["layer", "point"], sort=False)
+    on_map = groups.get_group(tuple(sites[0]))[["document", "position"]]
+    tokens = on_map.merge(tokens, on=["document", "position"], how="left")
     selected = _selected(tokens, figures.frequent_words)
     colors = Normalize(0, max(int(tokens["position"].max()), 1))
-    groups = table.groupby(["layer", "point"], sort=False)
+    plane = table[["x", "y"]].to_numpy(np.float64) if layout != "separate" else None
 
     def panel(axes: Axes, site: Site) -> None:
         xy = groups.get_group((site.layer, site.point))[["x", "y"]].to_numpy(np.float64)
         _draw_map(axes, xy, tokens["position"].to_numpy(), colors, selected)
+        _limit(axes, xy if plane is None else plane)
 
     for column, site in enumerate(levels):
         axes = figure.add_subplot(embedding[0, column])
@@ -65,6 +74,10 @@ def draw_atlas(table: pd.DataFrame, tokens: pd.DataFrame, path: Path, figures: F
             if column == 0:
                 axes.set_ylabel(f"Layer {layer}", fontsize=7)
     _key(figure, embedding[0, len(levels) :], selected, colors)
+    documents = tokens["document"].unique()
+    whose = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
+    each = "each in a plane of its own" if layout == "separate" else "all in one plane"
+    figure.suptitle(f"{layout.capitalize()} maps of {whose}, {each}", y=1 - 0.1 / height, va="top", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
@@ -94,10 +107,19 @@ def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: 
         axes.scatter(x, y, s=3 * size, color=mark.color, marker=mark.marker, zorder=3, **edge)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.margins(0.06)
     for spine in axes.spines.values():
         spine.set_visible(True)
         spine.set_color("0.8")
+
+
+def _limit(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
+    """A square around `xy`, widened to the axes' shape: both directions have one scale."""
+    low, high = xy.min(axis=0), xy.max(axis=0)
+    half = max(float((high - low).max()), 1e-3) * 0.54
+    box = axes.get_window_extent()
+    wide, tall = half * np.array([box.width, box.height]) / min(box.width, box.height)
+    x, y = (low + high) / 2
+    axes.set(xlim=(x - wide, x + wide), ylim=(y - tall, y + tall))
 
 
 def _key(figure: Figure, cell: Any, selected: Selected, colors: Normalize) -> None:

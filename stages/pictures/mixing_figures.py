@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from stages.errors import InputError
 from stages.mixing.report import PLOTS
 from stages.mixing.storage import MIXING, contributions_folder, read_contributions, read_ratios, row_shares
 from stages.parameters import METHODS, FiguresParameters
@@ -21,6 +22,7 @@ from stages.pictures.style import (
     CHECKPOINT_LABELS,
     METHOD_MARKS,
     ONE_COLUMN,
+    PAGE_HEIGHT,
     TWO_COLUMNS,
     Mark,
     new_figure,
@@ -69,6 +71,9 @@ def draw_mixing_figures(figures: FiguresParameters, root: Path = Path()) -> None
     `mixing_contributions_<document>_<checkpoint>` and `mixing_rollouts_<document>_<checkpoint>`.
     """
     folder = root / FIGURES
+    for path in (root / PLOTS / "mixing.csv", root / PLOTS / "steps.csv"):
+        if not path.is_file():
+            raise InputError(f"{path} is missing; `dvc repro measure` makes it")
     with paper_style():
         _draw_by_layer(pd.read_csv(root / PLOTS / "mixing.csv"), folder / "mixing_by_layer", figures)
         _draw_steps(pd.read_csv(root / PLOTS / "steps.csv"), folder / "mixing_steps", figures)
@@ -91,7 +96,8 @@ def _captured(mixing: Path, table: pd.DataFrame) -> list[str]:
 
 def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
     checkpoints = mixing["checkpoint"].unique().tolist()
-    figure = new_figure(TWO_COLUMNS if len(checkpoints) > 1 else ONE_COLUMN, 2.6)
+    alone = len(checkpoints) == 1
+    figure = new_figure(ONE_COLUMN if alone else TWO_COLUMNS, 3.2 if alone else 2.6)
     panels = figure.subplots(1, len(checkpoints), sharey=True, squeeze=False)[0]
     for axes, checkpoint in zip(panels, checkpoints, strict=True):
         for method, part in mixing[mixing["checkpoint"] == checkpoint].groupby("method", sort=False):
@@ -101,7 +107,7 @@ def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters)
         axes.set(title=CHECKPOINT_LABELS[checkpoint], xlabel="Layer", ylim=(0, 1))
         axes.set_xticks(sorted(mixing["layer"].unique()))
     panels[0].set_ylabel("Mixing ratio (95 % interval)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if alone else 3)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
@@ -135,10 +141,12 @@ def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresP
         for name, part in rows.groupby("checkpoint", sort=False)
     }
     tokens = rows[(rows["checkpoint"] == checkpoints[0]) & (rows["layer"] == 1)]["token"].tolist()
-    shown_tokens = min(len(tokens), TOKENS_IN_STRIP)
-    starts = range(0, shown_tokens, TOKENS_IN_ROW)
     layers = len(grids[checkpoints[0]])
-    figure = new_figure(TWO_COLUMNS, len(starts) * len(checkpoints) * (0.08 * layers + 0.5) + 0.5)
+    row_height = len(checkpoints) * (0.08 * layers + 0.5)
+    on_page = TOKENS_IN_ROW * max(1, int((PAGE_HEIGHT - 0.5) / row_height))
+    shown_tokens = min(len(tokens), TOKENS_IN_STRIP, on_page)
+    starts = range(0, shown_tokens, TOKENS_IN_ROW)
+    figure = new_figure(TWO_COLUMNS, len(starts) * row_height + 0.5)
     panels = figure.subplots(len(starts) * len(checkpoints), 1, squeeze=False)[:, 0]
     largest = max(float(np.nanmax(grid.to_numpy())) for grid in grids.values())
     for number, start in enumerate(starts):
@@ -150,7 +158,7 @@ def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresP
             image = axes.imshow(shown, vmin=0, vmax=largest, aspect="auto", origin="lower")
             _label_tokens(axes, tokens[start : start + TOKENS_IN_ROW], "x")
             axes.set_yticks([0, layers - 1], ["1", str(layers)])
-            axes.set_ylabel(CHECKPOINT_LABELS[checkpoint], fontsize=6)
+            axes.set_ylabel(f"{CHECKPOINT_LABELS[checkpoint]},\nlayer", fontsize=6)
     figure.colorbar(image, ax=panels.tolist(), label=RATIO_MARKS[method].label, fraction=0.02, aspect=40)
     figure.suptitle(f"Mixing ratio by layer in {document}{_part(shown_tokens, len(tokens))}", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)

@@ -13,6 +13,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 
 ONE_COLUMN = 3.3  # inches
 TWO_COLUMNS = 7.0
+PAGE_HEIGHT = 9.5  # at most
 STYLE_SHEET = Path(__file__).with_name("paper.mplstyle")
 
 
