@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     DataCollatorWithPadding,
@@ -154,10 +155,14 @@ def _write_curves(history: list[dict[str, Any]]) -> None:
 
 def _write_metrics(tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]) -> None:
     majority = splits["train"]["label"].mode()[0]
+    tests = len(splits["test"])
+    interval = binomtest(round(tested["test_accuracy"] * tests), tests).proportion_ci(0.95, method="wilson")
     best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
     metrics = {
         "test": {
             "accuracy": tested["test_accuracy"],
+            "accuracy_ci_low": float(interval.low),
+            "accuracy_ci_high": float(interval.high),
             "f1": tested["test_f1"],
             "loss": tested["test_loss"],
             "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
