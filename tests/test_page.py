@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from stages.models.capture_points import Site
 from stages.page.arrays import largest_shares, quantised
 from stages.page.build import PAGE, visible, write_page
 from stages.page.contents import CAPTURED_CHECKPOINT, MATRIX_LABELS
-from stages.page.findings import changed_parameters
-from stages.parameters import Parameters, read_parameters
+from stages.page.findings import changed_parameters, findings, read_metrics
+from stages.parameters import METHODS, Parameters, read_parameters
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -133,8 +134,10 @@ def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened
 def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
     page = opened.page
     page.locator("#play").click()
-    assert page.locator("#play").get_attribute("aria-pressed") == "true"
-    page.wait_for_selector("#play[aria-pressed=false]")
+    assert page.locator("#play").inner_text() == "Pause"
+    assert page.locator("#point-name").get_attribute("aria-live") == "off"
+    page.wait_for_selector("#play:text-is('Play')")
+    assert page.locator("#point-name").get_attribute("aria-live") == "polite"
     assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
 
 
@@ -330,16 +333,21 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
 
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page = opened.page
-    accuracy = json.loads(Path("reports/metrics/finetune.json").read_text())["test"]["accuracy"]
-    assert page.locator("#fact-accuracy").inner_text() == f"{100 * accuracy:.1f} %"
+    tested = json.loads(Path("reports/metrics/finetune.json").read_text())["test"]
+    assert page.locator("#fact-accuracy").inner_text() == f"{100 * tested['accuracy']:.1f} %"
     mixing = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n'")
     drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["name"]}
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
     best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
     said = page.locator("#findings").inner_text()
-    assert f"layer {best['layer']}, {100 * best['mean']:.0f} %" in said
+    whose = f"LayerNorm of layer {best['layer']}, other tokens' part of a token's vector"
+    assert f"{whose} is {100 * best['mean']:.0f} %" in said
     assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
+    assert f"interval {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
+    moved = json.loads(Path("reports/metrics/maps.json").read_text())["joint"]["movement"]["attention"]["attnresln_n"]
+    seeds = f"({moved['lowest_seed']:.2f} to {moved['highest_seed']:.2f} with"
+    assert f"rank correlation of {moved['mean']:.2f} {seeds}" in said
     choose(page, "layer", "2")
     difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
     shown = page.locator("#difference").inner_text().replace("\u2212", "-")
@@ -394,6 +402,153 @@ def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: An
     assert shown.page.evaluate("window.hacked") is None
     assert any("Content Security Policy" in error for error in shown.errors)
     shown.context.close()
+
+
+def test_no_button_sends_a_chart_away(opened: Opened) -> None:
+    page = opened.page
+    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+        page.locator(f"#{chart}").hover()
+        names = page.locator(f"#{chart} .modebar-btn").evaluate_all(
+            "all => all.map(each => each.getAttribute('data-title') || each.getAttribute('aria-label') || '')"
+        )
+        assert len(names) == 6
+        assert not [name for name in names if re.search("share|cloud|edit|send", name, re.IGNORECASE)]
+
+
+def test_reset_shows_the_whole_of_the_layout_that_is_chosen(opened: Opened) -> None:
+    page = opened.page
+    look = "(() => { const a = document.getElementById('map-chart')._fullLayout.xaxis; return [...a.range]; })()"
+    for layout in ("joint", "separate", "aligned"):
+        choose(page, "layout", layout)
+        whole = page.evaluate(look)
+        page.locator("#map-chart").hover()
+        page.locator("#map-chart .modebar-btn[data-attr=zoom][data-val=in]").click()
+        page.wait_for_timeout(400)
+        assert page.evaluate(look) != pytest.approx(whole)
+        page.locator("#map-chart .modebar-btn[data-attr=zoom][data-val=reset]").click()
+        page.wait_for_timeout(400)
+        assert page.evaluate(look) == pytest.approx(whole)
+    page.locator("#point").fill("4")
+    assert page.locator("#map-chart .hoverlayer").count() == 1
+
+
+def test_coming_back_to_the_page_shows_what_the_controls_say(run: Path, chromium: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.html"
+    other.write_text("<title>elsewhere</title>", encoding="utf-8")
+    shown = Opened(chromium, run / PAGE)
+    page = shown.page
+    for control, option in (("colour", "class"), ("step-measure", "norm"), ("shape", "words")):
+        choose(page, control, option)
+    url = page.url
+    page.goto(other.as_uri())
+    page.go_back()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.url == url
+    chosen = {name: page.locator(f"#{name}").input_value() for name in ("colour", "step-measure", "shape")}
+    words = "text" in shown_tokens(shown)["mode"]
+    assert words == (chosen["shape"] == "words")
+    assert ("first token" in page.locator("#map-legend").inner_text()) == (chosen["colour"] == "position")
+    label = page.evaluate("document.getElementById('steps-chart').layout.yaxis.title.text")
+    assert label == page.locator(f"#step-measure option[value={chosen['step-measure']}]").inner_text()
+    shown.context.close()
+
+
+def test_a_finger_scrolls_the_page_over_the_charts(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
+    page = shown.page
+    finger = shown.context.new_cdp_session(page)
+    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        page.wait_for_timeout(300)
+        box, before = page.locator(f"#{chart}").bounding_box(), page.evaluate("scrollY")
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        ranges = f"['xaxis', 'yaxis'].map(name => [...document.getElementById('{chart}')._fullLayout[name].range])"
+        whole = page.evaluate(ranges)
+        for kind, moved in [("Start", 0), *(("Move", 15 * i) for i in range(1, 11)), ("End", None)]:
+            points = [] if moved is None else [{"x": x, "y": y - moved}]
+            finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+            page.wait_for_timeout(16)
+        page.wait_for_timeout(300)
+        assert page.evaluate("scrollY") > before + 60
+        assert page.evaluate(ranges) == whole
+    assert page.locator(".modebar-btn").count() == 0
+    shown.close()
+
+
+def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900}, color_scheme="dark")
+    page = shown.page
+    page.locator("#token-1").click()
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for name in ("layout", "point-name", "layer", "checkpoint", "matrix", "step-measure", "selected"):
+        assert page.locator(f"#{name}").is_visible()
+    for name in ("play", "point", "clear"):
+        assert not page.locator(f"#{name}").is_visible()
+    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+        box = page.locator(f"#{chart}").bounding_box()
+        drawing = page.locator(f"#{chart} .main-svg").first.bounding_box()
+        assert box["width"] <= 700  # of A4 between usual margins
+        assert drawing["width"] <= box["width"]
+        assert drawing["height"] <= box["height"]
+    ink = page.evaluate("document.getElementById('mixing-chart').layout.font.color")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.getElementById('mixing-chart').layout.font.color") != ink
+    assert page.locator("#map-chart .main-svg").first.bounding_box()["width"] > 700
+    shown.close()
+
+
+def test_sources_name_positions_and_pointing_at_one_marks_the_word(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#token-3").click()
+    row = page.locator("#sources li").nth(1)
+    token = int(row.get_attribute("data-token"))
+    position = int(tokens()["position"][token])
+    assert row.locator("small").inner_text().strip() == str(position) or token == 3
+    row.hover()
+    assert page.locator("#words span.pointed").get_attribute("id") == f"token-{token}"
+    choose(page, "matrix", "alti_rollout")
+    assert "from the embedding to layer 1" in page.locator("#sources").inner_text()
+    choose(page, "matrix", "alti")
+    assert "By ALTI, in layer 1" in page.locator("#sources").inner_text()
+
+
+def test_a_head_stays_chosen_when_the_model_changes(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "matrix", "attention")
+    choose(page, "head", "1")
+    choose(page, "checkpoint", "pretrained")
+    assert page.locator("#head").input_value() == "1"
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """WCAG's, of two colours in 0 to 255."""
+    luminances = []
+    for colour in (one, other):
+        parts = [c / 255 / 12.92 if c / 255 <= 0.03928 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        luminances.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
+    dark, light = sorted(luminances)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_can_be_read_on_every_shade_and_controls_be_seen(run: Path, chromium: Any, scheme: str) -> None:
+    shown = Opened(chromium, run / PAGE, color_scheme=scheme)
+    looks = shown.page.evaluate(
+        """(() => { const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+        const body = getComputedStyle(document.body);
+        return {paper: numbers(body.backgroundColor), ink: numbers(body.color),
+                edge: numbers(getComputedStyle(document.getElementById('layout')).borderTopColor),
+                shades: [...document.querySelectorAll('#words span')].map(
+                    each => numbers(getComputedStyle(each).backgroundColor))}; })()"""
+    )
+    assert contrast(looks["edge"][:3], looks["paper"][:3]) >= 3
+    for *colour, opacity in (shade for shade in looks["shades"] if len(shade) == 4):
+        mixed = [opacity * c + (1 - opacity) * p for c, p in zip(colour, looks["paper"], strict=False)]
+        assert contrast(looks["ink"][:3], mixed) >= 4.5
+    shown.close()
 
 
 def test_dark_mode_changes_page_and_charts(opened: Opened) -> None:
@@ -464,6 +619,58 @@ def test_without_ratios_the_page_says_which_parameter_brings_them(copied: Path, 
     assert "mixing.checkpoints" in shown.page.locator("#text").inner_text()
     shown.page.locator("#token-1").click()
     assert "position 1" in shown.page.locator("#selected").inner_text()
+    shown.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
+def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint: str) -> None:
+    for name in ("mixing", "steps"):
+        path = Path(f"reports/plots/{name}.csv")
+        table = pd.read_csv(path)
+        table[table["checkpoint"] == checkpoint].to_csv(path, index=False)
+    path = Path("reports/plots/mixing_difference.csv")
+    pd.read_csv(path).iloc[:0].to_csv(path, index=False)
+    ratios = pd.read_parquet(MIXING / "tokens.parquet")
+    ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
+    shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
+    metrics = Path("reports/metrics/mixing.json")
+    metrics.write_text(json.dumps({checkpoint: json.loads(metrics.read_text())[checkpoint]}), encoding="utf-8")
+    shown = shown_again(chromium)
+    page = shown.page
+    assert "Fine-tuning changes" not in page.locator("#findings").inner_text()
+    assert page.locator("#checkpoint option").count() == 1
+    page.locator("#token-1").click()
+    choose(page, "colour", "ratio")
+    says = "mixing.checkpoints leaves it out" in page.locator("#map-legend").inner_text()
+    assert says == (checkpoint == "pretrained")
+    shown.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_findings_name_what_their_method_measures(copied: Path, method: str) -> None:
+    for name in ("mixing", "mixing_difference"):
+        path = Path(f"reports/plots/{name}.csv")
+        table = pd.read_csv(path)
+        table[table["method"] == method].to_csv(path, index=False)
+    first = findings(read_metrics())[1]
+    assert ("LayerNorm" in first) == (method == "attnresln_n")
+    assert ("whole of layer" in first) == (method == "enc_n")
+    assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
+    rows = pd.read_csv("reports/plots/mixing.csv").query("checkpoint == 'finetuned'")
+    assert f"{100 * rows['mean'].max():.0f} %" in first
+
+
+def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any) -> None:
+    for layout in LAYOUTS:
+        path = MAPS / f"{layout}.parquet"
+        table = pd.read_parquet(path)
+        table[(table["document"] != "test/0") | (table["position"] != 1)].to_parquet(path, index=False)
+    shown = shown_again(chromium)
+    number = len(tokens())
+    note = shown.page.locator("#map-note")
+    assert note.inner_text() == f"{number - 1} of {number} tokens are on this map (umap.max_points)."
+    shown.page.locator("#token-1").click()
+    assert "The selected token is not among them." in note.inner_text()
     shown.close()
 
 

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from stages.page.arrays import packed
 from stages.page.contents import captured_tokens, page_data
 from stages.page.findings import (
+    cautions,
     changed_parameters,
     findings,
     missing_parts,
@@ -58,6 +59,7 @@ def write_page(parameters: Parameters, root: Path = Path()) -> None:
         dataset=parameters.dataset.name,
         metrics=metrics,
         findings=findings(metrics, root),
+        cautions=cautions(metrics, methods),
         changed=changed_parameters(parameters),
         versions=versions(),
         missing=missing_parts(captured, data, root),

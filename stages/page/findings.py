@@ -25,6 +25,20 @@ PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 PREFERRED = ("attnresln_n", "attnres_n", "attn_n", "enc_n", "attnres_w", "attn_w")
 
 
+# What is said of other tokens' part, by method.
+PART = {
+    "attn_w": "By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+    "attnres_w": "By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
+    "after attention of layer {layer} is {share}",
+    "attn_n": "Of what attention adds to a token's vector in layer {layer}, {share} comes from other tokens, by norm",
+    "attnres_n": "After attention and skip connection of layer {layer}, other tokens' part of a token's vector is "
+    "{share}, by norm",
+    "attnresln_n": "After attention, skip connection and LayerNorm of layer {layer}, other tokens' part of a token's "
+    "vector is {share}, by norm",
+    "enc_n": "After the whole of layer {layer}, other tokens' part of a token's vector is {share}, by norm",
+}
+
+
 class Changed(NamedTuple):
     """A parameter that differs from its default, both in YAML's words."""
 
@@ -75,7 +89,8 @@ def findings(metrics: Mapping[str, Any], root: Path = Path()) -> list[str]:
     if "finetune" in metrics:
         test, reviews = metrics["finetune"]["test"], metrics["finetune"]["reviews"]
         found.append(
-            f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of {reviews['test']} test reviews; "
+            f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of {reviews['test']} test reviews "
+            f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
             f"naming the more frequent class every time would be on {percent(test['majority_accuracy'], 1)}."
         )
     if (root / PLOTS / "mixing.csv").is_file():
@@ -84,6 +99,36 @@ def findings(metrics: Mapping[str, Any], root: Path = Path()) -> list[str]:
         found += _difference(pd.read_csv(root / PLOTS / "mixing_difference.csv"))
     if "maps" in metrics:
         found += _maps(metrics["maps"])
+    return found
+
+
+def cautions(metrics: Mapping[str, Any], methods: Any) -> list[str]:
+    """What must not be read into the findings."""
+    found = []
+    if methods:
+        found.append(
+            "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
+            "rollouts ask (under Text)."
+        )
+        measured = metrics.get("mixing", {})
+        checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else next(iter(measured), None)
+        method = preferred_method(methods)
+        agreement = measured.get(checkpoint, {}).get("spearman_with_gradient", {}).get(method, {})
+        by_layer = {int(name.removeprefix("layer_")): value for name, value in agreement.items() if value is not None}
+        sentence = "A ratio of norms is no causal effect."
+        if by_layer:
+            low, high = _extremes(by_layer)
+            sentence += (
+                f" The rank correlation of this one ({_in_text(RATIO_MARKS[method].label)}) with derivatives is lowest "
+                f"in layer {low} ({by_layer[low]:.2f}) and highest in layer {high} ({by_layer[high]:.2f})."
+            )
+        found.append(sentence)
+        found.append("Intervals are over reviews, for this one fine-tuning seed; another seed is another model.")
+    if "maps" in metrics:
+        found.append(
+            "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
+            "they are means little, and another seed gives another map."
+        )
     return found
 
 
@@ -98,11 +143,9 @@ def _mixing(table: pd.DataFrame) -> list[str]:
     rows = table[(table["checkpoint"] == checkpoint) & (table["method"] == method)]
     most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
     sentences = [
-        f"After attention, skip connection and LayerNorm of layer {most['layer']}, {percent(most['mean'])} of a "
-        f"token's vector comes from other tokens ({_interval(most)}), the most of all layers; in layer "
-        f"{least['layer']} it is {percent(least['mean'])} ({_interval(least)}), the least. "
-        f"{CHECKPOINT_LABELS[checkpoint]} model, {RATIO_MARKS[method].label.lower()}, {most['tokens']} tokens of "
-        f"{most['documents']} reviews."
+        f"{PART[method].format(layer=most['layer'], share=percent(most['mean']))} ({_interval(most)}), the most of all "
+        f"layers; in layer {least['layer']} it is {percent(least['mean'])} ({_interval(least)}), the least. "
+        f"{CHECKPOINT_LABELS[checkpoint]} model, {most['tokens']} tokens of {most['documents']} reviews."
     ]
     weights = table[(table["checkpoint"] == checkpoint) & (table["method"] == "attn_w")]
     if len(weights) and method != "attn_w":
@@ -115,6 +158,8 @@ def _mixing(table: pd.DataFrame) -> list[str]:
 
 
 def _difference(table: pd.DataFrame) -> list[str]:
+    if table.empty:  # one checkpoint was measured
+        return []
     method = preferred_method(table["method"])
     rows = table[table["method"] == method]
     row = rows.iloc[int(rows["difference"].abs().argmax())]
@@ -147,18 +192,36 @@ def _maps(metrics: Mapping[str, Any]) -> list[str]:
     attention = whole.get("movement", {}).get("attention", {})
     measured = [method for method in PREFERRED if method in METHODS and method in attention]
     if measured and attention[measured[0]]["mean"] is not None:
-        by_layer = {k: v for k, v in attention[measured[0]].items() if k != "mean" and v is not None}
-        best = max(by_layer, key=lambda name: by_layer[name])
+        against = attention[measured[0]]
+        by_layer = {int(k.removeprefix("layer_")): v for k, v in against.items() if k[:6] == "layer_" and v is not None}
+        low, high = _extremes(by_layer)
+        seeds = (
+            ""
+            if len(whole["seeds"]) < 2
+            else (f" ({against['lowest_seed']:.2f} to {against['highest_seed']:.2f} with {len(whole['seeds'])} seeds)")
+        )
         sentences.append(
             f"Does the {layout} map show the mixing? How far a token moves on it in the attention step and how much "
-            f"it is mixed there have a rank correlation of {attention[measured[0]]['mean']:.2f}, the mean over the "
-            f"layers; the highest, {by_layer[best]:.2f}, is that of layer {int(best.removeprefix('layer_'))}."
+            f"it is mixed there have a rank correlation of {against['mean']:.2f}{seeds}, the mean over the layers; "
+            f"the lowest, {by_layer[low]:.2f}, is that of layer {low}, the highest, {by_layer[high]:.2f}, that of "
+            f"layer {high}."
         )
     return sentences
 
 
+def _in_text(label: str) -> str:
+    return label[0].lower() + label[1:]
+
+
+def _extremes(by_layer: Mapping[int, float]) -> tuple[int, int]:
+    """The layers with the lowest and the highest value."""
+    ordered = sorted(by_layer, key=lambda layer: by_layer[layer])
+    return ordered[0], ordered[-1]
+
+
 def _interval(row: Any) -> str:
-    return f"95 % interval {percent(row['ci_low'])} to {percent(row['ci_high'])}"
+    digits = 0 if percent(row["ci_low"]) != percent(row["ci_high"]) else 1
+    return f"95 % interval {percent(row['ci_low'], digits)} to {percent(row['ci_high'], digits)}"
 
 
 def _listed(values: list[Any]) -> str:

@@ -20,6 +20,10 @@ const element = (name, text, attributes = {}) => {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
 };
+const PRINTED = { width: 640, height: 400, tall: 480 }; // pixels, as in the style sheet
+// A finger scrolls the page; what it would drag or zoom stays as it is.
+const COARSE = matchMedia("(pointer: coarse)").matches;
+const inText = (label) => label[0].toLowerCase() + label.slice(1);
 const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
 // Tokens are anyone's text. They reach the page as text only; signs that a page drops or obeys are spelt out.
@@ -53,7 +57,7 @@ function start(data) {
   const state = {
     token: null, hovered: null, document: 0, point: 0, layout: null, colour: "position", shape: "points", everyone: true,
     layer: 1, checkpoint: null, method: data.method, matrix: "alti", head: "mean",
-    curveCheckpoint: "both", stepMeasure: "cosine_input", stepCheckpoint: null, timer: null,
+    curveCheckpoint: "both", stepMeasure: "cosine_input", stepCheckpoint: null, timer: null, printing: false,
   };
   const tokens = (data.tokens || []).map(visible);
   const documents = data.documents || [];
@@ -80,10 +84,10 @@ function start(data) {
     return found && layer >= 1 ? value(found[(layer - 1) * tokens.length + token], 0, 1) : null;
   };
   const largestRatio = {};
-  function ratioLimit() {
-    const key = `${state.checkpoint} ${state.method}`;
+  function ratioLimit(checkpoint = state.checkpoint) {
+    const key = `${checkpoint} ${state.method}`;
     if (!(key in largestRatio)) {
-      const found = (ratios[state.checkpoint] || {})[state.method] || [];
+      const found = (ratios[checkpoint] || {})[state.method] || [];
       let most = 0;
       for (const steps of found) if (steps !== UNKNOWN && steps > most) most = steps;
       largestRatio[key] = most ? most / LARGEST : 1;
@@ -143,7 +147,7 @@ function start(data) {
     state.token = state.hovered = null;
     buildWords(); fillMatrices(); drawAll();
   });
-  listen("clear", "click", () => select(null));
+  listen("clear", "click", () => { select(null); byId("words").focus(); });
   listen("point", "input", (event) => setPoint(Number(event.target.value)));
   listen("play", "click", () => (state.timer ? stop() : play()));
 
@@ -170,13 +174,15 @@ function start(data) {
       else setPoint(state.point + 1);
     }, 1000 / data.framesPerSecond);
     byId("play").textContent = "Pause";
-    byId("play").setAttribute("aria-pressed", "true");
+    byId("play").className = "playing";
+    byId("point-name").setAttribute("aria-live", "off"); // several names a second are too many to be read out
   }
   function stop() {
     clearInterval(state.timer);
     state.timer = null;
     byId("play").textContent = "Play";
-    byId("play").setAttribute("aria-pressed", "false");
+    byId("play").className = "";
+    byId("point-name").setAttribute("aria-live", "polite");
   }
   function select(token) {
     state.token = token;
@@ -209,13 +215,18 @@ function start(data) {
   const plotted = (layout) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: style("--ink"), family: FONT, size: 13 },
-    margin: { l: 56, r: 16, t: 16, b: 48 }, hoverlabel: { align: "left" }, ...layout,
+    margin: { l: 56, r: 16, t: 16, b: 48 }, hoverlabel: { align: "left" }, dragmode: COARSE ? false : "zoom",
+    ...(state.printing ? { width: PRINTED.width, height: PRINTED.height } : {}), ...layout,
   });
   const axis = (title, more = {}) => ({
     title: { text: title }, gridcolor: style("--line"), zerolinecolor: style("--line"), linecolor: style("--line"), ...more,
   });
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: "hover" };
-  const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+  // By name, as plotly's own choice holds one that sends the chart to a cloud.
+  const config = {
+    responsive: true, displaylogo: false, displayModeBar: COARSE ? false : "hover", scrollZoom: false,
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
+  const isDark = () => !state.printing && matchMedia("(prefers-color-scheme: dark)").matches;
   // The end of the scale that the paper would swallow is left out.
   const viridis = (share) => {
     const inside = Math.min(Math.max(share, 0), 1), kept = isDark() ? 0.2 + 0.8 * inside : 0.88 * inside;
@@ -228,9 +239,12 @@ function start(data) {
   function colourOf(token) {
     if (state.colour === "position") return viridis(position(token) / Math.max(documents[documentOf[token]].length - 1, 1));
     if (state.colour === "class") return data.classes[token] < 0 ? grey() : KINDS[data.classes[token]];
-    if (state.colour === "document") return KINDS[documentOf[token] % KINDS.length];
+    if (state.colour === "document") {
+      if (documents.length <= KINDS.length) return KINDS[documentOf[token]];
+      return documentOf[token] === state.document ? KINDS[0] : grey(); // more texts than colours to tell apart
+    }
     const share = ratio(token, sites[state.point].layer, "finetuned");
-    return share === null ? grey() : viridis(share / ratioLimit());
+    return share === null ? grey() : viridis(share / ratioLimit("finetuned"));
   }
   function hoverText(token) {
     const site = sites[state.point], share = ratio(token, site.layer, "finetuned");
@@ -253,10 +267,14 @@ function start(data) {
     const legend = byId("map-legend");
     if (state.colour === "position") legend.replaceChildren(...ramp("first token", "last token"));
     else if (state.colour === "class") legend.replaceChildren(...data.classNames.map((name, i) => named(name, KINDS[i])));
-    else if (state.colour === "document") legend.replaceChildren(...documents.slice(0, 24).map((each, i) => named(each.name, KINDS[i % KINDS.length])));
+    else if (state.colour === "document" && documents.length <= KINDS.length) legend.replaceChildren(...documents.map((each, i) => named(each.name, KINDS[i])));
+    else if (state.colour === "document") legend.replaceChildren(named(documents[state.document].name, KINDS[0]), named("all others", grey()));
     else if (!ratios.finetuned) legend.replaceChildren("No ratios of the fine-tuned model: mixing.checkpoints leaves it out.");
     else if (sites[state.point].layer === 0) legend.replaceChildren("Before the first layer nothing is mixed yet.");
-    else legend.replaceChildren(...ramp("0 % from others", percent(ratioLimit())));
+    else {
+      const how = `(${inText(data.labels.methods[state.method])}, ${inText(data.labels.checkpoints.finetuned)})`;
+      legend.replaceChildren(...ramp("0 % from others", percent(ratioLimit("finetuned"))), element("span", how));
+    }
   }
 
   // Where the vectors of all points lie, thinned out, so that the shown ones have their surroundings.
@@ -286,7 +304,8 @@ function start(data) {
     return widths.get(token);
   }
   function roomFor(shown, x, y, chart, ranges) {
-    const [width, height] = [chart.clientWidth, chart.clientHeight].map((pixels) => pixels - 2 * MAP_MARGIN);
+    const size = state.printing ? [PRINTED.width, PRINTED.tall] : [chart.clientWidth, chart.clientHeight];
+    const [width, height] = size.map((pixels) => pixels - 2 * MAP_MARGIN);
     const scale = Math.min(width / Math.abs(ranges[0][1] - ranges[0][0]), height / Math.abs(ranges[1][1] - ranges[1][0]));
     const taken = [], fits = new Set(), order = shown.map((_, i) => i);
     const first = shown.indexOf(state.token);
@@ -304,6 +323,11 @@ function start(data) {
     const chart = byId("map-chart");
     if (!chart) return;
     const site = sites[state.point];
+    if (chart.dataset.layout !== state.layout) { // or a reset of the axes would be to those of another layout
+      Plotly.purge(chart);
+      delete chart.dataset.heard;
+      chart.dataset.layout = state.layout;
+    }
     byId("point").max = sites.length - 1;
     byId("point").setAttribute("aria-valuetext", site.label);
     byId("point-name").textContent = `${site.label} (${state.point + 1} of ${sites.length})`;
@@ -326,7 +350,7 @@ function start(data) {
       // A space, as plotly never draws a text again that was once empty.
       Object.assign(points, {
         mode: "markers+text", text: shown.map((token, i) => (fits.has(i) ? forChart(data.tokens[token]) : " ")),
-        textfont: { size: WORD_SIZE, color: colours }, marker: { color: colours, size: shown.map((_, i) => (fits.has(i) ? 0 : 4)), opacity: 0.6, line: { width: 0 } },
+        textposition: "top center", textfont: { size: WORD_SIZE, color: style("--ink") }, marker: { color: colours, size: 6, line: { width: 0 } },
       });
     } else {
       Object.assign(points, { mode: "markers", marker: { color: colours, size, opacity: 0.85, line: { width: 0.6, color: style("--paper") } } });
@@ -353,9 +377,12 @@ function start(data) {
     }
     const bare = { showticklabels: false, zeroline: false, ticks: "", showgrid: false };
     Plotly.react(chart, traces, plotted({
-      margin: { l: MAP_MARGIN, r: MAP_MARGIN, t: MAP_MARGIN, b: MAP_MARGIN }, dragmode: "pan", hovermode: "closest", uirevision: state.layout,
+      ...(state.printing ? { height: PRINTED.tall } : {}), margin: { l: MAP_MARGIN, r: MAP_MARGIN, t: MAP_MARGIN, b: MAP_MARGIN }, dragmode: COARSE ? false : "pan", hovermode: "closest", uirevision: state.layout,
       xaxis: { ...bare, range: [...range[0]], constrain: "domain" }, yaxis: { ...bare, range: [...range[1]], scaleanchor: "x" },
-    }), { ...config, scrollZoom: false });
+    }), config);
+    const candidates = state.everyone || !documents.length ? tokens.length : documents[state.document].length;
+    const off = state.token !== null && !place(state.layout, state.point, state.token) ? " The selected token is not among them." : "";
+    byId("map-note").textContent = shown.length === candidates ? "" : `${shown.length} of ${candidates} tokens are on this map (umap.max_points).${off}`;
     chart.setAttribute("aria-label", `${state.layout} map, ${site.label}: ${shown.length} tokens`);
     if (!chart.dataset.heard) {
       chart.dataset.heard = "yes";
@@ -363,7 +390,7 @@ function start(data) {
         const found = event.points.find((each) => Array.isArray(each.customdata));
         if (found) select(found.customdata[0]);
       });
-      chart.on("plotly_relayout", () => { if (state.shape === "words") drawMap(); });
+      chart.on("plotly_relayout", () => { if (state.shape === "words" && !state.printing) drawMap(); });
     }
     drawLegend();
     drawQuality();
@@ -379,11 +406,18 @@ function start(data) {
       return row;
     });
     body.replaceChildren(...rows);
-    const moves = data.movement.filter((row) => row.layout === state.layout && row.layer === sites[state.point].layer && row.step === "attention");
-    const full = moves.find((row) => row.against === "full_space"), mixed = moves.find((row) => row.against === state.method);
-    const say = (row) => (row.spearman === null ? "none (constant)" : row.spearman.toFixed(2));
+    // The first rows are those of the seed that is shown, the others its refits'.
+    const moves = data.movement.filter((row) => row.layout === state.layout && row.layer === sites[state.point].layer);
+    const against = (step, name) => moves.filter((row) => row.step === step && row.against === name);
+    const step = state.method === "enc_n" ? "layer" : "attention";
+    const [full] = against(step, "full_space"), [mixed] = against(step, state.method);
+    const say = (row) => {
+      const all = against(row.step, row.against).map((each) => each.spearman).filter((each) => each !== null);
+      if (row.spearman === null) return "none (constant)";
+      return row.spearman.toFixed(2) + (all.length > 1 ? ` (${Math.min(...all).toFixed(2)} to ${Math.max(...all).toFixed(2)} with ${all.length} seeds)` : "");
+    };
     byId("movement").textContent = state.layout === "separate" ? "Separate maps share no plane, so there is no trail from one to the next."
-      : !full ? "" : `In the attention step of layer ${full.layer}, moves on this map have a rank correlation of ${say(full)} with moves in the full space`
+      : !full ? "" : `In ${step === "layer" ? "the whole" : "the attention step"} of layer ${full.layer}, moves on this map have a rank correlation of ${say(full)} with moves in the full space`
       + (mixed ? `, and of ${say(mixed)} with the mixing ratio.` : ".");
   }
 
@@ -401,9 +435,9 @@ function start(data) {
     const found = matrices(), select = byId("head");
     if (!select) return;
     const heads = found && state.matrix === "attention" ? found.heads.number : 0;
-    fill("head", [["mean", heads ? "mean of the heads" : "–"], ...Array.from({ length: heads }, (_, i) => [i, `head ${i + 1}`])]);
+    if (heads && state.head !== "mean" && Number(state.head) >= heads) state.head = "mean";
+    fill("head", [["mean", heads ? "mean of the heads" : "–"], ...Array.from({ length: heads }, (_, i) => [i, `head ${i + 1}`])], heads ? state.head : "mean");
     select.disabled = !heads;
-    state.head = "mean";
   }
   const decoded = new Map();
   function sourcesOf(token) {
@@ -444,14 +478,14 @@ function start(data) {
   function drawText() {
     const box = byId("words");
     if (!box || !documents.length) return;
-    const shade = style("--shade"), most = ratioLimit(), dark = isDark();
+    const shade = style("--shade"), most = ratioLimit();
     const looked = state.hovered === null ? state.token : state.hovered;
     const found = looked === null ? null : sourcesOf(looked);
     const took = new Map((found || []).map((each) => [each.token, each.share]));
     const mostTaken = Math.max(...took.values(), 1e-9);
     for (const span of box.querySelectorAll("span")) {
       const token = Number(span.id.slice(6)), share = ratio(token, state.layer);
-      span.style.backgroundColor = share === null ? "" : `rgba(${shade}, ${((dark ? 0.62 : 0.68) * share) / most})`;
+      span.style.backgroundColor = share === null ? "" : `rgba(${shade}, ${(strongest() * share) / most})`;
       const taken = took.get(token);
       span.style.borderBottomColor = taken ? style("--took") : "transparent";
       span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
@@ -466,11 +500,12 @@ function start(data) {
     drawTextLegend(most);
     drawSources(found, looked);
   }
+  const strongest = () => (isDark() ? 0.5 : 0.68); // opacity that words can still be read on
   function drawTextLegend(most) {
     const legend = byId("text-legend"), shade = style("--shade");
     if (!ratios[state.checkpoint]) { legend.replaceChildren(); return; }
     const bar = element("span", null, { class: "ramp" });
-    bar.style.background = `linear-gradient(90deg, rgba(${shade}, 0), rgba(${shade}, 0.68))`;
+    bar.style.background = `linear-gradient(90deg, rgba(${shade}, 0), rgba(${shade}, ${strongest()}))`;
     legend.replaceChildren(element("span", "0 % from other words"), bar, element("span", percent(most)));
   }
   function drawSources(found, looked) {
@@ -478,7 +513,7 @@ function start(data) {
     byId("sources-title").textContent = looked === null ? "Took from" : `“${tokens[looked]}” took from`;
     if (looked === null) { box.replaceChildren(element("p", "Select a word.", { class: "small" })); return; }
     const share = ratio(looked, state.layer);
-    const head = element("p", share === null ? "" : `Layer ${state.layer}: ${percent(share)} of this token's vector comes from others (${data.labels.methods[state.method]}).`, { class: "small" });
+    const head = element("p", share === null ? "" : `Layer ${state.layer}: ${percent(share)} from others (${inText(data.labels.methods[state.method])}).`, { class: "small" });
     if (found === null) {
       box.replaceChildren(head, element("p", "What this text's words took from each other is not on the page, which would grow too large; it is in features/mixing/contributions.", { class: "note" }));
       return;
@@ -487,17 +522,19 @@ function start(data) {
       box.replaceChildren(head, element("p", "The row of this token is too small to be told from rounding, so it is not shown.", { class: "note" }));
       return;
     }
+    const rollout = state.matrix.endsWith("_rollout"), ofHead = state.matrix === "attention" && state.head !== "mean" ? `, head ${Number(state.head) + 1}` : "";
+    const how = element("p", `By ${data.labels.matrices[state.matrix]}${ofHead}, ${rollout ? `from the embedding to layer ${state.layer}` : `in layer ${state.layer}`}:`);
     const list = element("ol", null), most = found[0].share;
     for (const { token, share: taken } of found.slice(0, 12)) {
-      const row = element("li", null), bar = element("i", null, { "aria-hidden": "true" });
+      const row = element("li", null, { "data-token": token }), bar = element("i", null, { "aria-hidden": "true" });
       bar.style.width = `${(100 * taken) / most}%`;
       const name = element("bdi", tokens[token]);
       row.append(bar, name, element("span", percent(taken)));
-      if (token === looked) name.append(" (itself)");
+      name.append(token === looked ? " (itself)" : element("small", ` ${position(token)}`));
       list.append(row);
     }
     const shown = found.slice(0, 12).reduce((sum, each) => sum + each.share, 0);
-    box.replaceChildren(head, list, element("p", `All others: ${percent(Math.max(0, 1 - shown))}.`, { class: "small" }));
+    box.replaceChildren(head, how, list, element("p", `All others: ${percent(Math.max(0, 1 - shown))}.`, { class: "small" }));
   }
   listen("words", "click", (event) => {
     const span = event.target.closest("span");
@@ -509,6 +546,12 @@ function start(data) {
     hover(span ? Number(span.id.slice(6)) : null);
   });
   listen("words", "mouseleave", () => hover(null));
+  const pointAt = (row) => {
+    for (const span of document.querySelectorAll("#words span.pointed")) span.classList.remove("pointed");
+    if (row) byId(`token-${row.dataset.token}`).classList.add("pointed");
+  };
+  listen("sources", "mouseover", (event) => pointAt(event.target.closest("li")));
+  listen("sources", "mouseleave", () => pointAt(null));
   listen("words", "keydown", (event) => {
     const { start, length } = documents[state.document], last = start + length - 1;
     state.hovered = null; // the keyboard leads
@@ -558,7 +601,7 @@ function start(data) {
       if (state.token !== null && ratios[checkpoint]) {
         traces.push({
           type: "scatter", mode: "lines+markers", x: rows.map((row) => row.layer), y: rows.map((row) => ratio(state.token, row.layer, checkpoint)),
-          name: `${forChart(data.tokens[state.token])}, ${data.labels.checkpoints[checkpoint].toLowerCase()}`, line: { color: look[checkpoint][0], dash: "dot", width: 1.5 },
+          name: `${forChart(data.tokens[state.token])}, ${inText(data.labels.checkpoints[checkpoint])}`, line: { color: look[checkpoint][0], dash: "dot", width: 1.5 },
           marker: { symbol: "diamond-open", size: 9 }, hovertemplate: "layer %{x}: %{y:.1%}",
         });
       }
@@ -599,7 +642,7 @@ function start(data) {
         });
       }
     }
-    const label = byId("step-measure").selectedOptions[0].textContent;
+    const label = byId("step-measure").querySelector(`[value=${state.stepMeasure}]`).textContent;
     Plotly.react(chart, traces, plotted({
       hovermode: "closest", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, shapes: [here(state.layer)], margin: { l: 56, r: 16, t: 84, b: 48 },
       xaxis: axis("layer", { dtick: depth > 16 ? 2 : 1 }), yaxis: axis(label.length > 40 ? "relative to the input" : label),
@@ -610,6 +653,15 @@ function start(data) {
   fillMatrices();
   drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  // Paper has a width of its own, and is white.
+  const print = (on) => {
+    state.printing = on;
+    document.documentElement.classList.toggle("printing", on);
+    drawAll();
+    if (!on) for (const chart of document.querySelectorAll(".chart")) if (chart.layout) Plotly.Plots.resize(chart);
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   document.documentElement.dataset.ready = "yes";
 }
 
