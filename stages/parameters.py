@@ -16,7 +16,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from stages.errors import InputError
-from stages.maps.metric_names import check_metric
 from stages.models.capture_points import POINT_NAMES
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -107,6 +106,23 @@ class MixingParameters(_Section):
     gradient_directions: Count
 
 
+METRIC_NAMES = (
+    "braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity",
+    "linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab",
+)  # fmt: skip
+"""The metrics of umap-learn for dense real vectors."""
+_NOT_FOR_FEATURES = {
+    "compares discrete or binary data": "categorical count dice hamming hierarchical_categorical jaccard kulsinski "
+    "matching myers ordinal rogerstanimoto russellrao sokalmichener sokalsneath string yule",
+    "needs parameters of its own": "mahalanobis seuclidean standardised_euclidean weighted_minkowski wminkowski",
+    "is not defined for negative values": "hellinger ll_dirichlet symmetric_kl",
+    "is defined within the unit ball only": "poincare",
+    "is defined for two dimensions only": "haversine",
+}
+REFUSED_METRICS = {name: reason for reason, names in _NOT_FOR_FEATURES.items() for name in names.split()}
+"""Its others, and why they are refused."""
+
+
 class UmapParameters(_Section):
     metric: Text
     seed: Seed
@@ -120,7 +136,10 @@ class UmapParameters(_Section):
     @field_validator("metric")
     @classmethod
     def _known_metric(cls, metric: str) -> str:
-        return check_metric(metric)
+        if metric not in METRIC_NAMES:
+            reason = REFUSED_METRICS.get(metric, "is not known to umap-learn")
+            raise ValueError(f"not a metric for dense real vectors, it {reason}; allowed: {', '.join(METRIC_NAMES)}")
+        return metric
 
     @field_validator("stability_seeds")
     @classmethod

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from scipy.spatial.distance import cdist
 
-from stages.maps.metric_names import BY_PRODUCTS
 from stages.models.hardware import device
 
 TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
@@ -75,7 +74,7 @@ def _scipy(name: Literal["braycurtis", "canberra"]) -> Metric:
     return Metric(_same, distances, _same)
 
 
-METRICS: dict[str, Metric] = {
+PRODUCTS: dict[str, Metric] = {
     "cosine": _by_product(_unit, _same),
     "correlation": _by_product(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _same),
     "softmax_hellinger": _by_product(lambda x_ND: x_ND.softmax(dim=1).sqrt(), torch.sqrt),
@@ -83,11 +82,14 @@ METRICS: dict[str, Metric] = {
         ("euclidean", "l2", "minkowski"),  # umap-learn's minkowski has p = 2 unless told
         _by_product(_same, lambda half_squares: (2 * half_squares).sqrt()),
     ),
+}
+DIFFERENCES: dict[str, Metric] = {
     **dict.fromkeys(("manhattan", "l1", "taxicab"), _minkowski(1)),
     **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), _minkowski(float("inf"))),
     "braycurtis": _scipy("braycurtis"),
     "canberra": _scipy("canberra"),
 }
+METRICS: dict[str, Metric] = PRODUCTS | DIFFERENCES
 """By umap-learn's names."""
 
 _ALONE = threading.Lock()  # numba's plainest threads may be entered by one at a time
@@ -98,7 +100,7 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
     Exact up to a number of vectors (`EXACT_UP_TO`), by nearest-neighbour descent, seeded, above it.
     """
-    kind = "products" if metric in BY_PRODUCTS else "differences"
+    kind = "products" if metric in PRODUCTS else "differences"
     if len(vectors) > EXACT_UP_TO[kind] * (EXACT_ON_GPU if device().type == "cuda" else 1):
         return _approximate(vectors, k, metric, seed)
     return _exact(vectors, k, METRICS[metric])
@@ -136,7 +138,7 @@ def _approximate(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indi
     """By nearest-neighbour descent, as in umap-learn; what is a matrix product is Euclidean after its preparation."""
     from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
 
-    by_product = metric in BY_PRODUCTS
+    by_product = metric in PRODUCTS
     if by_product:
         vectors = METRICS[metric].prepare(torch.from_numpy(vectors)).numpy()
     with _ALONE:
