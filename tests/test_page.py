@@ -700,8 +700,9 @@ def write_run(folder: Path, lengths: list[int], layers: int, heads: int = 4) -> 
     documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
     table = pd.DataFrame({"document": documents, "position": np.concatenate([np.arange(n) for n in lengths])})
     table["token_id"], table["token"] = 1, [f"word{number}" for number in range(len(table))]
-    sites = [Site(0, "embedding_output")]
-    sites += [Site(n, point) for n in range(1, layers + 1) for point in ("attention_norm", "layer_output")]
+    points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
+    sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
+    sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
     root = folder / "features/activations"
     plan = store.plan_store(len(table), 8, "float16")
     store.create_stores(root, sites, plan)
