@@ -69,6 +69,7 @@ def main(parameters: Parameters) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
+    # The library's annotation asks for a torch Dataset; it takes one of `datasets` as well.
     prediction = trainer.predict(_examples(tokenizer, splits["test"], finetune.max_length))  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return

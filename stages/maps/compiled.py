@@ -4,7 +4,8 @@ Number for number what `umap.layouts` computes (tested), without its other branc
 interpreter lock, so that maps run side by side in one process. What is compiled is kept on disk.
 """
 
-# numba infers the types inside these functions, and strict checks of them would see none.
+# numba infers the types inside these functions, and strict checks of them would see none: hence every
+# `type: ignore` below.
 from __future__ import annotations
 
 import numba
@@ -34,6 +35,26 @@ def _squared_distance(a, b):  # type: ignore[no-untyped-def]
     return np.float32(x * x + y * y)
 
 
+@numba.njit(inline="always")
+def _attraction(distance, a, b):  # type: ignore[no-untyped-def]
+    """Between neighbours, by their squared distance; 0 in one place."""
+    gradient = 0.0
+    if distance > 0.0:
+        gradient = -2.0 * a * b * pow(distance, b - 1.0)
+        gradient /= a * pow(distance, b) + 1.0
+    return gradient
+
+
+@numba.njit(inline="always")
+def _repulsion(distance, a, b):  # type: ignore[no-untyped-def]
+    """From any other vector, by the squared distance; 0 in one place."""
+    gradient = 0.0
+    if distance > 0.0:
+        gradient = 2.0 * b
+        gradient /= (0.001 + distance) * (a * pow(distance, b) + 1)
+    return gradient
+
+
 @numba.njit(nogil=True, fastmath=True, cache=True)
 def run_epochs(  # type: ignore[no-untyped-def]
     first, last, alphas, embedding, heads, tails, every, a, b, states, negative_every, next_negative, next_sample
@@ -53,10 +74,7 @@ def run_epochs(  # type: ignore[no-untyped-def]
             current = embedding[j]
             other = embedding[tails[i]]
             distance = _squared_distance(current, other)
-            gradient = 0.0
-            if distance > 0.0:
-                gradient = -2.0 * a * b * pow(distance, b - 1.0)
-                gradient /= a * pow(distance, b) + 1.0
+            gradient = _attraction(distance, a, b)
             for d in range(2):
                 step = _clipped(gradient * (current[d] - other[d]))
                 current[d] += step * alpha
@@ -67,12 +85,9 @@ def run_epochs(  # type: ignore[no-untyped-def]
                 k = _random(states[j]) % embedding.shape[0]
                 other = embedding[k]
                 distance = _squared_distance(current, other)
-                gradient = 0.0
-                if distance > 0.0:
-                    gradient = 2.0 * b
-                    gradient /= (0.001 + distance) * (a * pow(distance, b) + 1)
-                elif j == k:
+                if distance == 0.0 and j == k:
                     continue
+                gradient = _repulsion(distance, a, b)
                 if gradient > 0.0:
                     for d in range(2):
                         current[d] += _clipped(gradient * (current[d] - other[d])) * alpha
@@ -119,10 +134,7 @@ def run_aligned_epochs(  # type: ignore[no-untyped-def]
                 current = embeddings[m, j]
                 other = embeddings[m, k]
                 distance = _squared_distance(current, other)
-                gradient = 0.0
-                if distance > 0.0:
-                    gradient = -2.0 * a * b * pow(distance, b - 1.0)
-                    gradient /= a * pow(distance, b) + 1.0
+                gradient = _attraction(distance, a, b)
                 for d in range(2):
                     step = _clipped(gradient * (current[d] - other[d]))
                     for offset in range(2 * window):
@@ -144,12 +156,9 @@ def run_aligned_epochs(  # type: ignore[no-untyped-def]
                     k = _random(state) % embeddings.shape[1]
                     other = embeddings[m, k]
                     distance = _squared_distance(current, other)
-                    gradient = 0.0
-                    if distance > 0.0:
-                        gradient = 2.0 * b
-                        gradient /= (0.001 + distance) * (a * pow(distance, b) + 1)
-                    elif j == k:
+                    if distance == 0.0 and j == k:
                         continue
+                    gradient = _repulsion(distance, a, b)
                     for d in range(2):
                         step = 0.0
                         if gradient > 0.0:
