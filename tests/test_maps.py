@@ -23,6 +23,7 @@ from stages.maps.graphs import neighbour_graph
 from stages.maps.layouts import curve, fit_map, lay_out, lay_out_aligned, ties
 from stages.maps.movement import movement_table
 from stages.maps.neighbours import METRICS, neighbours
+from stages.maps.parallel import in_parallel
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
 from stages.maps.storage import MAPS, read_map
 from stages.mixing.storage import MIXING
@@ -141,10 +142,11 @@ def chain() -> list[Any]:
     return [(cloud + 0.2 * step * generator.normal(size=(60, 8))).astype(np.float32) for step in range(5)]
 
 
-def test_map_is_bit_for_bit_the_one_that_umap_lays_out(chain: list[Any]) -> None:
+@pytest.mark.parametrize("epochs", [1, 5, 10, 11, 100])
+def test_map_is_bit_for_bit_the_one_that_umap_lays_out(chain: list[Any], epochs: int) -> None:
     from umap.umap_ import find_ab_params, simplicial_set_embedding
 
-    umap = umap_parameters()
+    umap = umap_parameters(n_epochs=epochs)
     graph = neighbour_graph(chain[0], umap)
     a, b = find_ab_params(1.0, umap.min_dist)
     expected, _ = simplicial_set_embedding(
@@ -459,7 +461,14 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         reduce.main(read_parameters())
         found.append(outputs())
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
     # Workers that know nothing: neither the scheduler's name nor that one thread is wanted.
+    def threads() -> set[int]:
+        import threadpoolctl
+        import torch
+
+        return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpoolctl.threadpool_info())}
+
     with LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=":0", env={"OMP_NUM_THREADS": "2"}
     ) as cluster:
@@ -468,6 +477,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         reduce.main(read_parameters())
         found.append(outputs())
         assert cluster.scheduler.transition_counter > before
+        assert in_parallel(threads, [(), ()], "threads") == [{1}, {1}]
     assert len(found[0]) == len(LAYOUTS) + 3
     assert found[1] == found[0]
     assert found[2] == found[0]
