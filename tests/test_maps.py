@@ -469,9 +469,8 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
 
         return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpoolctl.threadpool_info())}
 
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=":0", env={"OMP_NUM_THREADS": "2"}
-    ) as cluster:
+    two = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", env=two) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
         before = cluster.scheduler.transition_counter
         reduce.main(read_parameters())
