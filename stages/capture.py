@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,18 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from stages import store
-from stages.errors import InputError, run_stage
-from stages.models.capture_points import Site, Tap, recording, taps
+from stages.command import run_stage
+from stages.models.capture_points import Tap, recording, taps
 from stages.models.encoding import batches_by_tokens, encode, padded
-from stages.models.loading import FINETUNED, check_max_length, load_classifier, load_tokenizer
+from stages.models.loading import check_max_length, load_classifier, load_tokenizer
+from stages.outputs import activations as store
+from stages.outputs.checkpoints import FINETUNED
+from stages.outputs.files import writing
 from stages.parameters import CaptureParameters, Parameters
-from stages.resume import publish, unfinished_folder
-from stages.reviews.splits import REVIEWS, chosen_texts
+from stages.resume import clear, publish, unfinished_folder
+from stages.reviews.chosen import chosen_texts
+from stages.sites import Site
 
-ACTIVATIONS = Path("features/activations")
 TEXTS_AT_ONCE = 1000
 
 Lengths = npt.NDArray[np.int64]
@@ -50,7 +51,7 @@ def main(parameters: Parameters) -> None:
     base = classifier.base_model.to(state.device)
     wanted = taps(base.config.model_type, base.config.num_hidden_layers, capture.points)
 
-    folder = unfinished_folder("capture", capture.model_dump(), [FINETUNED, REVIEWS / "test.parquet"])
+    folder = unfinished_folder("capture", parameters)
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
@@ -66,7 +67,7 @@ def main(parameters: Parameters) -> None:
 
     own = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
     left = [unit for unit in own if not (folder / "done" / str(unit)).exists()]
-    for unit in tqdm(left, desc="capture", unit="shard", disable=not sys.stderr.isatty()):
+    for unit in tqdm(left, desc="capture", unit="shard", disable=None):
         rows = plan.rows_of(unit)
         buffers = {tap.site: np.zeros((rows.stop - rows.start, plan.hidden), plan.dtype) for tap in wanted}
         for site, start, block in _features(base, tokenizer, wanted, list(texts.values()), lengths, rows, capture):
@@ -78,35 +79,31 @@ def main(parameters: Parameters) -> None:
         (folder / "done" / str(unit)).touch()
     state.wait_for_everyone()
     if state.is_main_process:
-        publish(folder / "stores", ACTIVATIONS)
-        shutil.rmtree(folder)
+        publish(folder / "stores", store.ACTIVATIONS)
+        clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
 
 
 def _write_tokens(folder: Path, tokenizer: Any, texts: dict[str, str], max_length: int) -> Lengths:
     """Write the tokens table a block of texts at a time; the number of tokens of each text."""
-    (folder / "stores").mkdir(exist_ok=True)
     schema = pa.schema(
         [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
     )
     names = list(texts)
     lengths: list[int] = []
-    try:
-        with pq.ParquetWriter(store.tokens_file(folder / "stores"), schema) as writer:
-            for start in range(0, len(names), TEXTS_AT_ONCE):
-                block = names[start : start + TEXTS_AT_ONCE]
-                encoded = encode(tokenizer, [texts[name] for name in block], max_length)
-                ids = [token for text in encoded for token in text]
-                columns = [
-                    [name for name, text in zip(block, encoded, strict=True) for _ in text],
-                    [position for text in encoded for position in range(len(text))],
-                    ids,
-                    tokenizer.convert_ids_to_tokens(ids),
-                ]
-                writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
-                lengths += map(len, encoded)
-    except OSError as error:
-        raise InputError(f"cannot write {store.tokens_file(folder)}: {error.strerror or error}") from error
+    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, len(names), TEXTS_AT_ONCE):
+            block = names[start : start + TEXTS_AT_ONCE]
+            encoded = encode(tokenizer, [texts[name] for name in block], max_length)
+            ids = [token for text in encoded for token in text]
+            columns = [
+                [name for name, text in zip(block, encoded, strict=True) for _ in text],
+                [position for text in encoded for position in range(len(text))],
+                ids,
+                tokenizer.convert_ids_to_tokens(ids),
+            ]
+            writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+            lengths += map(len, encoded)
     return np.asarray(lengths, dtype=np.int64)
 
 

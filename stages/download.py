@@ -2,28 +2,39 @@
 
     python -m stages.download
 
-Writes `data/reviews/{train,validation,test}.parquet` and `models/pretrained/`.
+Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/reviews.csv` and `models/pretrained/`.
 """
 
 from __future__ import annotations
 
 import logging
 
-from stages.errors import run_stage
+import pandas as pd
+
+from stages.command import run_stage
 from stages.models.fetching import fetch_model
-from stages.models.loading import PRETRAINED
+from stages.outputs.checkpoints import PRETRAINED
+from stages.outputs.reports import write_plot
+from stages.outputs.reviews import write_split
 from stages.parameters import Parameters
 from stages.reviews.source import read_splits
-from stages.reviews.splits import write_split
 
 
 def main(parameters: Parameters) -> None:
     fetch_model(parameters.model, PRETRAINED)
-    for split, reviews in read_splits(parameters.dataset, parameters.seed).items():
+    splits = read_splits(parameters.dataset, parameters.seed)
+    for split, reviews in splits.items():
         write_split(split, reviews)
-        share = reviews["label"].mean()
-        positive = reviews.loc[reviews["label"] == 1, "label_name"].iloc[0]
-        logging.info("%s: %d reviews, %.0f %% %s", split, len(reviews), 100 * share, positive)
+    counts = pd.concat(splits, names=["split"]).groupby(["split", "label", "label_name"], sort=False).size()
+    table = counts.rename("reviews").reset_index().sort_values(["split", "label"], key=_in_order)
+    write_plot("reviews", table)
+    for row in table.itertuples():
+        logging.info("%s: %d reviews are %s", row.split, row.reviews, row.label_name)
+
+
+def _in_order(column: pd.Series) -> pd.Series:
+    """Splits as they are used, labels by number."""
+    return column.map({"train": 0, "validation": 1, "test": 2}) if column.name == "split" else column
 
 
 if __name__ == "__main__":

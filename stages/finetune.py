@@ -10,7 +10,6 @@ loss is kept. A killed run goes on from its last whole epoch. Writes `models/fin
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sys
@@ -32,17 +31,17 @@ from transformers import (
     set_seed,
 )
 
-from stages.errors import InputError, run_stage
+from stages.command import run_stage
+from stages.errors import InputError
 from stages.models.encoding import encode
-from stages.models.loading import FINETUNED, PRETRAINED, check_max_length, load_classifier, load_tokenizer
+from stages.models.loading import check_max_length, load_classifier, load_tokenizer
+from stages.outputs.checkpoints import FINETUNED, PRETRAINED
+from stages.outputs.reports import write_metrics, write_plot
+from stages.outputs.reviews import read_split
 from stages.parameters import FinetuneParameters, Parameters
-from stages.resume import publish, unfinished_folder
-from stages.reviews.splits import REVIEWS, read_split
+from stages.resume import clear, publish, unfinished_folder
 
-METRICS = Path("reports/metrics/finetune.json")
-CURVES = Path("reports/plots/finetune.csv")
 COMPLETE = "complete"  # a marker in a checkpoint folder that was written to its end
-DIGITS = 6
 
 
 def main(parameters: Parameters) -> None:
@@ -51,7 +50,7 @@ def main(parameters: Parameters) -> None:
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
-    folder = unfinished_folder("finetune", [finetune.model_dump(), seed], [PRETRAINED, REVIEWS])
+    folder = unfinished_folder("finetune", parameters)
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(seed)
@@ -75,10 +74,10 @@ def main(parameters: Parameters) -> None:
         return
     model.save_pretrained(folder / "best")
     tokenizer.save_pretrained(folder / "best")
-    _write_curves(trainer.state.log_history)
-    _write_metrics(prediction.metrics or {}, splits, trainer.state.log_history)
+    write_plot("finetune", _curves(trainer.state.log_history))
+    write_metrics("finetune", _metrics(prediction.metrics or {}, splits, trainer.state.log_history))
     publish(folder / "best", FINETUNED)
-    shutil.rmtree(folder)
+    clear(folder)
 
 
 def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
@@ -141,7 +140,7 @@ def _last_whole_checkpoint(folder: Path) -> str | None:
     return str(whole[-1]) if whole else None
 
 
-def _write_curves(history: list[dict[str, Any]]) -> None:
+def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     """A row for each logged step (`train`) and each epoch (`validation`)."""
     rows = []
     for entry in history:
@@ -149,17 +148,18 @@ def _write_curves(history: list[dict[str, Any]]) -> None:
             if f"{prefix}loss" in entry:
                 loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
                 rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
-    CURVES.parent.mkdir(parents=True, exist_ok=True)
-    curves = pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
-    curves.round(DIGITS).to_csv(CURVES, index=False, lineterminator="\n")
+    return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
-def _write_metrics(tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]) -> None:
+def _metrics(
+    tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Accuracy of the test with its 95 % interval (Wilson), beside that of always naming the larger class."""
     majority = splits["train"]["label"].mode()[0]
     tests = len(splits["test"])
     interval = binomtest(round(tested["test_accuracy"] * tests), tests).proportion_ci(0.95, method="wilson")
     best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
-    metrics = {
+    return {
         "test": {
             "accuracy": tested["test_accuracy"],
             "accuracy_ci_low": float(interval.low),
@@ -168,13 +168,8 @@ def _write_metrics(tested: dict[str, float], splits: dict[str, pd.DataFrame], hi
             "loss": tested["test_loss"],
             "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
         },
-        "validation": {"accuracy": best["eval_accuracy"], "f1": best["eval_f1"], "loss": best["eval_loss"]},
         "best_epoch": round(best["epoch"]),
-        "reviews": {split: len(reviews) for split, reviews in splits.items()},
     }
-    rounded = json.loads(json.dumps(metrics), parse_float=lambda number: round(float(number), DIGITS))
-    METRICS.parent.mkdir(parents=True, exist_ok=True)
-    METRICS.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

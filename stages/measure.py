@@ -4,84 +4,102 @@
     torchrun --nproc-per-node 4 -m stages.measure
 
 Streams batches of documents through each checkpoint in float32, and the captured documents
-one by one in float64. Writes `features/mixing/`, `reports/plots/{mixing*,geometry,steps}.csv` and
+one by one in float64. Writes `features/mixing/`, the tables of the measures under `reports/plots/` and
 `reports/metrics/mixing.json`; `docs/measures.md` says what each number is.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from accelerate import PartialState
 
-from stages.errors import run_stage
+from stages.command import run_stage
+from stages.mixing.batches import BatchMeasurer
 from stages.mixing.datafree import attention_gain
-from stages.mixing.documents import Document, chosen_documents, drawn_reviews
-from stages.mixing.report import collect, write_reports
-from stages.mixing.single import SingleMeasurer
-from stages.mixing.storage import MIXING, write_tokens
-from stages.mixing.streaming import Measurer
-from stages.mixing.work import Share, Work
-from stages.models.capture_points import POINT_NAMES, taps
-from stages.models.loading import FINETUNED, PRETRAINED, check_max_length, load_base, load_tokenizer
+from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.layers import layer_weights
+from stages.mixing.summary import Sums, SumsOfDocuments, metrics, overall_means, plot_tables
+from stages.mixing.unfinished import CheckpointMeasures, Share
+from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.capture_points import taps
+from stages.models.loading import check_max_length, load_base, load_tokenizer
+from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
+from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
+from stages.outputs.reports import write_metrics, write_plot
 from stages.parameters import Parameters
-from stages.resume import publish, unfinished_folder
-from stages.reviews.splits import REVIEWS, chosen_texts, read_split
-
-FOLDERS = {"pretrained": PRETRAINED, "finetuned": FINETUNED}
+from stages.resume import clear, publish, unfinished_folder
+from stages.reviews.chosen import chosen_texts, drawn_reviews
+from stages.sites import POINTS
 
 
 def main(parameters: Parameters) -> None:
-    mixing, capture = parameters.mixing, parameters.capture
-    folders = {str(checkpoint): FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
-    for folder in folders.values():
-        check_max_length("mixing.max_length", mixing.max_length, folder)
-        check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, folder)
-        check_max_length("capture.max_length", capture.max_length, folder)
-    drawn = drawn_reviews(read_split("test"), mixing.documents, parameters.seed)
-    captured = chosen_texts(capture.documents, capture.texts)
-    tokenizer = load_tokenizer(folders[mixing.checkpoints[0]])
-    documents = chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
-
+    mixing, seed = parameters.mixing, parameters.seed
+    weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
+    tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
+    documents = _documents(parameters, weights, tokenizer)
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     share = Share(state.process_index, state.num_processes)
-    chosen = capture.model_dump(include={"documents", "texts", "max_length"})
-    settings = {"seed": parameters.seed, "mixing": mixing.model_dump(), "capture": chosen}
-    folder = unfinished_folder("measure", settings, [*folders.values(), REVIEWS / "test.parquet"])
-    gains = {}
-    for checkpoint, weights in folders.items():
-        base = load_base(weights).to(state.device)
-        work = Work(folder, checkpoint)
-        measurer = Measurer(base, weights, mixing.methods, tokenizer.pad_token_id)
-        gains[checkpoint] = [attention_gain(layer) for layer in measurer.weights]
-        work.stream(measurer, documents, mixing.batch_tokens, share)
-        single = SingleMeasurer(base, weights)
-        work.contributions(single, documents, share)
-        work.gradients(single, documents, mixing, parameters.seed, share)
-    state.wait_for_everyone()
+    folder = unfinished_folder("measure", parameters)
+    measured: dict[str, CheckpointMeasures] = {}
+    sums: dict[str, Sums] = {}
+    for checkpoint, path in weights.items():
+        base = load_base(path).to(state.device)
+        work = measured[checkpoint] = CheckpointMeasures(folder, checkpoint)
+        batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
+        work.measure(batches, documents, mixing.batch_tokens, share)
+        whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
+        work.contributions(whole, documents, share)
+        work.gradients(whole, documents, mixing, seed, share)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            sums[checkpoint] = _sums(work, documents, parameters, base)
     if state.is_main_process:
-        works = {checkpoint: Work(folder, checkpoint) for checkpoint in folders}
-        sums = {checkpoint: collect(work, documents, mixing) for checkpoint, work in works.items()}
-        sites = [tap.site for tap in taps(base.config.model_type, base.config.num_hidden_layers, POINT_NAMES)]
-        write_reports(sums, gains, sites, mixing, parameters.seed)
-        write_tokens(folder / "mixing", mixing.methods, _ratios(works, documents, tokenizer))
+        sites = [tap.site for tap in taps(base.config.model_type, base.config.num_hidden_layers, POINTS)]
+        means = overall_means(sums, mixing, seed)
+        for name, table in plot_tables(sums, means, sites, mixing, seed).items():
+            write_plot(name, table)
+        write_metrics("mixing", metrics(sums, means, mixing))
+        write_ratios(folder / "mixing", mixing.methods, _ratios(measured, documents, tokenizer))
         publish(folder / "mixing", MIXING)
-        shutil.rmtree(folder)
-        logging.info("measured %d documents in %s", len(documents), " and ".join(folders))
+        clear(folder)
+        logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
+
+
+def _documents(parameters: Parameters, weights: Mapping[str, Path], tokenizer: Any) -> list[Document]:
+    """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
+    mixing, capture = parameters.mixing, parameters.capture
+    for path in weights.values():
+        check_max_length("mixing.max_length", mixing.max_length, path)
+        check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, path)
+        check_max_length("capture.max_length", capture.max_length, path)
+    captured = chosen_texts(capture.documents, capture.texts)
+    drawn = drawn_reviews(mixing.documents, parameters.seed)
+    return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
+
+
+def _sums(work: CheckpointMeasures, documents: Sequence[Document], parameters: Parameters, base: Any) -> Sums:
+    added = SumsOfDocuments()
+    for i, document in enumerate(documents):
+        added.add(document, work.load(i))
+    gains = np.array([attention_gain(layer) for layer in layer_weights(base)])
+    return added.sums(gains, work.load_agreement(documents, parameters.mixing))
 
 
 def _ratios(
-    works: Mapping[str, Work], documents: Sequence[Document], tokenizer: Any
-) -> Iterator[tuple[str, Document, list[str], npt.NDArray[np.float32]]]:
-    for checkpoint, work in works.items():
+    measured: Mapping[str, CheckpointMeasures], documents: Sequence[Document], tokenizer: Any
+) -> Iterator[TokenRatios]:
+    for checkpoint, work in measured.items():
         for i, document in enumerate(documents):
-            yield checkpoint, document, tokenizer.convert_ids_to_tokens(document.ids.tolist()), work.load(i).ratios
+            tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
+            classes = [CLASSES[number] for number in document.classes]
+            counted = np.arange(len(document)) < document.counted
+            yield TokenRatios(checkpoint, document.name, tokens, classes, counted, work.load(i).ratios)
 
 
 if __name__ == "__main__":

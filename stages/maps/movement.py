@@ -9,25 +9,24 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from stages.maps.neighbours import METRICS, Vectors
-from stages.maps.quality import rank_correlation
-from stages.maps.storage import Coordinates
-from stages.models.capture_points import Site
+from stages.maps.neighbours import METRICS, Coordinates, Vectors
+from stages.maps.quality import spearman
+from stages.mixing.ratios import RATIOS
 from stages.models.hardware import device
+from stages.sites import Site, layer_input
 
 FULL_SPACE = "full_space"
-WHOLE_LAYER = "enc_n"  # the ratio that is one of the whole layer; the others are of its attention
 COLUMNS = ("layout", "seed", "layer", "step", "against", "spearman", "tokens")
 
 Lengths = npt.NDArray[np.float64]
 PAIRS_AT_ONCE = 64
 
 
-def steps(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
+def transitions(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
     """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers."""
     found = []
     for layer in sorted({site.layer for site in sites} - {0}):
-        before = Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
+        before = layer_input(layer)
         middle, after = Site(layer, "attention_norm"), Site(layer, "layer_output")
         found += [(layer, "attention", before, middle), (layer, "ffn", middle, after), (layer, "layer", before, after)]
     return [step for step in found if step[2] in sites and step[3] in sites]
@@ -49,17 +48,17 @@ def movement_table(
     the maps; empty where none were measured.
     """
     rows = []
-    for layer, step, before, after in steps(list(fitted)):
+    for layer, step, before, after in transitions(list(fitted)):
         moved = np.linalg.norm(fitted[after].astype(np.float64) - fitted[before], axis=1)
         against = {FULL_SPACE: _pair_distances(features[before], features[after], metric)}
         here = ratios[ratios["layer"] == layer].drop(columns="layer") if len(ratios) else ratios
         for method in map(str, here.columns):
-            if step == ("layer" if method == WHOLE_LAYER else "attention"):
+            if step == RATIOS[method].covers:
                 against[method] = here[method].to_numpy(np.float64)
         for name, values in against.items():
             known = np.isfinite(values)
-            spearman = rank_correlation(moved[known], values[known])
-            rows.append((layout, seed, layer, step, name, spearman, int(known.sum())))
+            correlation = spearman(moved[known], values[known])
+            rows.append((layout, seed, layer, step, name, correlation, int(known.sum())))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -20,6 +20,8 @@ EXACT_UP_TO = {"products": 32_768, "differences": 8_192}
 EXACT_ON_GPU = 8  # times as many there
 
 Vectors = npt.NDArray[np.float32]
+Coordinates = npt.NDArray[np.float32]
+"""Places on a map, `[vectors, 2]`."""
 Indices = npt.NDArray[np.int32]
 Distances = npt.NDArray[np.float32]
 # What float64 products leave of a difference of 0, relative to what is subtracted.

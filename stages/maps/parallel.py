@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -32,7 +31,7 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
             parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
             run = _one_thread if on_cluster() else _one_torch_thread
             results = parallel(joblib.delayed(run)(function, *arguments) for arguments in calls)
-            return list(tqdm(results, total=len(calls), desc=what, disable=not sys.stderr.isatty()))
+            return list(tqdm(results, total=len(calls), desc=what, disable=None))
     finally:
         torch.set_num_threads(before)
 

@@ -11,11 +11,10 @@ import numpy.typing as npt
 import torch
 from scipy.spatial import cKDTree, procrustes
 from scipy.spatial.distance import pdist
-from scipy.stats import spearmanr
 
-from stages.maps.neighbours import METRICS, Vectors
-from stages.maps.storage import Coordinates
+from stages.maps.neighbours import METRICS, Coordinates, Vectors
 from stages.models.hardware import device
+from stages.ranks import rank_correlation
 from stages.reviews.draw import Rows, stratified_draw
 
 NEIGHBOURS = 15
@@ -102,14 +101,12 @@ def distance_correlation(vectors: Vectors, xy: Coordinates, metric: str, seed: i
         return float("nan")
     x_ND = torch.from_numpy(vectors[rows]).to(device(), torch.float64)
     distances = METRICS[metric].between(x_ND, x_ND).cpu().numpy()
-    return rank_correlation(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
+    return spearman(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
 
 
-def rank_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Spearman's; NaN where one side is constant or holds fewer than 3 values."""
-    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(spearmanr(a, b).statistic)
+def spearman(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """The rank correlation; NaN where one side is constant or holds fewer than 3 values."""
+    return float(rank_correlation(a, b)) if len(a) >= 3 else float("nan")
 
 
 def stability(layouts: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:

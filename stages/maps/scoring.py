@@ -9,14 +9,12 @@ import numpy as np
 import pandas as pd
 
 from stages.maps.graphs import has_neighbourhoods
-from stages.maps.neighbours import Vectors
+from stages.maps.neighbours import Coordinates, Vectors
 from stages.maps.quality import DISTANCES, MEASURES, STABILITY, distance_correlation, scored_rows, scores, stability
-from stages.maps.storage import Coordinates
-from stages.models.capture_points import Site
 from stages.parameters import UmapParameters
+from stages.sites import Site
 
 QUALITY_COLUMNS = ("layout", "layer", "point", "measure", "value", "chance")
-DIGITS = 6
 Row = tuple[str, int | None, str | None, str, float, float]
 
 
@@ -76,7 +74,7 @@ def score_joint(
 
 def quality_table(rows: Sequence[Row]) -> pd.DataFrame:
     """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
-    table = pd.DataFrame(list(rows), columns=list(QUALITY_COLUMNS)).round(DIGITS)
+    table = pd.DataFrame(list(rows), columns=list(QUALITY_COLUMNS)).round(6)
     return table.astype({"layer": "Int32", "point": "string", "value": "float64", "chance": "float64"})
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from stages.reviews.draw import stratified_draw
+from stages.vocabulary import TOKEN_CLASSES
 
-TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
+CLASSES = tuple(TOKEN_CLASSES)
 TEXTS_AT_ONCE = 1000
 
 
@@ -23,18 +22,12 @@ class Document:
 
     name: str
     ids: npt.NDArray[np.int32]
-    classes: npt.NDArray[np.int8]  # positions in TOKEN_CLASSES
+    classes: npt.NDArray[np.int8]  # positions in CLASSES
     counted: int
     captured: bool
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-def drawn_reviews(reviews: pd.DataFrame, documents: int, seed: int) -> dict[str, str]:
-    """Name (`test/3`) to text of `documents` reviews, stratified by label; all where there are not more."""
-    rows = stratified_draw(reviews["label"].to_numpy(), documents, seed)
-    return {f"test/{row}": reviews["text"][row] for row in rows.tolist()}
 
 
 def chosen_documents(
@@ -50,14 +43,14 @@ def chosen_documents(
         False: {name: text for name, text in drawn.items() if name not in captured},
     }
     cut = {True: captured_max_length, False: max_length}
-    found = []
+    chosen = []
     for is_captured, named in texts.items():
         names = list(named)
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
             encoded = tokenizer([named[name] for name in block], truncation=True, max_length=cut[is_captured])
             for name, encoding in zip(block, encoded.encodings, strict=True):
-                found.append(
+                chosen.append(
                     Document(
                         name=name,
                         ids=np.asarray(encoding.ids, dtype=np.int32),
@@ -66,15 +59,15 @@ def chosen_documents(
                         captured=is_captured,
                     )
                 )
-    return found
+    return chosen
 
 
 def token_classes(tokenizer: Any, text: str, encoding: Any) -> npt.NDArray[np.int8]:
-    """Positions in `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them."""
+    """Positions in `CLASSES`: a word of several tokens is `subword` in each of them."""
     words = encoding.word_ids
     pieces = {word: words.count(word) for word in set(words)}
     special = {tokenizer.cls_token_id: "cls", tokenizer.sep_token_id: "sep"}
-    found = []
+    classes = []
     for token, word, (start, end) in zip(encoding.ids, words, encoding.offsets, strict=True):
         if word is None:
             name = special.get(token, "word")
@@ -82,8 +75,8 @@ def token_classes(tokenizer: Any, text: str, encoding: Any) -> npt.NDArray[np.in
             name = "punctuation"
         else:
             name = "subword" if pieces[word] > 1 else "word"
-        found.append(TOKEN_CLASSES.index(name))
-    return np.asarray(found, dtype=np.int8)
+        classes.append(CLASSES.index(name))
+    return np.asarray(classes, dtype=np.int8)
 
 
 def _is_punctuation(piece: str) -> bool:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from stages.errors import InputError
-from stages.models.capture_points import FAMILIES, Site, Tap, taps
+from stages.models.capture_points import FAMILIES, Tap, taps
+from stages.sites import Site
 
 Tensor = torch.Tensor
 
@@ -74,11 +75,6 @@ def value_taps(base: Any) -> list[Tap]:
 def ratio_taps(base: Any) -> list[Tap]:
     """Taps of everything that the mixing ratios need besides the attention weights."""
     return taps(base.config.model_type, base.config.num_hidden_layers, RATIO_POINTS) + value_taps(base)
-
-
-def layer_input(layer: int) -> Site:
-    """The capture point that enters `layer` (counted from 1)."""
-    return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
 
 
 def attentions_of(output: Any, layers: int, folder: Path) -> tuple[Tensor, ...]:

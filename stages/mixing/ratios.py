@@ -1,6 +1,6 @@
 """Mixing ratios of every token: Kobayashi et al., EMNLP 2020 and EMNLP 2021.
 
-Shapes: B batch, H heads, T tokens, E = heads * head width, D hidden. i is the output token,
+Shapes: B batch, H heads, T tokens, N tokens of a block, E = heads * head width, D hidden. i is the output token,
 j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
@@ -11,23 +11,171 @@ LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from stages.mixing.declared import Ratio
+from stages.vocabulary import Mark
 
-from stages.mixing.layers import LayerWeights, Norm
+if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
+    from torch import Tensor
 
-Tensor = torch.Tensor
+    from stages.mixing.layers import LayerWeights, Norm
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 
+RATIOS: dict[str, Ratio] = {}
+"""Every mixing ratio by its name, from the least to the most of a layer that is looked at."""
 
-class IdentityErrors(NamedTuple):
-    """Largest error of each identity `[B]`, relative to the largest component of the true vectors."""
 
-    attention_output: Tensor
-    attention_norm: Tensor
+class Split(NamedTuple):
+    """A vector `[N, D]` of each token as two parts: from the token itself, and from all others."""
+
+    own: Tensor
+    others: Tensor
+
+    def share(self) -> Tensor:
+        """|others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
+        others_norm = length(self.others)
+        total = others_norm + length(self.own)
+        return (others_norm / total).masked_fill(total == 0, 0)
+
+    def normalised(self, norm: Norm) -> Split:
+        """Through LayerNorm's linear part, but for the standard deviation, which cancels in `share`."""
+        return Split(*(normalised(part, norm) for part in self))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """N tokens in one layer, step by step split into what is their own and what comes from others."""
+
+    weights: LayerWeights
+    mixed_weight: Tensor
+    """1 - mean_h a^h_ii `[N]`."""
+    diagonal_NH: Tensor
+    x_ND: Tensor
+    value_NE: Tensor
+    attention_output_ND: Tensor
+
+    @cached_property
+    def attention(self) -> Split:
+        """The F_ij."""
+        own = own_contribution(self.weights, self.diagonal_NH, self.value_NE)
+        return Split(own, self.attention_output_ND - self.weights.output.b - own)
+
+    @cached_property
+    def residual(self) -> Split:
+        """The R_ij."""
+        return Split(self.attention.own + self.x_ND, self.attention.others)
+
+    @cached_property
+    def attention_norm(self) -> Split:
+        """The T_ij."""
+        return self.residual.normalised(self.weights.attention_norm)
+
+    @cached_property
+    def layer_norm(self) -> Split:
+        """The T_ij through the second skip and LayerNorm."""
+        return self.attention_norm.normalised(self.weights.output_norm)
+
+
+def ratio(name: str, **words: Any) -> Callable[[Callable[[Parts], Tensor]], Callable[[Parts], Tensor]]:
+    """Declare the decorated formula as the mixing ratio `name`; `words` are the other fields of `Ratio`."""
+
+    def declare(formula: Callable[[Parts], Tensor]) -> Callable[[Parts], Tensor]:
+        RATIOS[name] = Ratio(name, **words, formula=formula)
+        return formula
+
+    return declare
+
+
+@ratio(
+    "attn_w",
+    mark=Mark("Attention weights", "#56B4E9", "v"),
+    covers="attention",
+    definition="1 - mean_h a_ii",
+    source="weights only",
+    sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+    headline=True,
+)
+def attn_w(parts: Parts) -> Tensor:
+    """Kobayashi et al. 2020, section 2."""
+    return parts.mixed_weight
+
+
+@ratio(
+    "attnres_w",
+    mark=Mark("Weights + skip", "#0072B2", "s"),
+    covers="attention",
+    definition="(1 - mean_h a_ii) / 2",
+    source="weights, skip as half",
+    sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
+    "after attention of layer {layer} is {share}",
+    headline=False,
+)
+def attnres_w(parts: Parts) -> Tensor:
+    """Kobayashi et al. 2020, section 2."""
+    return parts.mixed_weight / 2
+
+
+@ratio(
+    "attn_n",
+    mark=Mark("Norm-based", "#E69F00", "^"),
+    covers="attention",
+    definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
+    source="Kobayashi et al., EMNLP 2020",
+    sentence="Of what attention adds to a token's vector in layer {layer}, {share} comes from other tokens, by norm",
+    headline=True,
+)
+def attn_n(parts: Parts) -> Tensor:
+    """Kobayashi et al. 2021, equation 9, of attention alone."""
+    return parts.attention.share()
+
+
+@ratio(
+    "attnres_n",
+    mark=Mark("Norm-based + skip", "#D55E00", "X"),
+    covers="attention",
+    definition="the same with R",
+    source="Kobayashi et al., EMNLP 2021",
+    sentence="After attention and skip connection of layer {layer}, other tokens' part of a token's vector is "
+    "{share}, by norm",
+    headline=False,
+)
+def attnres_n(parts: Parts) -> Tensor:
+    """Kobayashi et al. 2021, equation 9, with the skip connection."""
+    return parts.residual.share()
+
+
+@ratio(
+    "attnresln_n",
+    mark=Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
+    covers="attention",
+    definition="the same with T",
+    source="Kobayashi et al., EMNLP 2021",
+    sentence="After attention, skip connection and LayerNorm of layer {layer}, other tokens' part of a token's "
+    "vector is {share}, by norm",
+    headline=True,
+)
+def attnresln_n(parts: Parts) -> Tensor:
+    """Kobayashi et al. 2021, equation 9, with skip connection and LayerNorm."""
+    return parts.attention_norm.share()
+
+
+@ratio(
+    "enc_n",
+    mark=Mark("Norm-based, whole layer", "#CC79A7", "D"),
+    covers="layer",
+    definition="the same with T through the second skip and LayerNorm",
+    source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
+    sentence="After the whole of layer {layer}, other tokens' part of a token's vector is {share}, by norm",
+    headline=False,
+)
+def enc_n(parts: Parts) -> Tensor:
+    """Modarressi et al., NAACL 2022, section 3.3: the feed-forward network counts in the standard deviation only."""
+    return parts.layer_norm.share()
 
 
 def mixing_ratios(
@@ -38,109 +186,46 @@ def mixing_ratios(
     value_BTE: Tensor,
     attention_output_BTD: Tensor,
 ) -> dict[str, Tensor]:
-    """The ratio `[B, T]` in [0, 1] by each method.
-
-    `attn_w`, `attnres_w`: Kobayashi et al. 2020, section 2; `attn_n`, `attnres_n`, `attnresln_n`:
-    Kobayashi et al. 2021, equation 9. `enc_n` carries `attnresln_n` through the second skip and
-    LayerNorm, as N_ENC does (Modarressi et al., NAACL 2022, section 3.3): the feed-forward network counts
-    only in LayerNorm's standard deviation. A token to which nothing contributes has ratio 0.
-    """
+    """The ratio `[B, T]` by each of `methods`, in their order."""
     diagonal_BTH = attention_BHTT.diagonal(dim1=-2, dim2=-1).transpose(1, 2)
     mixed_weight_BT = 1 - diagonal_BTH.mean(-1)
-    found = {"attn_w": mixed_weight_BT, "attnres_w": mixed_weight_BT / 2}
-    if set(methods) - set(found):
-        rows = (
-            part.flatten(0, 1).split(ROWS_AT_ONCE) for part in (diagonal_BTH, x_BTD, value_BTE, attention_output_BTD)
-        )
-        blocks = [_norm_ratios(weights, "enc_n" in methods, *block) for block in zip(*rows, strict=True)]
-        for method, ratio_N in zip(
-            ("attn_n", "attnres_n", "attnresln_n", "enc_n"), torch.cat(blocks, dim=1), strict=False
-        ):
-            found[method] = ratio_N.view_as(mixed_weight_BT)
-    return {method: found[method] for method in methods}
+    whole = (
+        mixed_weight_BT.flatten(),
+        *(tensor.flatten(0, 1) for tensor in (diagonal_BTH, x_BTD, value_BTE, attention_output_BTD)),
+    )
+    ratios = {method: mixed_weight_BT.new_empty(mixed_weight_BT.numel()) for method in methods}
+    for start in range(0, mixed_weight_BT.numel(), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        parts = Parts(weights, *(tensor[rows] for tensor in whole))
+        for method, ratio_N in ratios.items():
+            ratio_N[rows] = RATIOS[method].formula(parts)
+    return {method: ratio_N.view_as(mixed_weight_BT) for method, ratio_N in ratios.items()}
 
 
-def _norm_ratios(
-    weights: LayerWeights, whole: bool, diagonal_NH: Tensor, x_ND: Tensor, value_NE: Tensor, attention_output_ND: Tensor
-) -> Tensor:
-    """attn_n, attnres_n, attnresln_n and, of the `whole` layer, enc_n: `[methods, N]` of N tokens."""
-    own = own_contribution(weights, diagonal_NH, value_NE)
-    others = attention_output_ND - weights.output.b - own
-    found = [_share(others, own)]
-    own = own + x_ND
-    found.append(_share(others, own))
-    for norm in (weights.attention_norm, weights.output_norm)[: 1 + whole]:
-        own, others = _normalised(own, norm), _normalised(others, norm)
-        found.append(_share(others, own))
-    return torch.stack(found)
+def preferred_ratio(methods: Iterable[str]) -> str:
+    """The one of `methods` that sentences and first views are about: the most of what attention's block does."""
+    methods = list(methods)
+    of_attention = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
+    return (of_attention or [name for name in RATIOS if name in methods])[-1]
 
 
 def own_contribution(weights: LayerWeights, diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
     """F_ii `[N, D]`: the value heads scaled by the diagonal of attention, through W_O."""
-    return _scaled_heads(weights, diagonal_NH, value_NE) @ weights.output.W
+    return scaled_heads(weights, diagonal_NH, value_NE) @ weights.output.W
 
 
-def identity_errors(
-    weights: LayerWeights,
-    attention_BHTT: Tensor,
-    x_BTD: Tensor,
-    value_BTE: Tensor,
-    attention_output_BTD: Tensor,
-    attention_norm_BTD: Tensor,
-    mask_BT: Tensor,
-) -> IdentityErrors:
-    """How far sum_j F_ij + b_O is from attention_output, and the sum of T from attention_norm.
-
-    F_ii and the sum over the other sources are taken from attention weights and values, each through
-    W_O on its own, not from attention_output. Tokens outside `mask_BT` do not count.
-    """
-    # One document at a time, so that its vectors stay in the cache.
-    documents = zip(
-        attention_BHTT, x_BTD, value_BTE, attention_output_BTD, attention_norm_BTD, mask_BT.unsqueeze(-1), strict=True
-    )
-    errors = [_identity_errors(weights, *parts) for parts in documents]
-    return IdentityErrors(*(torch.stack(column) for column in zip(*errors, strict=True)))
+def scaled_heads(weights: LayerWeights, diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
+    """Every head's values times its weight `[N, E]`."""
+    heads_NHd: Tensor = value_NE.unflatten(-1, (weights.heads, -1)) * diagonal_NH.unsqueeze(-1)
+    return heads_NHd.flatten(-2)
 
 
-def _identity_errors(
-    weights: LayerWeights,
-    attention_HTT: Tensor,
-    x_TD: Tensor,
-    value_TE: Tensor,
-    attention_output_TD: Tensor,
-    attention_norm_TD: Tensor,
-    mask_T1: Tensor,
-) -> tuple[Tensor, Tensor]:
-    value_HTd = value_TE.unflatten(-1, (weights.heads, -1)).transpose(0, 1)
-    own_TE = _scaled_heads(weights, attention_HTT.diagonal(dim1=-2, dim2=-1).T, value_TE)
-    others_TE = (attention_HTT @ value_HTd).transpose(0, 1).flatten(-2) - own_TE
-    summed_TD = others_TE @ weights.output.W + own_TE @ weights.output.W + weights.output.b
-    norm = weights.attention_norm
-    deviation_T1 = ((x_TD + attention_output_TD).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
-    normalised_TD = _normalised(x_TD + summed_TD, norm) / deviation_T1 + norm.beta
-    return (
-        _relative_error(summed_TD, attention_output_TD, mask_T1),
-        _relative_error(normalised_TD, attention_norm_TD, mask_T1),
-    )
+def length(vectors: Tensor) -> Tensor:
+    """Euclidean norms of the last axis."""
+    norms: Tensor = vectors.norm(dim=-1)
+    return norms
 
 
-def _scaled_heads(weights: LayerWeights, diagonal_BTH: Tensor, value_BTE: Tensor) -> Tensor:
-    heads_BTHd: Tensor = value_BTE.unflatten(-1, (weights.heads, -1)) * diagonal_BTH.unsqueeze(-1)
-    return heads_BTHd.flatten(-2)
-
-
-def _relative_error(found_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
-    error = ((found_TD - true_TD) * mask_T1).abs().amax()
-    relative: Tensor = error / (true_TD * mask_T1).abs().amax().clamp_min(torch.finfo(true_TD.dtype).tiny)
-    return relative
-
-
-def _normalised(part: Tensor, norm: Norm) -> Tensor:
+def normalised(part: Tensor, norm: Norm) -> Tensor:
     """LayerNorm's linear part, but for the standard deviation: centred and scaled by gamma."""
     return (part - part.mean(-1, keepdim=True)) * norm.gamma
-
-
-def _share(others: Tensor, own: Tensor) -> Tensor:
-    others_norm = torch.linalg.vector_norm(others, dim=-1)
-    total = others_norm + torch.linalg.vector_norm(own, dim=-1)
-    return torch.where(total == 0, 0, others_norm / total)

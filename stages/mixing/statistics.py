@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+
+from stages.ranks import rank_correlation
 
 Doubles = npt.NDArray[np.float64]
 
@@ -63,23 +64,12 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
-    """Spearman's correlation of the layer means with depth, from `[layers, ...]`; 0 where they are constant."""
+    """Rank correlation of the layer means with depth, from `[layers, ...]`; NaN where they are constant."""
+    depth = np.arange(len(by_layer.mean))
     return Resampled(
-        _rank_correlation(by_layer.mean[None])[0],
-        _rank_correlation(by_layer.samples),
+        rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth),
+        rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth),
     ).interval()
-
-
-def _rank_correlation(values: Doubles) -> Doubles:
-    """Of axis 1 with its order."""
-    ranks = rankdata(values, axis=1)
-    ranks -= ranks.mean(1, keepdims=True)
-    depth = np.arange(values.shape[1], dtype=np.float64)
-    depth -= depth.mean()
-    products = np.einsum("sl...,l->s...", ranks, depth)
-    lengths = np.sqrt((ranks**2).sum(1)) * np.sqrt((depth**2).sum())
-    correlations: Doubles = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return correlations
 
 
 def _document_weights(documents: int, samples: int, seed: int) -> Iterator[Doubles]:

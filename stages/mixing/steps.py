@@ -7,21 +7,10 @@ from itertools import pairwise
 
 import torch
 
-from stages.mixing.layers import layer_input
-from stages.models.capture_points import Site
+from stages.sites import STEP_POINTS, Site, layer_input
 
 Tensor = torch.Tensor
 
-STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
-STEP_POINTS = (
-    "embedding_output",
-    "attention_heads",
-    "attention_output",
-    "attention_residual",
-    "attention_norm",
-    "ffn_output",
-    "layer_output",
-)
 STEP_MEASURES = ("cosine_previous", "cosine_input", "distance_previous", "norm")
 
 
@@ -33,9 +22,9 @@ def step_measures(features: Mapping[Site, Tensor], layer: int) -> Tensor:
     of `heads` (the heads side by side) is not the residual stream's: its cosines say little.
     """
     start = features[layer_input(layer)]
-    points = [features[Site(layer, point)] for point in STEP_POINTS[1:]]
     ffn_residual = features[Site(layer, "attention_norm")] + features[Site(layer, "ffn_output")]
-    vectors = [start, *points[:-1], ffn_residual, points[-1]]
+    after = [features[Site(layer, point)] if point else ffn_residual for point in STEP_POINTS.values()]
+    vectors = [start, *after]
     length = start.norm(dim=-1)
     rows = [
         torch.stack(

@@ -1,7 +1,4 @@
-"""Capture points: the named places in a model where features are taken.
-
-The module paths are data (`families.yaml`); a new family is a new entry there.
-"""
+"""Where each capture point lies in a model: module paths by family, as data (`families.yaml`)."""
 
 from __future__ import annotations
 
@@ -9,32 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
 
 from stages.errors import InputError
+from stages.sites import Site
 
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
 )
-EMBEDDING_POINTS: tuple[str, ...] = tuple(
-    dict.fromkeys(point for family in FAMILIES.values() for point in family["embedding_points"])
-)
-LAYER_POINTS: tuple[str, ...] = tuple(
-    dict.fromkeys(point for family in FAMILIES.values() for point in family["layer_points"])
-)
-POINT_NAMES: tuple[str, ...] = EMBEDDING_POINTS + LAYER_POINTS
-
-
-class Site(NamedTuple):
-    """One capture point in one layer; level 0 is the embedding."""
-
-    layer: int
-    point: str
-
-    def __str__(self) -> str:
-        return f"layer_{self.layer:02d}/{self.point}"
 
 
 @dataclass(frozen=True)
@@ -60,18 +41,13 @@ def taps(model_type: str, n_layers: int, points: Sequence[str]) -> list[Tap]:
         raise InputError(
             f"capture.points: {', '.join(unknown)} not in the model family {model_type}; allowed: {', '.join(known)}"
         )
-    found = [Tap(Site(0, name), **place) for name, place in family["embedding_points"].items() if name in points]
+    chosen = [Tap(Site(0, name), **place) for name, place in family["embedding_points"].items() if name in points]
     for layer in range(n_layers):
         for name, place in family["layer_points"].items():
             if name in points:
                 module = place["module"].format(layer=layer)
-                found.append(Tap(Site(layer + 1, name), module, place["side"]))
-    return found
-
-
-def sites_in_forward_order(sites: Sequence[Site]) -> list[Site]:
-    """Sites sorted as the forward pass meets them."""
-    return sorted(sites, key=lambda site: (site.layer, POINT_NAMES.index(site.point)))
+                chosen.append(Tap(Site(layer + 1, name), module, place["side"]))
+    return chosen
 
 
 @contextmanager

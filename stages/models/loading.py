@@ -10,9 +10,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from stages.errors import InputError
 
-PRETRAINED = Path("models/pretrained")
-FINETUNED = Path("models/finetuned")
-
 
 def load_tokenizer(folder: Path) -> Any:
     """The checkpoint's fast tokenizer."""

@@ -1,4 +1,4 @@
-"""Arrays as compact text for the page, and what the page's script undoes."""
+"""Arrays and texts as the page can hold them; the page's script undoes the arrays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stages.mixing.storage import row_shares
+from stages.outputs.mixing import row_shares
 
 LARGEST = 65_534  # of a quantised value
 MISSING = 65_535
-SHARE_STEPS = 255
+SHARE_LEVELS = 255
 
 Floats = npt.NDArray[Any]
 
@@ -28,8 +28,8 @@ def encoded(array: npt.NDArray[Any]) -> str:
 def quantised(values: Floats, low: float, high: float) -> str:
     """16 bits for each value between `low` and `high`; NaN has a number of its own."""
     scale = LARGEST / (high - low) if high > low else 0.0
-    steps = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING)
-    return encoded(steps.astype(np.uint16))
+    levels = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING)
+    return encoded(levels.astype(np.uint16))
 
 
 def largest_shares(matrices: Floats, keep: int) -> dict[str, Any]:
@@ -45,11 +45,28 @@ def largest_shares(matrices: Floats, keep: int) -> dict[str, Any]:
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     top = np.take_along_axis(shares, order, axis=-1)
     sources = np.where(shown, order, MISSING).astype(np.uint16)
-    steps = np.round(SHARE_STEPS * np.sqrt(np.clip(top, 0, 1))).astype(np.uint8)
-    return {"keep": keep, "sources": encoded(sources), "shares": encoded(steps)}
+    levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(top, 0, 1))).astype(np.uint8)
+    return {"keep": keep, "sources": encoded(sources), "shares": encoded(levels)}
 
 
 def packed(data: Any) -> str:
     """JSON, deflated, as base64: text of any kind inside cannot end the element that holds it."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """Text whose control characters, but for those `kept`, are spelt by signs: a page drops or obeys them."""
+    shown = []
+    for char in text:
+        code = ord(char)
+        if code < 0x20 and char not in kept:
+            shown.append(chr(0x2400 + code))
+        elif code in DIRECTIONS or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000:
+            shown.append(f"⟨U+{code:04X}⟩")
+        else:
+            shown.append(char)
+    return "".join(shown)
+
+
+DIRECTIONS = frozenset([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])

@@ -14,12 +14,14 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from stages.models.capture_points import Site
+from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.pictures.figure_files import save_figure
-from stages.pictures.joint_pages import map_sites
-from stages.pictures.style import PAGE_HEIGHT, POINT_MARKS, TOKEN_MARKS, TWO_COLUMNS, WORD_MARKS, Mark, printable
+from stages.pictures.limits import square_limits
+from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, printable
 from stages.pictures.words import SPECIAL, frequent_words, words
+from stages.sites import Site
+from stages.vocabulary import ONE_PLANE, POINT_MARKS, TOKEN_MARKS, WORD_MARKS, Mark
 
 PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
@@ -52,7 +54,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Pat
     tokens = on_map.merge(tokens, on=["document", "position"], how="left")
     selected = _selected(tokens, figures.frequent_words)
     colors = Normalize(0, max(int(tokens["position"].max()), 1))
-    plane = table[["x", "y"]].to_numpy(np.float64) if layout != "separate" else None
+    plane = table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else None
 
     def panel(axes: Axes, site: Site) -> None:
         xy = groups.get_group((site.layer, site.point))[["x", "y"]].to_numpy(np.float64)
@@ -76,7 +78,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Pat
     _key(figure, embedding[0, len(levels) :], selected, colors)
     documents = tokens["document"].unique()
     whose = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
-    each = "each in a plane of its own" if layout == "separate" else "all in one plane"
+    each = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
     figure.suptitle(f"{layout.capitalize()} maps of {whose}, {each}", y=1 - 0.1 / height, va="top", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 
@@ -114,11 +116,11 @@ def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: 
 
 def _limit(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
     """A square around `xy`, widened to the axes' shape: both directions have one scale."""
-    low, high = xy.min(axis=0), xy.max(axis=0)
-    half = max(float((high - low).max()), 1e-3) * 0.54
+    limits = square_limits(xy)
     box = axes.get_window_extent()
+    half = (limits[0, 1] - limits[0, 0]) / 2
     wide, tall = half * np.array([box.width, box.height]) / min(box.width, box.height)
-    x, y = (low + high) / 2
+    x, y = limits.mean(axis=1)
     axes.set(xlim=(x - wide, x + wide), ylim=(y - tall, y + tall))
 
 

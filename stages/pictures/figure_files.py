@@ -12,8 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-FIGURES = Path("reports/figures")
-
 Pixels = npt.NDArray[np.uint8]
 
 # No date and no version of the program in the file.

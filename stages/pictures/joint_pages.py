@@ -20,10 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from stages.models.capture_points import POINT_NAMES, Site, sites_in_forward_order
+from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.pictures.figure_files import METADATA, Pixels, canvas_pixels, save_pixels
-from stages.pictures.style import POINT_MARKS, TWO_COLUMNS, layer_label, paper_style
+from stages.pictures.style import TWO_COLUMNS, paper_style
+from stages.sites import POINTS, Site
+from stages.vocabulary import POINT_MARKS, site_label
 
 HEIGHT = 4.6  # inches
 AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, of the figure
@@ -39,12 +41,6 @@ class Page(NamedTuple):
 
     site: Site
     pixels: Pixels
-
-
-def map_sites(table: pd.DataFrame) -> list[Site]:
-    """The capture points of a map, in forward order."""
-    pairs = table[["layer", "point"]].drop_duplicates()
-    return sites_in_forward_order([Site(int(layer), str(point)) for layer, point in pairs.itertuples(index=False)])
 
 
 class JointFigure:
@@ -77,7 +73,7 @@ class JointFigure:
         self.axes.set_ylim(middle[1] - half[1], middle[1] + half[1])
 
     def _legend(self) -> Legend:
-        kinds = sorted({site.point for site in self.sites}, key=POINT_NAMES.index)
+        kinds = sorted({site.point for site in self.sites}, key=POINTS.index)
         handles = [
             Line2D([], [], linestyle="none", marker=mark.marker, color=mark.color, markersize=5, label=mark.label)
             for mark in (POINT_MARKS[kind] for kind in kinds)
@@ -100,8 +96,7 @@ class JointFigure:
     def name(self, site: Site) -> None:
         """Put the capture point into the title."""
         number = self.sites.index(site) + 1
-        where = layer_label(site.layer) + ": " if site.layer else ""
-        self.title.set_text(f"{where}{POINT_MARKS[site.point].label} ({number} of {len(self.sites)})")
+        self.title.set_text(f"{site_label(site)} ({number} of {len(self.sites)})")
 
 
 def pages(table: pd.DataFrame, dpi: int) -> Iterator[Page]:

@@ -13,50 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from stages.errors import InputError
-from stages.mixing.report import PLOTS
-from stages.mixing.storage import MIXING, contributions_folder, read_contributions, read_ratios, row_shares
-from stages.parameters import METHODS, FiguresParameters
-from stages.pictures.figure_files import FIGURES, save_figure
-from stages.pictures.style import (
-    CHECKPOINT_LABELS,
-    METHOD_MARKS,
-    ONE_COLUMN,
-    PAGE_HEIGHT,
-    TWO_COLUMNS,
-    Mark,
-    new_figure,
-    paper_style,
-    printable,
-)
+from stages.mixing.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
+from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.outputs.mixing import contributions_folder, read_matrix, read_ratios, row_shares, stored_matrices
+from stages.outputs.reports import FIGURES, read_plot
+from stages.parameters import FiguresParameters
+from stages.pictures.figure_files import save_figure
+from stages.pictures.style import ONE_COLUMN, PAGE_HEIGHT, TWO_COLUMNS, new_figure, printable
+from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
 
-RATIO_MARKS = {"enc_n": Mark("Norm-based, whole layer", "#CC79A7", "D"), **METHOD_MARKS}
-STEP_MARKS = {
-    "heads": Mark("Attention heads", "#56B4E9", "v"),
-    "output_linear": Mark("Output Linear", "#0072B2", "s"),
-    "attention_skip": Mark("Skip", "#B8A600", "p"),
-    "attention_norm": Mark("LayerNorm", "#E69F00", "^"),
-    "feed_forward": Mark("Feed-forward", "#D55E00", "X"),
-    "ffn_skip": Mark("Second skip", "#CC79A7", "D"),
-    "ffn_norm": Mark("Second LayerNorm", "#009E73", "h"),
-}
-STEP_TITLES = {"cosine_input": "Cosine to the layer's input", "cosine_previous": "Cosine to the step before"}
-MATRIX_LABELS = {
-    "attention": "Attention",
-    "norm": "Norm-based",
-    "value_zeroing": "Value Zeroing",
-    "alti": "ALTI",
-    "globenc": "GlobEnc",
-    "attention_rollout": "Attention\nrollout",
-    "value_zeroing_rollout": "Value Zeroing\nrollout",
-    "alti_rollout": "ALTI\nrollout",
-    "globenc_rollout": "GlobEnc\nrollout",
-}
-# A page of a paper has room for five rows of matrices.
-MATRIX_FIGURES = {
-    "contributions": ("attention", "norm", "value_zeroing", "alti", "globenc"),
-    "rollouts": ("attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout"),
-}
+STEPS_SHOWN = ("cosine_input", "cosine_previous")
 SHARE_TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
 TOKENS_IN_ROW = 32  # of a strip, so that every token has a readable label
 TOKENS_IN_MATRIX = 24
@@ -64,34 +30,32 @@ TOKENS_IN_STRIP = 128
 LABEL_SIZE = 5
 
 
-def draw_mixing_figures(figures: FiguresParameters, root: Path = Path()) -> None:
-    """Write every figure of mixing to `reports/figures/` under `root`, from what `measure` wrote there.
+def draw_mixing_figures(figures: FiguresParameters) -> None:
+    """Write every figure of mixing to `reports/figures/`, from what `measure` wrote; draw under `paper_style`.
 
     `mixing_by_layer`, `mixing_steps`, and for each captured document `mixing_tokens_<document>`,
     `mixing_contributions_<document>_<checkpoint>` and `mixing_rollouts_<document>_<checkpoint>`.
     """
-    folder = root / FIGURES
-    for path in (root / PLOTS / "mixing.csv", root / PLOTS / "steps.csv"):
-        if not path.is_file():
-            raise InputError(f"{path} is missing; `dvc repro measure` makes it")
-    with paper_style():
-        _draw_by_layer(pd.read_csv(root / PLOTS / "mixing.csv"), folder / "mixing_by_layer", figures)
-        _draw_steps(pd.read_csv(root / PLOTS / "steps.csv"), folder / "mixing_steps", figures)
-        table = read_ratios(root / MIXING)
-        for document in _captured(root / MIXING, table):
-            name = document.replace("/", "_")
-            rows = table[table["document"] == document]
-            _draw_strip(rows, document, folder / f"mixing_tokens_{name}", figures)
-            for checkpoint, part in rows.groupby("checkpoint", sort=False):
-                tokens = part.loc[part["layer"] == 1, "token"].tolist()
-                for kind, methods in MATRIX_FIGURES.items():
-                    path = folder / f"mixing_{kind}_{name}_{checkpoint}"
-                    _draw_matrices(root / MIXING, str(checkpoint), document, tokens, methods, path, figures)
+    _draw_by_layer(read_plot("mixing", "measure"), FIGURES / "mixing_by_layer", figures)
+    _draw_steps(read_plot("steps", "measure"), FIGURES / "mixing_steps", figures)
+    table = read_ratios()
+    for document in _captured(table):
+        name = document.replace("/", "_")
+        rows = table[table["document"] == document]
+        _draw_strip(rows, document, FIGURES / f"mixing_tokens_{name}", figures)
+        for checkpoint, part in rows.groupby("checkpoint", sort=False):
+            tokens = part.loc[part["layer"] == 1, "token"].tolist()
+            stored = stored_matrices(str(checkpoint), document)
+            for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
+                methods = [method for method in declared if method in stored]
+                path = FIGURES / f"mixing_{kind}_{name}_{checkpoint}"
+                if methods:
+                    _draw_matrices(str(checkpoint), document, tokens, methods, path, figures)
 
 
-def _captured(mixing: Path, table: pd.DataFrame) -> list[str]:
+def _captured(table: pd.DataFrame) -> list[str]:
     checkpoint = str(table["checkpoint"].iloc[0])
-    return [name for name in table["document"].unique() if contributions_folder(mixing, checkpoint, name).is_dir()]
+    return [name for name in table["document"].unique() if contributions_folder(checkpoint, name).is_dir()]
 
 
 def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
@@ -101,10 +65,10 @@ def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters)
     panels = figure.subplots(1, len(checkpoints), sharey=True, squeeze=False)[0]
     for axes, checkpoint in zip(panels, checkpoints, strict=True):
         for method, part in mixing[mixing["checkpoint"] == checkpoint].groupby("method", sort=False):
-            mark = RATIO_MARKS[str(method)]
+            mark = RATIOS[str(method)].mark
             axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
             axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, linewidth=0)
-        axes.set(title=CHECKPOINT_LABELS[checkpoint], xlabel="Layer", ylim=(0, 1))
+        axes.set(title=CHECKPOINTS[checkpoint], xlabel="Layer", ylim=(0, 1))
         axes.set_xticks(sorted(mixing["layer"].unique()))
     panels[0].set_ylabel("Mixing ratio (95 % interval)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if alone else 3)
@@ -114,16 +78,16 @@ def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters)
 def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
     checkpoints = steps["checkpoint"].unique().tolist()
     figure = new_figure(TWO_COLUMNS, 2.2 * len(checkpoints) + 0.6)
-    grid = figure.subplots(len(checkpoints), len(STEP_TITLES), sharex=True, sharey=True, squeeze=False)
+    grid = figure.subplots(len(checkpoints), len(STEPS_SHOWN), sharex=True, sharey=True, squeeze=False)
     for row, checkpoint in zip(grid, checkpoints, strict=True):
-        for axes, (measure, title) in zip(row, STEP_TITLES.items(), strict=True):
+        for axes, measure in zip(row, STEPS_SHOWN, strict=True):
             chosen = steps[(steps["checkpoint"] == checkpoint) & (steps["measure"] == measure)]
             for step, part in chosen.groupby("step", sort=False):
                 mark = STEP_MARKS[str(step)]
                 axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
                 axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, lw=0)
             axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
-            axes.set_title(f"{CHECKPOINT_LABELS[checkpoint]}: {title.lower()}")
+            axes.set_title(f"{CHECKPOINTS[checkpoint]}: {STEP_MEASURES[measure]}")
             axes.set_xticks(sorted(steps["layer"].unique()))
         row[0].set_ylabel("Cosine")
     for axes in grid[-1]:
@@ -134,7 +98,7 @@ def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> 
 
 def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresParameters) -> None:
     """A row of cells for each layer, a column for each token, wrapped like text; a block for each checkpoint."""
-    method = next(name for name in ("attnresln_n", *METHODS) if name in rows)
+    method = preferred_ratio(rows.columns)
     checkpoints = rows["checkpoint"].unique().tolist()
     grids = {
         name: part.pivot_table(index="layer", columns="position", values=method)
@@ -158,14 +122,13 @@ def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresP
             image = axes.imshow(shown, vmin=0, vmax=largest, aspect="auto", origin="lower")
             _label_tokens(axes, tokens[start : start + TOKENS_IN_ROW], "x")
             axes.set_yticks([0, layers - 1], ["1", str(layers)])
-            axes.set_ylabel(f"{CHECKPOINT_LABELS[checkpoint]},\nlayer", fontsize=6)
-    figure.colorbar(image, ax=panels.tolist(), label=RATIO_MARKS[method].label, fraction=0.02, aspect=40)
+            axes.set_ylabel(f"{CHECKPOINTS[checkpoint]},\nlayer", fontsize=6)
+    figure.colorbar(image, ax=panels.tolist(), label=RATIOS[method].mark.label, fraction=0.02, aspect=40)
     figure.suptitle(f"Mixing ratio by layer in {document}{_part(shown_tokens, len(tokens))}", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
 def _draw_matrices(
-    mixing: Path,
     checkpoint: str,
     document: str,
     tokens: list[str],
@@ -179,7 +142,7 @@ def _draw_matrices(
     one per cent is still seen.
     """
     shown = tokens[:TOKENS_IN_MATRIX]
-    depth = len(read_contributions(checkpoint, document, "attention", mixing))
+    depth = len(read_matrix(checkpoint, document, methods[0]))
     layers = sorted({0, depth // 2, depth - 1})
     height = 1.75 * len(methods) + 0.8
     # No constrained layout: fitting it to a thousand labels takes most of the time.
@@ -188,7 +151,7 @@ def _draw_matrices(
     grid = figure.subplots(len(methods), len(layers), squeeze=False)
     colors = colormaps["viridis"].with_extremes(bad="0.8")
     for row, method in zip(grid, methods, strict=True):
-        matrices = read_contributions(checkpoint, document, method, mixing)
+        matrices = read_matrix(checkpoint, document, method)
         for axes, layer in zip(row, layers, strict=True):
             cells = np.ma.masked_invalid(row_shares(matrices[layer])[: len(shown), : len(shown)])
             image = axes.imshow(cells, cmap=colors, norm=PowerNorm(0.5, 0, 1))
@@ -196,13 +159,13 @@ def _draw_matrices(
             _label_tokens(axes, shown if layer == layers[0] else [], "y")
             if method == methods[0]:
                 axes.set_title(f"Layer {layer + 1}", pad=2)
-        row[0].set_ylabel(MATRIX_LABELS[method], labelpad=2)
+        row[0].set_ylabel(MATRICES[method].label.replace(" rollout", "\nrollout"), labelpad=2)
     scale = figure.add_axes((0.905, 1 - 2.15 / height, 0.015, 1.7 / height))
     figure.colorbar(image, cax=scale, ticks=SHARE_TICKS, format="{x:g}", label="share of the row's sum")
     scale.minorticks_off()
     scale.text(0, -0.05, "grey: too little\nto be shared out", transform=scale.transAxes, va="top", fontsize=LABEL_SIZE)
     part = _part(len(shown), len(tokens))
-    title = f"{CHECKPOINT_LABELS[checkpoint]}: what each token (column) gives to each (row) in {document}{part}"
+    title = f"{CHECKPOINTS[checkpoint]}: what each token (column) gives to each (row) in {document}{part}"
     figure.suptitle(title, y=1 - 0.08 / height, fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 

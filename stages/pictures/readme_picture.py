@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from stages.pictures.figure_files import FIGURES
+from stages.outputs.reports import FIGURES
 
 DOCS = Path("docs")
 WIDTH = 1100  # pixels

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -15,53 +14,6 @@ ONE_COLUMN = 3.3  # inches
 TWO_COLUMNS = 7.0
 PAGE_HEIGHT = 9.5  # at most
 STYLE_SHEET = Path(__file__).with_name("paper.mplstyle")
-
-
-class Mark(NamedTuple):
-    """How one kind of thing is drawn; colour and shape both tell it apart."""
-
-    label: str
-    color: str
-    marker: str
-
-
-# Okabe and Ito's colours, which people with any common colour blindness tell apart.
-POINT_MARKS = {
-    "word_embedding": Mark("Word embedding", "#000000", "o"),
-    "embedding_sum": Mark("Embedding sum", "#999999", "P"),
-    "embedding_output": Mark("Embedding output", "#CC79A7", "D"),
-    "attention_heads": Mark("Attention heads", "#56B4E9", "v"),
-    "attention_output": Mark("Attention output", "#0072B2", "s"),
-    "attention_residual": Mark("Attention + skip", "#B8A600", "p"),
-    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^"),
-    "ffn_output": Mark("Feed-forward output", "#D55E00", "X"),
-    "layer_output": Mark("Layer output", "#009E73", "h"),
-}
-
-METHOD_MARKS = {
-    "attn_w": Mark("Attention weights", "#56B4E9", "v"),
-    "attnres_w": Mark("Weights + skip", "#0072B2", "s"),
-    "attn_n": Mark("Norm-based", "#E69F00", "^"),
-    "attnres_n": Mark("Norm-based + skip", "#D55E00", "X"),
-    "attnresln_n": Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
-}
-
-CHECKPOINT_LABELS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
-
-TOKEN_MARKS = {"[CLS]": Mark("[CLS]", "#D55E00", "^"), "[SEP]": Mark("[SEP]", "#000000", "s")}
-WORD_MARKS = (
-    ("#E69F00", "D"),
-    ("#56B4E9", "v"),
-    ("#CC79A7", "P"),
-    ("#009E73", "X"),
-    ("#0072B2", "p"),
-    ("#999999", "*"),
-)
-
-
-def layer_label(layer: int) -> str:
-    """`Layer 3`, or `Embedding` for level 0."""
-    return f"Layer {layer}" if layer else "Embedding"
 
 
 @contextmanager

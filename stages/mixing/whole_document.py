@@ -1,37 +1,27 @@
-"""Measures of one document at a time: contribution matrices in float64, and the gradient reference."""
+"""Measures of one document at a time: contribution matrices in float64, and their agreement with derivatives."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import rankdata
 
 from stages.mixing.contributions import Contributions, contributions
 from stages.mixing.gradients import REFERENCES, embedding_norm, jacobian_norms
-from stages.mixing.layers import VALUE, attentions_of, layer_input, layer_weights, ratio_taps
+from stages.mixing.layers import VALUE, attentions_of, layer_weights, ratio_taps
+from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import mixing_ratios
-from stages.models.capture_points import Site, recording, taps
-from stages.parameters import METHODS
+from stages.models.capture_points import recording, taps
+from stages.ranks import rank_correlation
+from stages.sites import Site, layer_input
 
 Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
-
-MATRICES = (
-    "attention",
-    "norm",
-    "value_zeroing",
-    "alti",
-    "globenc",
-    "attention_rollout",
-    "value_zeroing_rollout",
-    "alti_rollout",
-    "globenc_rollout",
-)
 
 
 class _Pass(NamedTuple):
@@ -44,11 +34,12 @@ class _Pass(NamedTuple):
     embedding_sum: Tensor
 
 
-class SingleMeasurer:
+class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
-    def __init__(self, base: Any, folder: Path) -> None:
+    def __init__(self, base: Any, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
         self.base, self.folder = copy.deepcopy(base).double(), folder
+        self.methods, self.matrices = methods, matrices
         self.weights, self.weights_32 = layer_weights(self.base), layer_weights(base)
         self.embedding_norm_32 = embedding_norm(base)
 
@@ -56,22 +47,23 @@ class SingleMeasurer:
         """The document's matrices, and its attention weights `[layers, heads, tokens, tokens]`."""
         seen = self._forward(ids)
         with torch.inference_mode():
-            found = contributions(self.weights, seen.inputs, seen.attention, seen.values)
-            return found, torch.stack(seen.attention)
+            return self._matrices(seen), torch.stack(seen.attention)
 
     def agreement(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> Doubles:
         """Spearman `[references, layers, methods]` of every ratio and matrix with the gradient reference.
 
         A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over
-        the document's tokens with 1 - |J_ii| / sum_j |J_ij|. Methods are `METHODS`, then `MATRICES`.
+        the document's tokens with 1 - |J_ii| / sum_j |J_ij|. Ratios come first, then matrices and their rollouts.
         """
         seen = self._forward(ids)
-        found = np.empty((len(REFERENCES), len(self.weights), len(METHODS) + len(MATRICES)))
+        names = with_rollouts(self.matrices)
+        agreement = np.empty((len(REFERENCES), len(self.weights), len(self.methods) + len(names)))
         with torch.inference_mode():
-            matrices = contributions(self.weights, seen.inputs, seen.attention, seen.values).matrices
+            matrices = self._matrices(seen).matrices
             layers = zip(self.weights, seen.attention, seen.inputs, seen.values, seen.outputs, strict=True)
             ratios = [
-                mixing_ratios(METHODS, weights, *(part.unsqueeze(0) for part in parts)) for weights, *parts in layers
+                mixing_ratios(self.methods, weights, *(part.unsqueeze(0) for part in parts))
+                for weights, *parts in layers
             ]
         # Not in inference mode, whose tensors no derivative is taken of.
         inputs = [x.float().clone() for x in seen.inputs]
@@ -83,10 +75,13 @@ class SingleMeasurer:
                 )
                 for layer, jacobian in enumerate(jacobian_LTT):
                     others = 1 - jacobian.diagonal() / jacobian.sum(-1)
-                    row = [_spearman(ratios[layer][method], others.unsqueeze(0)) for method in METHODS]
-                    row += [_spearman(matrices[method][layer], jacobian) for method in MATRICES]
-                    found[place, layer] = row
-        return found
+                    row = [_spearman_of_rows(ratio, others.unsqueeze(0)) for ratio in ratios[layer].values()]
+                    row += [_spearman_of_rows(matrices[name][layer], jacobian) for name in names]
+                    agreement[place, layer] = row
+        return agreement
+
+    def _matrices(self, seen: _Pass) -> Contributions:
+        return contributions(self.matrices, self.weights, seen.inputs, seen.attention, seen.values)
 
     def _forward(self, ids: npt.NDArray[np.int32]) -> _Pass:
         config = self.base.config
@@ -104,11 +99,8 @@ class SingleMeasurer:
         )
 
 
-def _spearman(first: Tensor, second: Tensor) -> float:
-    """Mean over rows of Spearman's correlation; rows that are constant or not to be trusted (NaN) are left out."""
-    ranks = [rankdata(matrix.cpu().numpy(), axis=-1, nan_policy="propagate") for matrix in (first, second)]
-    first_centred, second_centred = (rank - rank.mean(-1, keepdims=True) for rank in ranks)
-    lengths = np.linalg.norm(first_centred, axis=-1) * np.linalg.norm(second_centred, axis=-1)
-    products = (first_centred * second_centred).sum(-1)
-    defined = lengths > 0
-    return float((products[defined] / lengths[defined]).mean()) if defined.any() else float("nan")
+def _spearman_of_rows(first: Tensor, second: Tensor) -> float:
+    """Mean over rows; those that are constant or not to be trusted (NaN) are left out."""
+    of_rows = rank_correlation(first.cpu().numpy(), second.cpu().numpy())
+    defined = ~np.isnan(of_rows)
+    return float(of_rows[defined].mean()) if defined.any() else float("nan")

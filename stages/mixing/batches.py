@@ -1,4 +1,4 @@
-"""Measure documents a batch at a time: one padded forward pass, then every measure on its tensors."""
+"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import torch
 from stages.errors import InputError
 from stages.mixing.documents import Document
 from stages.mixing.geometry import geometry
-from stages.mixing.layers import VALUE, LayerWeights, attentions_of, layer_input, layer_weights, ratio_taps
-from stages.mixing.ratios import identity_errors, mixing_ratios
+from stages.mixing.identities import identity_errors
+from stages.mixing.layers import VALUE, LayerWeights, attentions_of, layer_weights, ratio_taps
+from stages.mixing.ratios import mixing_ratios
 from stages.mixing.steps import step_measures
-from stages.models.capture_points import POINT_NAMES, Site, Tap, recording, taps
+from stages.models.capture_points import Tap, recording, taps
 from stages.models.encoding import padded
+from stages.sites import POINTS, Site, layer_input
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
@@ -37,14 +39,14 @@ class DocumentMeasures:
     steps: Doubles  # [layers, steps, measures]: sums over the counted tokens; empty likewise
 
 
-class Measurer:
+class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
     def __init__(self, base: Any, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
         self.base, self.folder, self.methods, self.pad_token_id = base, folder, tuple(methods), pad_token_id
         self.weights: list[LayerWeights] = layer_weights(base)
         self.layers = len(self.weights)
-        self._points = taps(base.config.model_type, self.layers, POINT_NAMES)
+        self._points = taps(base.config.model_type, self.layers, POINTS)
         self.sites = [tap.site for tap in self._points]
 
     def ratios(self, documents: Sequence[Document]) -> torch.Tensor:

@@ -18,10 +18,12 @@ import pandas as pd
 import zarr
 
 from stages.errors import InputError
-from stages.models.capture_points import POINT_NAMES, Site, sites_in_forward_order
+from stages.outputs.arrays import CHUNK_BYTES, create_array
+from stages.outputs.files import made, read_table, writing
+from stages.sites import POINTS, Site, in_forward_order
 
+ACTIVATIONS = Path("features/activations")
 TOKEN_COLUMNS = ("document", "position", "token_id", "token")
-CHUNK_BYTES = 2**20
 CHUNKS_IN_SHARD = 24
 
 Features = npt.NDArray[Any]
@@ -71,24 +73,17 @@ def tokens_file(root: Path) -> Path:
 
 
 def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan) -> None:
-    """Empty arrays for `sites`; `InputError` where the disk refuses."""
+    """Empty arrays for `sites`."""
     for site in sites:
-        try:
-            zarr.create_array(
-                store=_path(root, site),
-                shape=(plan.tokens, plan.hidden),
-                chunks=(plan.chunk_rows, plan.hidden),
-                shards=(plan.unit_rows, plan.hidden) if plan.sharded else None,
-                dtype=plan.dtype,
-                compressors=None,
-                filters=None,
-                fill_value=0,
-                dimension_names=("token", "hidden"),
-                attributes={"layer": site.layer, "point": site.point},
-                overwrite=True,
-            )
-        except OSError as error:
-            raise _cannot_write(root, site, error) from error
+        create_array(
+            _path(root, site),
+            shape=(plan.tokens, plan.hidden),
+            dtype=plan.dtype,
+            chunks=(plan.chunk_rows, plan.hidden),
+            shards=(plan.unit_rows, plan.hidden) if plan.sharded else None,
+            dimensions=("token", "hidden"),
+            attributes={"layer": site.layer, "point": site.point},
+        )
 
 
 def check_fits(block: Features, site: Site, dtype: str) -> Features:
@@ -108,23 +103,14 @@ def check_fits(block: Features, site: Site, dtype: str) -> Features:
 
 
 def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
-    """Write one unit of rows; `InputError` where the disk refuses (full, read-only)."""
-    try:
+    """Write one unit of rows."""
+    with writing(_path(root, site)):
         open_store(root, site, mode="r+")[rows] = block
-    except OSError as error:
-        raise _cannot_write(root, site, error) from error
-
-
-def _cannot_write(root: Path, site: Site, error: OSError) -> InputError:
-    return InputError(f"cannot write {_path(root, site)}: {error.strerror or error}; free some space and run again")
 
 
 def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
     """The Zarr array of one layer and point, `[tokens, hidden]`."""
-    path = _path(root, site)
-    if not path.is_dir():
-        raise InputError(f"{path} is missing; `dvc repro capture` makes it")
-    return zarr.open_array(path, mode=mode)
+    return zarr.open_array(made(_path(root, site), "capture"), mode=mode)
 
 
 def read_features(root: Path, site: Site, rows: Any = slice(None)) -> Features:
@@ -157,18 +143,15 @@ def stored_sites(root: Path) -> list[Site]:
     """The layers and points that have a store under `root`, in forward order."""
     found = []
     for path in root.glob("layer_*/*.zarr"):
-        if path.stem in POINT_NAMES:
+        if path.stem in POINTS:
             found.append(Site(int(path.parent.name.removeprefix("layer_")), path.stem))
         else:
             warnings.warn(f"{path} is no capture point and is left out", stacklevel=2)
     if not found:
         raise InputError(f"{root} holds no feature store; `dvc repro capture` makes them")
-    return sites_in_forward_order(found)
+    return in_forward_order(found)
 
 
 def read_tokens(root: Path) -> pd.DataFrame:
     """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
-    path = tokens_file(root)
-    if not path.is_file():
-        raise InputError(f"{path} is missing; `dvc repro capture` makes it")
-    return pd.read_parquet(path)
+    return read_table(tokens_file(root), "capture")

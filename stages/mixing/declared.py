@@ -1,0 +1,53 @@
+"""How a measure is declared, once, beside its formula: everything that is said of it anywhere else follows from that.
+
+Allowed parameter values, columns of the tables, figures, page and documents read `RATIOS` of
+`stages.mixing.ratios` and `MATRICES` of `stages.mixing.matrices`. Nothing heavy is imported here or there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stages.vocabulary import Mark
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
+
+    name: str
+    mark: Mark
+    covers: Literal["attention", "layer"]
+    """The part of a layer after which it is taken."""
+    definition: str
+    """As it stands in the documents."""
+    source: str
+    sentence: str
+    """What one value says; `{layer}` and `{share}` are filled in."""
+    headline: bool
+    """Whether its mean is among the metrics."""
+    formula: Callable[[Any], Any]
+    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
+
+    name: str
+    label: str
+    definition: str
+    source: str
+    rows: Literal["sum to 1", "made to sum to 1", "as they are"]
+
+
+@dataclass(frozen=True)
+class LayerMatrix(Matrix):
+    """One that describes a layer."""
+
+    rollout: Literal["with identity", "as it is"] | None
+    """How its product over the layers is taken, if it is."""
+    formula: Callable[[Any], Any]
+    """From a `SourceBlock` to `[sources, tokens]`."""

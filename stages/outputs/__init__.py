@@ -1,0 +1,1 @@
+"""What the stages leave on disk: every path, with its reader and its writer."""

@@ -1,0 +1,109 @@
+"""What `measure` keeps in `features/mixing/`: the ratios of every token, and the contribution matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zarr
+
+from stages.outputs.arrays import CHUNK_BYTES, create_array
+from stages.outputs.files import made, read_table, writing
+
+MIXING = Path("features/mixing")
+TOKENS = "tokens.parquet"
+RAW_SUMS = "value_zeroing_raw_sums"
+HEADS = "attention_heads"
+
+
+class TokenRatios(NamedTuple):
+    """One document in one checkpoint; everything but the first two and the ratios is `[tokens]`."""
+
+    checkpoint: str
+    document: str
+    tokens: list[str]
+    classes: list[str]
+    in_statistics: npt.NDArray[np.bool_]
+    ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
+
+
+def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:
+    """Write `tokens.parquet` under `folder`, a document at a time."""
+    schema = pa.schema(
+        [
+            ("checkpoint", pa.string()),
+            ("document", pa.string()),
+            ("position", pa.int32()),
+            ("layer", pa.int32()),
+            *((method, pa.float32()) for method in methods),
+            ("token", pa.string()),
+            ("token_class", pa.string()),
+            ("in_statistics", pa.bool_()),
+        ]
+    )
+    with writing(folder / TOKENS) as path, pq.ParquetWriter(path, schema) as writer:
+        for each in measured:
+            layers, length = each.ratios_MLT.shape[1:]
+            columns: list[Any] = [
+                [each.checkpoint] * (layers * length),
+                [each.document] * (layers * length),
+                np.tile(np.arange(length), layers),
+                np.repeat(np.arange(1, layers + 1), length),
+                *(ratios_LT.ravel() for ratios_LT in each.ratios_MLT),
+                each.tokens * layers,
+                each.classes * layers,
+                np.tile(each.in_statistics, layers),
+            ]
+            writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+
+
+def read_ratios(columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None) -> pd.DataFrame:
+    """`tokens.parquet`: checkpoint, document, position, layer (1..L), the ratios, token, token_class, in_statistics.
+
+    `filters` as in `pandas.read_parquet`: what they leave out is not held in memory.
+    """
+    return read_table(MIXING / TOKENS, "measure", columns=columns, filters=filters)
+
+
+def contributions_folder(checkpoint: str, document: str, root: Path = MIXING) -> Path:
+    """Where the matrices of one document in one checkpoint lie."""
+    return root / "contributions" / checkpoint / document.replace("/", "_")
+
+
+def write_matrix(
+    folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
+) -> None:
+    """Write one array, a chunk of whole layers of about 1 MB at least."""
+    layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
+    chunks = (min(layers, len(array)), *array.shape[1:])
+    path = folder / f"{name}.zarr"
+    created = create_array(path, array.shape, array.dtype, chunks, dimensions, attributes)
+    with writing(path):
+        created[:] = array
+
+
+def read_matrix(checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
+    """One method's matrices `[layers, tokens, tokens]` (row i, source j); `HEADS` has heads after layers.
+
+    Rows of `value_zeroing` that show no structure are NaN.
+    """
+    path = contributions_folder(checkpoint, document) / f"{method}.zarr"
+    return np.asarray(zarr.open_array(made(path, "measure"), mode="r")[:])
+
+
+def stored_matrices(checkpoint: str, document: str) -> list[str]:
+    """The methods whose matrices are there, in no order."""
+    return [path.stem for path in contributions_folder(checkpoint, document).glob("*.zarr")]
+
+
+def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """`[..., tokens, sources]`: every contribution as a share of its row's sum; NaN in a row without any."""
+    rows = np.asarray(matrices, dtype=np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(rows / rows.sum(axis=-1, keepdims=True))

@@ -1,0 +1,26 @@
+"""The reviews as the pipeline keeps them: one parquet file for each split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from stages.outputs.files import read_table, write_table
+
+REVIEWS = Path("data/reviews")
+
+
+def split_file(split: str) -> Path:
+    """Where the reviews of `train`, `validation` or `test` lie."""
+    return REVIEWS / f"{split}.parquet"
+
+
+def write_split(split: str, reviews: pd.DataFrame) -> None:
+    """Write columns `text`, `label` (0 or 1), `label_name`."""
+    write_table(split_file(split), reviews)
+
+
+def read_split(split: str) -> pd.DataFrame:
+    """Columns `text`, `label` (0 or 1), `label_name`."""
+    return read_table(split_file(split), "download")

@@ -1,0 +1,72 @@
+"""Put the page together: template, style, script, charting library and data in one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from stages.outputs.files import writing
+from stages.outputs.reports import PAGE
+from stages.page.arrays import packed, visible
+from stages.page.payload import captured_tokens, page_data
+from stages.page.sentences import cautions, changed_parameters, facts, findings, versions
+from stages.parameters import Parameters
+from stages.reviews.chosen import chosen_texts
+from stages.vocabulary import LAYOUTS, STEP_MEASURES
+
+HERE = Path(__file__).parent
+
+
+def write_page(parameters: Parameters) -> None:
+    """Write `reports/index.html`, from what the earlier stages left."""
+    captured = captured_tokens()
+    data = page_data(captured.tokens, parameters.figures.frames_per_second)
+    own = (HERE / "page.js").read_text(encoding="utf-8")
+    charts = get_plotlyjs()
+    if "</script" in charts.lower():
+        raise AssertionError("plotly's script would end the element that holds it")
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"visible": visible}
+    texts = chosen_texts(parameters.capture.documents, parameters.capture.texts)
+    text = environment.get_template("template.html.j2").render(
+        policy=_policy(charts, own),
+        # The project's own files and plotly's, no one's text.
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        charts=Markup(charts),
+        script=Markup(own),
+        data=packed(data),
+        model=parameters.model.name,
+        revision=parameters.model.revision,
+        dataset=parameters.dataset.name,
+        facts=facts(),
+        findings=findings(),
+        cautions=cautions(),
+        changed=changed_parameters(parameters),
+        versions=versions(),
+        left_out=captured.left_out,
+        texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
+        layouts={layout: layout in data["maps"] for layout in LAYOUTS},
+        step_measures=STEP_MEASURES,
+        has_contributions=any(data["contributions"].values()),
+    )
+    with writing(PAGE) as path:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
+
+
+def _policy(*scripts: str) -> str:
+    """The page runs these scripts and nothing else, and asks no one for anything; plotly styles its own drawings."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,31 @@
+"""Which reviews and texts the stages work on, by name: `test/3` is a row of the test reviews, `text/0` a free text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.errors import InputError
+from stages.outputs.reviews import read_split, split_file
+from stages.reviews.draw import stratified_draw
+
+
+def chosen_texts(documents: Sequence[int], texts: Sequence[str]) -> dict[str, str]:
+    """Name to text of the captured documents; `InputError` for a number past the end."""
+    reviews = read_split("test")["text"]
+    outside = [str(number) for number in documents if number >= len(reviews)]
+    if outside:
+        raise InputError(
+            f"capture.documents: there is no test review {', '.join(outside)}; "
+            f"rows 0 to {len(reviews) - 1} of {split_file('test')} are allowed"
+        )
+    if not documents and not texts:
+        raise InputError("capture.documents and capture.texts are both empty; name at least one review or text")
+    named = {f"test/{number}": str(reviews[number]) for number in documents}
+    return named | {f"text/{number}": text for number, text in enumerate(texts)}
+
+
+def drawn_reviews(documents: int, seed: int) -> dict[str, str]:
+    """Name to text of that many test reviews, stratified by label; all where there are not more."""
+    reviews = read_split("test")
+    rows = stratified_draw(reviews["label"].to_numpy(), documents, seed)
+    return {f"test/{row}": str(reviews["text"][row]) for row in rows.tolist()}

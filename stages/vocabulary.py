@@ -1,0 +1,104 @@
+"""The words of the pipeline: what things are called, in which order and in which colours they are shown.
+
+For figures, page, tables and documents alike. Mixing ratios and contribution matrices carry their own words,
+beside their formulas (`stages.mixing.ratios`, `stages.mixing.matrices`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stages.sites import Site
+
+
+class Mark(NamedTuple):
+    """How one kind of thing is called and drawn; colour and shape both tell it apart."""
+
+    label: str
+    color: str
+    marker: str
+
+
+# Okabe and Ito's colours, which people with any common colour blindness tell apart.
+POINT_MARKS = {
+    "word_embedding": Mark("Word embedding", "#000000", "o"),
+    "embedding_sum": Mark("Embedding sum", "#999999", "P"),
+    "embedding_output": Mark("Embedding output", "#CC79A7", "D"),
+    "attention_heads": Mark("Attention heads", "#56B4E9", "v"),
+    "attention_output": Mark("Attention output", "#0072B2", "s"),
+    "attention_residual": Mark("Attention + skip", "#B8A600", "p"),
+    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^"),
+    "ffn_output": Mark("Feed-forward output", "#D55E00", "X"),
+    "layer_output": Mark("Layer output", "#009E73", "h"),
+}
+POINT_MEANINGS = {
+    "word_embedding": "after the token embedding",
+    "embedding_sum": "word + position + segment, before LayerNorm",
+    "embedding_output": "after LayerNorm",
+    "attention_heads": "heads concatenated, before the last Linear of attention",
+    "attention_output": "after that Linear, before the skip connection",
+    "attention_residual": "after the skip connection, before LayerNorm",
+    "attention_norm": "after skip connection and LayerNorm",
+    "ffn_output": "feed-forward output, before the skip connection",
+    "layer_output": "after skip connection and LayerNorm",
+}
+STEP_MARKS = {
+    "heads": Mark("Attention heads", "#56B4E9", "v"),
+    "output_linear": Mark("Output Linear", "#0072B2", "s"),
+    "attention_skip": Mark("Skip", "#B8A600", "p"),
+    "attention_norm": Mark("LayerNorm", "#E69F00", "^"),
+    "feed_forward": Mark("Feed-forward", "#D55E00", "X"),
+    "ffn_skip": Mark("Second skip", "#CC79A7", "D"),
+    "ffn_norm": Mark("Second LayerNorm", "#009E73", "h"),
+}
+STEP_MEASURES = {
+    "cosine_previous": "cosine to the step before",
+    "cosine_input": "cosine to the layer's input",
+    "distance_previous": "distance to the step before, relative to the input's length",
+    "norm": "length, relative to the input's",
+}
+CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
+CAPTURED_CHECKPOINT = "finetuned"
+LAYOUTS = ("joint", "aligned", "separate")
+ONE_PLANE = ("joint", "aligned")
+"""Layouts on which a vector's places at two capture points can be compared."""
+MAP_MEASURES = {
+    "trustworthiness": "trustworthiness",
+    "continuity": "continuity",
+    "neighbours_kept": "neighbours kept",
+    "distance_spearman": "rank correlation of distances",
+    "neighbour_overlap": "neighbours the same with other seeds",
+    "procrustes_distance": "Procrustes distance to other seeds",
+}
+TOKEN_CLASSES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "punctuation": "punctuation",
+    "subword": "word piece",
+    "word": "word",
+}
+TOKEN_MARKS = {"[CLS]": Mark("[CLS]", "#D55E00", "^"), "[SEP]": Mark("[SEP]", "#000000", "s")}
+WORD_MARKS = (
+    ("#E69F00", "D"),
+    ("#56B4E9", "v"),
+    ("#CC79A7", "P"),
+    ("#009E73", "X"),
+    ("#0072B2", "p"),
+    ("#999999", "*"),
+)
+
+
+def layer_label(layer: int) -> str:
+    """`Layer 3`, or `Embedding` for level 0."""
+    return f"Layer {layer}" if layer else "Embedding"
+
+
+def site_label(site: Site) -> str:
+    """`Layer 3: Attention output`; the points of the embedding have names that say so themselves."""
+    label = POINT_MARKS[site.point].label
+    return f"{layer_label(site.layer)}: {label}" if site.layer else label
+
+
+def in_text(label: str) -> str:
+    """A label within a sentence."""
+    return label[0].lower() + label[1:]
