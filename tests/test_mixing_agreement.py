@@ -11,13 +11,14 @@ import pytest
 import torch
 from mixing_reference import rolled, run_reference
 
+from stages.mixing.batches import BatchMeasurer
 from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import Document, chosen_documents
 from stages.mixing.layers import layer_weights
-from stages.mixing.single import SingleMeasurer
-from stages.mixing.streaming import Measurer
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base, load_tokenizer
-from stages.parameters import METHODS
 
 SENTENCES = [
     "the film was very good and time flies like an arrow .",
@@ -32,16 +33,17 @@ def documents_of(tokenizer: Any, texts: list[str], max_length: int = 64) -> list
 
 
 def agrees(base: Any, folder: Path, documents: list[Document]) -> None:
-    measurer = Measurer(base, folder, METHODS, base.config.pad_token_id)
+    measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id)
     measured = list(measurer.measures(documents))
-    single = SingleMeasurer(base, folder)
+    single = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
     for document, measures in zip(documents, measured, strict=True):
         layers = run_reference(base, document.ids.tolist())
         found, heads = single.contributions(document.ids)
         expected: dict[str, list[Any]] = {}
         for number, layer in enumerate(layers):
-            for method, ratio in layer.ratios().items():
-                np.testing.assert_allclose(measures.ratios[METHODS.index(method), number], ratio, atol=1e-5, rtol=0)
+            ratios = layer.ratios()
+            expected_ratios = np.stack([ratios[method] for method in RATIOS])
+            np.testing.assert_allclose(measures.ratios[:, number], expected_ratios, atol=1e-5, rtol=0)
             for method, matrix in layer.contributions().items():
                 expected.setdefault(method, []).append(matrix)
             np.testing.assert_allclose(heads[number], layer.attention, atol=1e-5, rtol=0)

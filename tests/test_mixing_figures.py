@@ -10,8 +10,14 @@ import pytest
 from conftest import write_parameters, write_reviews, write_tiny_bert
 
 from stages import measure
-from stages.parameters import read_parameters
+from stages.parameters import Parameters, read_parameters
 from stages.pictures.mixing_figures import draw_mixing_figures
+from stages.pictures.style import paper_style
+
+
+def draw(parameters: Parameters) -> None:
+    with paper_style():
+        draw_mixing_figures(parameters.figures)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tiny_bert(folder / "models/pretrained", seed=0)
         write_tiny_bert(folder / "models/finetuned", seed=1)
         measure.main(read_parameters())
-        draw_mixing_figures(read_parameters().figures)
+        draw(read_parameters())
     return folder
 
 
@@ -58,5 +64,5 @@ def test_figures_are_the_same_bytes_again(measured: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(measured)
     files = sorted((measured / "reports/figures").iterdir())
     before = [path.read_bytes() for path in files]
-    draw_mixing_figures(read_parameters().figures)
+    draw(read_parameters())
     assert [path.read_bytes() for path in files] == before

@@ -12,11 +12,14 @@ from scipy.stats import spearmanr
 from stages.mixing.geometry import GEOMETRY_MEASURES, geometry
 from stages.mixing.gradients import REFERENCES, embedding_norm, jacobian_norms
 from stages.mixing.layers import layer_weights
-from stages.mixing.single import SingleMeasurer, _spearman
+from stages.mixing.matrices import LAYER_MATRICES, MATRICES
+from stages.mixing.ratios import RATIOS
 from stages.mixing.statistics import Resampled, resample, spearman_with_depth
-from stages.mixing.steps import STEP_MEASURES, STEPS, step_measures
-from stages.models.capture_points import Site
+from stages.mixing.steps import STEP_MEASURES, step_measures
+from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base
+from stages.ranks import rank_correlation
+from stages.sites import STEP_POINTS, Site
 
 IDS = torch.tensor([2, 7, 9, 11, 3])
 
@@ -58,20 +61,35 @@ def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, ref
     assert ((squares.mean(0) - exact.square()).abs() < 5 * standard_error + 1e-12).all()
 
 
-def test_agreement_with_the_gradient_is_a_correlation_per_layer_and_method(tiny_bert: Path) -> None:
-    measurer = SingleMeasurer(load_base(tiny_bert), tiny_bert)
-    found = measurer.agreement(IDS.numpy().astype(np.int32), directions=24, seed=0)
-    assert found.shape == (2, 3, 15)
-    assert (np.abs(found) <= 1 + 1e-12).all()
+def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert)
+    measurer = DocumentMeasurer(base, tiny_bert, list(RATIOS), list(LAYER_MATRICES))
+    ids = IDS.numpy().astype(np.int32)
+    agreement = measurer.agreement(ids, directions=24, seed=0)
+    exact = autograd_norms(load_base(tiny_bert).double().requires_grad_(False))
+    matrices = measurer.contributions(ids)[0].matrices
+    names = [*RATIOS, *MATRICES]
+    for place, reference in enumerate(REFERENCES):
+        for layer in range(3):
+            jacobian = exact[reference][layer].numpy()
+            for method in ("attention", "alti", "globenc_rollout"):
+                matrix = matrices[method][layer].numpy()
+                expected = np.mean([spearmanr(*rows).statistic for rows in zip(matrix, jacobian, strict=True)])
+                assert agreement[place, layer, names.index(method)] == pytest.approx(expected)
+            mixed = 1 - np.diag(matrices["attention"][layer].numpy())
+            expected = spearmanr(mixed, 1 - np.diag(jacobian) / jacobian.sum(1)).statistic
+            assert agreement[place, layer, names.index("attn_w")] == pytest.approx(expected)
 
 
-def test_spearman_over_rows_agrees_with_scipy_and_leaves_out_rows_without_order() -> None:
+def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> None:
     generator = np.random.default_rng(0)
     first, second = generator.normal(size=(2, 5, 9))
     first[1], first[3] = 1.0, np.nan
     second[0, :4] = 0.5
-    expected = np.mean([spearmanr(first[row], second[row]).statistic for row in (0, 2, 4)])
-    assert _spearman(torch.tensor(first), torch.tensor(second)) == pytest.approx(expected)
+    correlations = rank_correlation(first, second)
+    for row in (0, 2, 4):
+        assert correlations[row] == pytest.approx(spearmanr(first[row], second[row]).statistic)
+    assert np.isnan(correlations[[1, 3]]).all()
 
 
 def test_geometry_agrees_with_explicit_formulas() -> None:
@@ -127,7 +145,7 @@ def test_steps_follow_the_vector_through_the_layer() -> None:
     }
     found = step_measures(points, 1)[0].numpy()
     rows = [dict(zip(STEP_MEASURES, row, strict=True)) for row in found]
-    steps = dict(zip(STEPS, rows, strict=True))
+    steps = dict(zip(STEP_POINTS, rows, strict=True))
     assert steps["output_linear"] == {"cosine_previous": 1, "cosine_input": 0, "distance_previous": 1, "norm": 2}
     assert steps["attention_skip"]["cosine_input"] == pytest.approx(1 / 5**0.5)
     assert steps["attention_norm"]["distance_previous"] == pytest.approx(1)
@@ -170,4 +188,4 @@ def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     found = spearman_with_depth(Resampled(samples[0], samples))
     np.testing.assert_allclose(found.mean, [1, -1])
     constant = np.full((50, 3, 1), 0.4)
-    assert spearman_with_depth(Resampled(constant[0], constant)).mean[0] == 0
+    assert np.isnan(spearman_with_depth(Resampled(constant[0], constant)).mean[0])

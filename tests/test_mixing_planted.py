@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from stages.errors import InputError
+from stages.mixing.batches import BatchMeasurer
 from stages.mixing.contributions import LEAST_RAW_SUM, contributions, layer_contributions, rollout, rows_to_one
 from stages.mixing.documents import Document
+from stages.mixing.identities import identity_errors
 from stages.mixing.layers import LayerWeights, layer_weights
-from stages.mixing.ratios import identity_errors, mixing_ratios
-from stages.mixing.streaming import Measurer
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS, mixing_ratios
 from stages.models.loading import load_base
-from stages.parameters import METHODS
 
 BATCH, HEADS, TOKENS, HIDDEN = 2, 4, 7, 24
 
@@ -44,7 +45,7 @@ def attention_output(weights: LayerWeights, attention: torch.Tensor, value: torc
 def ratios_of(
     weights: LayerWeights, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    return mixing_ratios(METHODS, weights, attention, x, value, attention_output(weights, attention, value))
+    return mixing_ratios(list(RATIOS), weights, attention, x, value, attention_output(weights, attention, value))
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +84,12 @@ def test_zeroed_values_contribute_nothing(weights: LayerWeights, x: torch.Tensor
     ratio = ratios_of(weights, attention, x, nothing)
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
         torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
-    raw = layer_contributions(weights, x[0], attention[0], nothing[0])
+    raw = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention[0], nothing[0])
     for method in ("norm", "value_zeroing"):
         assert float(raw[method].abs().max()) < 1e-15
     for method in ("alti", "globenc"):
         torch.testing.assert_close(rows_to_one(raw[method]), torch.eye(TOKENS).double())
-    all_layers = contributions([weights] * 2, [x[0]] * 2, [attention[0]] * 2, [nothing[0]] * 2)
+    all_layers = contributions(list(LAYER_MATRICES), [weights] * 2, [x[0]] * 2, [attention[0]] * 2, [nothing[0]] * 2)
     assert all_layers.matrices["value_zeroing"].isnan().all()
     assert (all_layers.value_zeroing_raw_sums < LEAST_RAW_SUM).all()
 
@@ -96,7 +97,7 @@ def test_zeroed_values_contribute_nothing(weights: LayerWeights, x: torch.Tensor
 def test_one_zeroed_value_empties_its_column_only(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
     changed = value[0].clone()
     changed[2] = 0
-    raw = layer_contributions(weights, x[0], attention_of("uniform")[0], changed)
+    raw = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention_of("uniform")[0], changed)
     for method in ("norm", "value_zeroing"):
         empty = raw[method].amax(0) < 1e-15
         assert empty.tolist() == [column == 2 for column in range(TOKENS)]
@@ -104,7 +105,7 @@ def test_one_zeroed_value_empties_its_column_only(weights: LayerWeights, x: torc
 
 def test_rows_of_normalised_matrices_sum_to_one(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
     attention = attention_of("uniform")[0]
-    found = contributions([weights] * 3, [x[0]] * 3, [attention] * 3, [value[0]] * 3).matrices
+    found = contributions(list(LAYER_MATRICES), [weights] * 3, [x[0]] * 3, [attention] * 3, [value[0]] * 3).matrices
     for method in set(found) - {"norm"}:
         torch.testing.assert_close(found[method].sum(-1), torch.ones(3, TOKENS, dtype=torch.float64))
 
@@ -113,9 +114,9 @@ def test_contributions_do_not_depend_on_the_block_size(
     weights: LayerWeights, x: torch.Tensor, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention = torch.softmax(torch.randn(HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
-    whole = layer_contributions(weights, x[0], attention, value[0])
+    whole = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention, value[0])
     monkeypatch.setattr("stages.mixing.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
-    for method, matrix in layer_contributions(weights, x[0], attention, value[0]).items():
+    for method, matrix in layer_contributions(list(LAYER_MATRICES), weights, x[0], attention, value[0]).items():
         torch.testing.assert_close(matrix, whole[method])
 
 
@@ -143,7 +144,7 @@ def document(length: int, seed: int, vocabulary: int) -> Document:
 
 def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
     base = load_base(tiny_bert)
-    measurer = Measurer(base, tiny_bert, METHODS, 0)
+    measurer = BatchMeasurer(base, tiny_bert, list(RATIOS), 0)
     documents = [document(length, length, 30) for length in (3, 9, 20, 33, 40, 41, 50, 64)]
     together = list(measurer.measures(documents))
     for place, alone in enumerate(documents):
@@ -156,7 +157,7 @@ def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
 
 
 def test_a_text_as_long_as_the_model_takes(default_weights: Path) -> None:
-    measurer = Measurer(load_base(default_weights), default_weights, METHODS, 0)
+    measurer = BatchMeasurer(load_base(default_weights), default_weights, list(RATIOS), 0)
     (measures,) = measurer.measures([document(512, 0, 30_000)])
     assert measures.ratios.shape == (6, 6, 512)
     assert ((measures.ratios >= 0) & (measures.ratios <= 1)).all()
@@ -168,18 +169,18 @@ def test_weights_with_nan_are_one_clear_error(tiny_bert: Path) -> None:
     with torch.no_grad():
         base.encoder.layer[1].attention.output.dense.weight[0, 0] = torch.nan
     with pytest.raises(InputError, match=r"layer 2 of text/3 holds NaN or infinite values"):
-        list(Measurer(base, tiny_bert, METHODS, 0).measures([document(9, 3, 30)]))
+        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))
 
 
 def test_a_model_that_mixes_in_another_way_stops_at_the_identity(tiny_bert: Path) -> None:
     base = load_base(tiny_bert)
     base.encoder.layer[2].attention.output.dense.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
     with pytest.raises(InputError, match=r"attention_output do not sum to it in layer 3 of text/3: relative error 0.0"):
-        list(Measurer(base, tiny_bert, METHODS, 0).measures([document(9, 3, 30)]))
+        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))
 
 
 def test_a_model_whose_attention_cannot_be_had_is_one_clear_error(tiny_bert: Path) -> None:
     base = load_base(tiny_bert)
     base.set_attn_implementation("sdpa")
     with pytest.raises(InputError, match="gave the attention weights of 0 of its 3 layers"):
-        list(Measurer(base, tiny_bert, METHODS, 0).measures([document(9, 3, 30)]))
+        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,14 @@ from transformers import AutoTokenizer
 
 from stages import measure
 from stages.errors import InputError
-from stages.mixing.documents import TOKEN_CLASSES, chosen_documents
-from stages.mixing.storage import read_contributions, read_ratios
-from stages.mixing.work import Share
+from stages.mixing.documents import CLASSES, chosen_documents
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.mixing.unfinished import Share
 from stages.models.loading import load_tokenizer
-from stages.parameters import METHODS, read_parameters
+from stages.outputs.mixing import MIXING, contributions_folder, read_matrix, read_ratios, stored_matrices
+from stages.outputs.reports import read_metrics, read_plot
+from stages.parameters import read_parameters
 
 OUTPUTS = ("features/mixing", "reports")
 
@@ -57,7 +59,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, to look at."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
@@ -72,42 +74,49 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def finished(finished_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, as the working folder."""
+    monkeypatch.chdir(finished_once)
+    return finished_once
+
+
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
-    table = read_ratios(finished / "features/mixing")
+    table = read_ratios()
     assert list(table) == [
         *("checkpoint", "document", "position", "layer"),
-        *METHODS,
+        *RATIOS,
         *("token", "token_class", "in_statistics"),
     ]
     assert not table.duplicated(["checkpoint", "document", "position", "layer"]).any()
-    assert (table[list(METHODS)].dtypes == np.float32).all()
+    assert (table[list(RATIOS)].dtypes == np.float32).all()
     assert set(table["layer"]) == {1, 2, 3}
     assert {"test/3", "text/0"} <= set(table["document"])
     text = table[(table["document"] == "text/0") & (table["layer"] == 1) & (table["checkpoint"] == "pretrained")]
     assert text["token"].tolist() == ["[CLS]", "time", "flies", "like", "an", "arrow", ".", "[SEP]"]
     assert not text["in_statistics"].any()
-    assert set(table["token_class"]) <= set(TOKEN_CLASSES)
+    assert set(table["token_class"]) <= set(CLASSES)
     assert not (table["token"] == "[PAD]").any()
 
 
 def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = read_ratios(finished / "features/mixing").query("in_statistics")
+    table = read_ratios().query("in_statistics")
     plots = pd.read_csv(finished / "reports/plots/mixing.csv")
     assert list(plots) == ["checkpoint", "layer", "method", "mean", "ci_low", "ci_high", "tokens", "documents"]
-    assert len(plots) == 2 * 3 * len(METHODS)
-    means = table.groupby(["checkpoint", "layer"])[list(METHODS)].mean()
+    assert len(plots) == 2 * 3 * len(RATIOS)
+    means = table.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
     for row in plots.itertuples():
         assert row.mean == pytest.approx(means.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
         assert row.ci_low <= row.mean <= row.ci_high
         assert row.documents == 6
         assert row.tokens == len(table) / 6
     by_class = pd.read_csv(finished / "reports/plots/mixing_by_class.csv")
-    classes = table.groupby(["checkpoint", "layer", "token_class"])[list(METHODS)].mean()
+    classes = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
     for row in by_class.itertuples():
         expected = classes.loc[(row.checkpoint, row.layer, row.token_class), row.method]
         assert row.mean == pytest.approx(expected, abs=2e-6)
     by_position = pd.read_csv(finished / "reports/plots/mixing_by_position.csv", dtype={"positions": str})
-    early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(METHODS)].mean()
+    early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
     for row in by_position[by_position["positions"] == "4-7"].itertuples():
         assert row.mean == pytest.approx(early.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
     difference = pd.read_csv(finished / "reports/plots/mixing_difference.csv")
@@ -117,36 +126,40 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
 
 
 def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path) -> None:
-    root = finished / "features/mixing"
     for checkpoint in ("pretrained", "finetuned"):
         for document in ("test/3", "text/0"):
-            folder = root / "contributions" / checkpoint / document.replace("/", "_")
-            tokens = read_contributions(checkpoint, document, "attention", root).shape[1]
-            for path in folder.glob("*.zarr"):
+            tokens = read_matrix(checkpoint, document, "attention").shape[1]
+            for path in contributions_folder(checkpoint, document).glob("*.zarr"):
                 array = zarr.open_array(path, mode="r")
                 assert array.metadata.zarr_format == 3
                 assert not array.compressors
             for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
-                matrix = read_contributions(checkpoint, document, method, root)
+                matrix = read_matrix(checkpoint, document, method)
                 assert matrix.shape == (3, tokens, tokens)
                 assert matrix.dtype == np.float32
                 np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
-            heads = read_contributions(checkpoint, document, "attention_heads", root)
+            heads = read_matrix(checkpoint, document, "attention_heads")
             assert heads.shape == (3, 4, tokens, tokens)
-            mean = read_contributions(checkpoint, document, "attention", root)
+            mean = read_matrix(checkpoint, document, "attention")
             np.testing.assert_allclose(heads.astype(float).mean(1), mean, atol=1e-3)
 
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
-    metrics = json.loads((finished / "reports/metrics/mixing.json").read_text())
+    metrics = read_metrics("mixing")
+    curves = read_plot("mixing", "measure")
     for checkpoint in ("pretrained", "finetuned"):
-        found = metrics[checkpoint]
-        assert set(found["mean"]) == set(METHODS)
-        assert 0 < found["identity_error"]["attention_output"] < 1e-5
-        assert 0 < found["identity_error"]["attention_norm"] < 1e-5
-        assert set(found["attention_gain"]) == {"layer_01", "layer_02", "layer_03"}
-        assert {"attn_n", "value_zeroing", "alti_rollout"} <= set(found["spearman_with_gradient"])
-    assert set(metrics["difference"]) == set(METHODS)
+        assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
+        assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
+        of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
+        assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
+    overall = read_plot("mixing_overall", "measure").set_index(["checkpoint", "method"])
+    assert set(overall.index) == {(c, m) for c in ("pretrained", "finetuned", "difference") for m in RATIOS}
+    difference = metrics["difference"]["attnresln_n"]
+    assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
+    assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
+    assert metrics["documents"] == 6
+    gain = read_plot("attention_gain", "measure")
+    assert gain.groupby("checkpoint")["layer"].apply(list).tolist() == [[1, 2, 3], [1, 2, 3]]
     geometry = pd.read_csv(finished / "reports/plots/geometry.csv")
     assert list(geometry) == ["checkpoint", "layer", "point", "measure", "mean", "ci_low", "ci_high", "documents"]
     assert len(geometry) == 2 * (3 + 6 * 3) * 5
@@ -162,7 +175,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
 ) -> None:
     folder = small(workspace)
     calls = 0
-    original = measure.Measurer.measures
+    original = measure.BatchMeasurer.measures
 
     def killed(self: Any, documents: Any) -> Any:
         nonlocal calls
@@ -172,7 +185,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
         return original(self, documents)
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure.Measurer, "measures", killed)
+        patch.setattr(measure.BatchMeasurer, "measures", killed)
         with pytest.raises(KeyboardInterrupt):
             measure.main(read_parameters())
     assert not (folder / "features/mixing").exists()
@@ -183,7 +196,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
         again += 1
         return original(self, documents)
 
-    monkeypatch.setattr(measure.Measurer, "measures", counted)
+    monkeypatch.setattr(measure.BatchMeasurer, "measures", counted)
     measure.main(read_parameters())
     assert bytes_of(folder) == bytes_of(finished)
     fresh = small(workspace, "fresh")
@@ -229,12 +242,24 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, mixing={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
     shutil.rmtree("models/pretrained")
     measure.main(read_parameters())
-    metrics = json.loads(Path("reports/metrics/mixing.json").read_text())
-    assert set(metrics) == {"finetuned"}
-    assert "spearman_with_gradient" not in metrics["finetuned"]
+    assert set(read_metrics("mixing")) == {"finetuned", "documents"}
+    assert set(read_metrics("mixing")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert pd.read_csv("reports/plots/mixing_difference.csv").empty
     assert pd.read_csv("reports/plots/mixing_gradient.csv").empty
     assert set(pd.read_csv("reports/plots/mixing.csv")["method"]) == {"attn_w", "attn_n"}
+
+
+def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
+    assert set(stored_matrices("finetuned", "test/3")) > {*LAYER_MATRICES, "attention_heads", "value_zeroing_raw_sums"}
+    alti = read_matrix("finetuned", "test/3", "alti_rollout")
+    small(workspace, mixing={"matrices": ["norm", "alti"], "gradient_documents": 1})
+    measure.main(read_parameters())
+    assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
+    np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
+    assert set(read_plot("mixing_gradient", "measure")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
+    small(workspace, "none", mixing={"matrices": [], "gradient_documents": 0})
+    measure.main(read_parameters())
+    assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
@@ -247,7 +272,7 @@ def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) ->
     tokenizer = load_tokenizer(default_weights)
     (document,) = chosen_documents(tokenizer, {}, {"text/0": "Unforgettably good, isn't it?"}, 30, 30)
     tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
-    classes = dict(zip(tokens, (TOKEN_CLASSES[number] for number in document.classes), strict=True))
+    classes = dict(zip(tokens, (CLASSES[number] for number in document.classes), strict=True))
     assert classes["[CLS]"] == "cls"
     assert classes["[SEP]"] == "sep"
     assert classes["good"] == classes["isn"] == classes["it"] == "word"

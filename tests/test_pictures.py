@@ -12,13 +12,14 @@ import pytest
 from PIL import Image
 from test_store import digest
 
-from stages.models.capture_points import LAYER_POINTS, Site
 from stages.parameters import FiguresParameters
 from stages.pictures.animation import write_animation
 from stages.pictures.atlas import draw_atlas
 from stages.pictures.joint_pages import JointFigure, draw_joint_pages
-from stages.pictures.style import PAGE_HEIGHT, POINT_MARKS, paper_style, printable
+from stages.pictures.style import PAGE_HEIGHT, paper_style, printable
 from stages.pictures.words import frequent_words, words
+from stages.sites import LAYER_POINTS, Site
+from stages.vocabulary import POINT_MARKS
 
 FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, frames_per_second=4)
 HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "##s", "film", "[SEP]"]
