@@ -7,7 +7,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test check format bench paper picture lock clean
+.PHONY: help install repro test check format docs bench paper picture lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/' | expand -t 10
@@ -34,6 +34,9 @@ check: $(INSTALLED) ## Lint, format check, types
 format: $(INSTALLED) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
+
+docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
+	@$(IN_VENV) python -m docs.tables
 
 bench: $(INSTALLED) ## Time the stages beside the plain way
 	@$(IN_VENV) python -m benchmarks.stages

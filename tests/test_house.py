@@ -12,6 +12,11 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
+from docs.tables import DOCUMENTS, with_tables
+from stages.models.capture_points import FAMILIES
+from stages.sites import EMBEDDING_POINTS, LAYER_POINTS, POINTS, STEP_POINTS
+from stages.vocabulary import POINT_MARKS, POINT_MEANINGS, STEP_MARKS
+
 STAGES = ("download", "finetune", "capture", "measure", "reduce", "render")
 # They check, report and name; they decide no number (said in dvc.yaml).
 NO_DEPENDENCY = frozenset({"errors.py", "command.py", "parameters.py", "resume.py", "vocabulary.py"})
@@ -114,3 +119,18 @@ def test_paths_of_outputs_stand_in_one_room() -> None:
                 if isinstance(text, str) and text.startswith(outputs) and "\n" not in text and " " not in text:
                     elsewhere.append(f"{module.name}: {text}")
     assert elsewhere == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tables_in_the_documents_are_those_of_the_declarations(document: str) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    assert "<!-- table:" in text
+    assert with_tables(text) == text
+
+
+def test_every_point_has_its_words_and_its_place() -> None:
+    assert tuple(POINT_MARKS) == tuple(POINT_MEANINGS) == POINTS
+    assert tuple(STEP_MARKS) == tuple(STEP_POINTS)
+    for family in FAMILIES.values():
+        assert tuple(family["embedding_points"]) == EMBEDDING_POINTS
+        assert tuple(family["layer_points"]) == LAYER_POINTS
