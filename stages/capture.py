@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.command import run_stage
 from stages.models.capture_points import Tap, recording, taps
@@ -47,8 +48,8 @@ def main(parameters: Parameters) -> None:
     check_max_length("capture.max_length", capture.max_length, FINETUNED)
     state = PartialState(cpu=not torch.cuda.is_available())
     tokenizer = load_tokenizer(FINETUNED)
-    classifier = load_classifier(FINETUNED)
-    base = classifier.base_model.to(state.device)
+    classifier: Any = load_classifier(FINETUNED)
+    base: PreTrainedModel = classifier.base_model.to(state.device)
     wanted = taps(base.config.model_type, base.config.num_hidden_layers, capture.points)
 
     folder = unfinished_folder("capture", parameters)
@@ -84,7 +85,7 @@ def main(parameters: Parameters) -> None:
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
 
 
-def _write_tokens(folder: Path, tokenizer: Any, texts: dict[str, str], max_length: int) -> Lengths:
+def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int) -> Lengths:
     """Write the tokens table a block of texts at a time; the number of tokens of each text."""
     schema = pa.schema(
         [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
@@ -108,8 +109,8 @@ def _write_tokens(folder: Path, tokenizer: Any, texts: dict[str, str], max_lengt
 
 
 def _features(
-    base: Any,
-    tokenizer: Any,
+    base: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     wanted: Sequence[Tap],
     texts: Sequence[str],
     lengths: Lengths,

@@ -24,6 +24,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
+    PreTrainedTokenizerFast,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -108,7 +109,7 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
     )
 
 
-def _examples(tokenizer: Any, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
+def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
     encoded = encode(tokenizer, reviews["text"].tolist(), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 

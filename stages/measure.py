@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.command import run_stage
 from stages.mixing.batches import BatchMeasurer
@@ -71,7 +71,9 @@ def main(parameters: Parameters) -> None:
         logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
 
 
-def _documents(parameters: Parameters, weights: Mapping[str, Path], tokenizer: Any) -> list[Document]:
+def _documents(
+    parameters: Parameters, weights: Mapping[str, Path], tokenizer: PreTrainedTokenizerFast
+) -> list[Document]:
     """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
     mixing, capture = parameters.mixing, parameters.capture
     for path in weights.values():
@@ -83,7 +85,9 @@ def _documents(parameters: Parameters, weights: Mapping[str, Path], tokenizer: A
     return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
 
 
-def _sums(work: CheckpointMeasures, documents: Sequence[Document], parameters: Parameters, base: Any) -> Sums:
+def _sums(
+    work: CheckpointMeasures, documents: Sequence[Document], parameters: Parameters, base: PreTrainedModel
+) -> Sums:
     added = SumsOfDocuments()
     for i, document in enumerate(documents):
         added.add(document, work.load(i))
@@ -92,11 +96,11 @@ def _sums(work: CheckpointMeasures, documents: Sequence[Document], parameters: P
 
 
 def _ratios(
-    measured: Mapping[str, CheckpointMeasures], documents: Sequence[Document], tokenizer: Any
+    measured: Mapping[str, CheckpointMeasures], documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[TokenRatios]:
     for checkpoint, work in measured.items():
         for i, document in enumerate(documents):
-            tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
+            tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
             classes = [CLASSES[number] for number in document.classes]
             counted = np.arange(len(document)) < document.counted
             yield TokenRatios(checkpoint, document.name, tokens, classes, counted, work.load(i).ratios)

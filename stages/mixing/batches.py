@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedModel
 
 from stages.errors import InputError
 from stages.mixing.documents import Document
@@ -42,7 +42,7 @@ class DocumentMeasures:
 class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
-    def __init__(self, base: Any, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
+    def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
         self.base, self.folder, self.methods, self.pad_token_id = base, folder, tuple(methods), pad_token_id
         self.weights: list[LayerWeights] = layer_weights(base)
         self.layers = len(self.weights)

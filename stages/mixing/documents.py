@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
 
 from stages.vocabulary import TOKEN_CLASSES
 
@@ -31,7 +32,11 @@ class Document:
 
 
 def chosen_documents(
-    tokenizer: Any, drawn: Mapping[str, str], captured: Mapping[str, str], max_length: int, captured_max_length: int
+    tokenizer: PreTrainedTokenizerFast,
+    drawn: Mapping[str, str],
+    captured: Mapping[str, str],
+    max_length: int,
+    captured_max_length: int,
 ) -> list[Document]:
     """Captured documents first, then the drawn ones that are not captured too.
 
@@ -62,7 +67,7 @@ def chosen_documents(
     return chosen
 
 
-def token_classes(tokenizer: Any, text: str, encoding: Any) -> npt.NDArray[np.int8]:
+def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> npt.NDArray[np.int8]:
     """Positions in `CLASSES`: a word of several tokens is `subword` in each of them."""
     words = encoding.word_ids
     pieces = {word: words.count(word) for word in set(words)}

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from stages.mixing.layers import LayerWeights, Norm, norm_of
 from stages.models.capture_points import FAMILIES
@@ -59,7 +60,7 @@ def jacobian_norms(
     return norms
 
 
-def embedding_norm(base: Any) -> Norm:
+def embedding_norm(base: PreTrainedModel) -> Norm:
     """The LayerNorm between the sum of the embeddings and the first layer."""
     module = base.get_submodule(FAMILIES[base.config.model_type]["embedding_points"]["embedding_sum"]["module"])
     return norm_of(module)

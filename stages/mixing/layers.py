@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from stages.errors import InputError
 from stages.models.capture_points import FAMILIES, Tap, taps
@@ -53,7 +54,7 @@ class LayerWeights:
     output_norm: Norm
 
 
-def layer_weights(base: Any) -> list[LayerWeights]:
+def layer_weights(base: PreTrainedModel) -> list[LayerWeights]:
     """Every layer's weights as the model holds them (its dtype, its device); `InputError` for an unknown family."""
     config = base.config
     names = _mixing_entry(config.model_type)
@@ -63,7 +64,7 @@ def layer_weights(base: Any) -> list[LayerWeights]:
     ]
 
 
-def value_taps(base: Any) -> list[Tap]:
+def value_taps(base: PreTrainedModel) -> list[Tap]:
     """Taps of the value vectors `[batch, tokens, heads * head width]`, as `Site(layer, VALUE)`."""
     names = _mixing_entry(base.config.model_type)
     return [
@@ -72,7 +73,7 @@ def value_taps(base: Any) -> list[Tap]:
     ]
 
 
-def ratio_taps(base: Any) -> list[Tap]:
+def ratio_taps(base: PreTrainedModel) -> list[Tap]:
     """Taps of everything that the mixing ratios need besides the attention weights."""
     return taps(base.config.model_type, base.config.num_hidden_layers, RATIO_POINTS) + value_taps(base)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedModel
 
 from stages.mixing.contributions import Contributions, contributions
 from stages.mixing.gradients import REFERENCES, embedding_norm, jacobian_norms
@@ -37,7 +38,7 @@ class _Pass(NamedTuple):
 class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
-    def __init__(self, base: Any, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
+    def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
         self.base, self.folder = copy.deepcopy(base).double(), folder
         self.methods, self.matrices = methods, matrices
         self.weights, self.weights_32 = layer_weights(self.base), layer_weights(base)

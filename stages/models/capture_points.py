@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 from stages.errors import InputError
 from stages.sites import Site
@@ -51,12 +55,12 @@ def taps(model_type: str, n_layers: int, points: Sequence[str]) -> list[Tap]:
 
 
 @contextmanager
-def recording(model: Any, wanted: Sequence[Tap]) -> Iterator[dict[Site, Any]]:
+def recording(model: Module, wanted: Sequence[Tap]) -> Iterator[dict[Site, Tensor]]:
     """A dictionary that each forward pass of the base model fills with `[batch, tokens, hidden]`.
 
     The tensors are the model's own, not copies; read them before the next forward pass.
     """
-    features: dict[Site, Any] = {}
+    features: dict[Site, Tensor] = {}
 
     def input_hook(site: Site) -> Any:
         def hook(_module: Any, arguments: tuple[Any, ...]) -> None:

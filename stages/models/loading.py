@@ -6,49 +6,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from stages.errors import InputError
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The checkpoint's fast tokenizer."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no usable tokenizer: {error}") from error
-    if not tokenizer.is_fast:
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
     return tokenizer
 
 
-def load_classifier(folder: Path, **options: Any) -> Any:
+def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
     """The checkpoint as a sequence classifier in float32 and eval mode.
 
     A checkpoint without a classification head gets a new one, drawn from torch's seed.
     `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
     """
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **options
-        ).eval()
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    model.eval()
+    return model
 
 
-def load_base(folder: Path) -> Any:
+def load_base(folder: Path) -> PreTrainedModel:
     """The checkpoint without any head, in float32 and eval mode, with attention weights to be had ("eager")."""
     try:
-        return AutoModel.from_pretrained(
+        model: PreTrainedModel = AutoModel.from_pretrained(
             folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             attn_implementation="eager",
-        ).eval()
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    model.eval()
+    return model
 
 
 def longest_text(folder: Path) -> int:
