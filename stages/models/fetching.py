@@ -86,9 +86,9 @@ def _copy(name: str, folder: Path, output: Path) -> None:
     expected = DIGESTS.get(name)
     if expected is not None:
         with (output / "model.safetensors").open("rb") as weights:
-            found = hashlib.file_digest(weights, "sha256").hexdigest()
-        if found != expected:
+            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+        if digest != expected:
             shutil.rmtree(output)
             raise InputError(
-                f"model.name: the weights of {name} have sha256 {found}, not {expected}: reinstall the package"
+                f"model.name: the weights of {name} have sha256 {digest}, not {expected}: reinstall the package"
             )

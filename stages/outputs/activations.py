@@ -130,26 +130,26 @@ def read_blocks(root: Path, site: Site) -> Iterator[tuple[int, Features]]:
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     """Chosen rows of one store, in order, in the store's dtype; `rows` is sorted. Holds one block beside them."""
     array = open_store(root, site)
-    found = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
+    chosen = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
     step = (array.shards or array.chunks)[0]
     for start in range(0, array.shape[0], step):
         first, last = np.searchsorted(rows, (start, start + step))
         if first < last:
-            found[first:last] = np.asarray(array[start : start + step])[rows[first:last] - start]
-    return found
+            chosen[first:last] = np.asarray(array[start : start + step])[rows[first:last] - start]
+    return chosen
 
 
 def stored_sites(root: Path) -> list[Site]:
     """The layers and points that have a store under `root`, in forward order."""
-    found = []
+    sites = []
     for path in root.glob("layer_*/*.zarr"):
         if path.stem in POINTS:
-            found.append(Site(int(path.parent.name.removeprefix("layer_")), path.stem))
+            sites.append(Site(int(path.parent.name.removeprefix("layer_")), path.stem))
         else:
             warnings.warn(f"{path} is no capture point and is left out", stacklevel=2)
-    if not found:
+    if not sites:
         raise InputError(f"{root} holds no feature store; `dvc repro capture` makes them")
-    return in_forward_order(found)
+    return in_forward_order(sites)
 
 
 def read_tokens(root: Path) -> pd.DataFrame:

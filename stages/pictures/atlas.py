@@ -90,11 +90,11 @@ def _two_lines(label: str) -> str:
 def _selected(tokens: pd.DataFrame, number: int) -> Selected:
     """[CLS], [SEP] and the most frequent words, each with its mark and its rows."""
     special = tokens["token"].map(SPECIAL)
-    found: Selected = [(mark, (special == name).to_numpy()) for name, mark in TOKEN_MARKS.items()]
+    kinds: Selected = [(mark, (special == name).to_numpy()) for name, mark in TOKEN_MARKS.items()]
     of_token = words(tokens)
     for word, (color, marker) in zip(frequent_words(tokens, number), WORD_MARKS, strict=False):
-        found.append((Mark(printable(word), color, marker), (of_token == word).to_numpy()))
-    return [(mark, rows) for mark, rows in found if rows.any()]
+        kinds.append((Mark(printable(word), color, marker), (of_token == word).to_numpy()))
+    return [(mark, rows) for mark, rows in kinds if rows.any()]
 
 
 def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: Selected) -> None:

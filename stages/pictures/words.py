@@ -17,21 +17,20 @@ def words(tokens: pd.DataFrame) -> pd.Series:
     Empty within a word, and for punctuation, [CLS] and [SEP].
     """
     byte_level = tokens["token"].str.startswith(BEGINS).any()
-    found: list[list[str]] = []
-    for token, document in zip(tokens["token"], tokens["document"], strict=True):
-        special = token in SPECIAL
+    whole = [""] * len(tokens)
+    begin: int | None = None  # of the word that the next token may go on with
+    previous = None
+    for place, (token, document) in enumerate(zip(tokens["token"], tokens["document"], strict=True)):
         goes_on = not token.startswith(BEGINS) if byte_level else token.startswith(CONTINUES)
-        piece = token.removeprefix(BEGINS).removeprefix(CONTINUES)
-        within = bool(found) and goes_on and not special and found[-1][1] == document and found[-1][2] == "word"
-        if within and any(char.isalnum() for char in piece):
-            begin = next(entry for entry in reversed(found) if entry[3] == "begins")
-            begin[0] += piece
-            found.append(["", document, "word", "within"])
-        elif special or not any(char.isalnum() for char in piece):
-            found.append(["", document, "other", ""])
+        piece = token.removeprefix(BEGINS).removeprefix(CONTINUES).lower()
+        if token in SPECIAL or not any(char.isalnum() for char in piece):
+            begin = None
+        elif begin is not None and goes_on and document == previous:
+            whole[begin] += piece
         else:
-            found.append([piece, document, "word", "begins"])
-    return pd.Series([entry[0].lower() for entry in found], index=tokens.index)
+            begin, whole[place] = place, piece
+        previous = document
+    return pd.Series(whole, index=tokens.index)
 
 
 def frequent_words(tokens: pd.DataFrame, number: int) -> list[str]:
