@@ -1,9 +1,9 @@
-"""The tables in the documents that follow from the code's declarations.
+"""The tables in the documents that follow from the code's declarations, or from the last run.
 
     python -m docs.tables
 
-Writes them between `<!-- table: NAME -->` and `<!-- end of table -->` in README.md and docs/measures.md; a test holds
-them equal to the code.
+Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`: in README.md and docs/measures.md those that
+follow from the code's declarations, which a test holds equal to them; in docs/results.md those of the last run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
+from stages.outputs.reports import read_plot
 from stages.sites import EMBEDDING_POINTS, POINTS
-from stages.vocabulary import POINT_MEANINGS
+from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MEANINGS
 
 DOCUMENTS = ("README.md", "docs/measures.md")
+RESULTS = "docs/results.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -40,9 +42,45 @@ def tables() -> dict[str, str]:
     }
 
 
-def with_tables(text: str) -> str:
+def results() -> dict[str, str]:
+    """The tables of the last run, from `reports/plots/`."""
+    return {"overall": _overall(), "maps": _maps(), "movement": _movement()}
+
+
+def _overall() -> str:
+    means = read_plot("mixing_overall", "measure").set_index(["method", "checkpoint"])
+    rows = []
+    for method, ratio in RATIOS.items():
+        before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
+        interval = f"{change['mean']:+.1f} [{change['ci_low']:+.1f}, {change['ci_high']:+.1f}]"
+        rows.append((f"`{method}`", ratio.mark.label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval))
+    return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
+
+
+def _maps() -> str:
+    quality = read_plot("map_quality", "reduce").set_index(["measure", "layout"])
+    rows = []
+    for measure, label in MAP_MEASURES.items():
+        cells = [quality.loc[(measure, layout)] for layout in LAYOUTS]
+        rows.append((label, *(f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)))
+    return _markdown(("", *LAYOUTS), rows)
+
+
+def _movement() -> str:
+    movement = read_plot("movement", "reduce")
+    movement = movement[movement["step"] == "attention"]
+    rows = []
+    for layout in ("joint", "aligned"):
+        for against in ("full_space", "attnresln_n", "attn_w"):
+            chosen = movement[(movement["layout"] == layout) & (movement["against"] == against)]
+            by_layer = chosen.groupby("layer")["spearman"]
+            cells = [f"{low:.2f} to {high:.2f}" for low, high in zip(by_layer.min(), by_layer.max(), strict=True)]
+            rows.append((layout, "moves in the full space" if against == "full_space" else f"`{against}`", *cells))
+    return _markdown(("layout", "against", *map(str, sorted(movement["layer"].unique()))), rows)
+
+
+def with_tables(text: str, made: dict[str, str]) -> str:
     """A document with its tables made anew."""
-    made = tables()
     return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], text)
 
 
@@ -55,7 +93,12 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def main() -> None:
+    for names, made in ((DOCUMENTS, tables()), ((RESULTS,), results())):
+        for name in names:
+            path = Path(name)
+            path.write_text(with_tables(path.read_text(encoding="utf-8"), made), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for name in DOCUMENTS:
-        path = Path(name)
-        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    main()

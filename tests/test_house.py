@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
-from docs.tables import DOCUMENTS, with_tables
+from docs.tables import DOCUMENTS, tables, with_tables
 from stages.models.capture_points import FAMILIES
 from stages.sites import EMBEDDING_POINTS, LAYER_POINTS, POINTS, STEP_POINTS
 from stages.vocabulary import POINT_MARKS, POINT_MEANINGS, STEP_MARKS
@@ -125,7 +125,7 @@ def test_paths_of_outputs_stand_in_one_room() -> None:
 def test_tables_in_the_documents_are_those_of_the_declarations(document: str) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     assert "<!-- table:" in text
-    assert with_tables(text) == text
+    assert with_tables(text, tables()) == text
 
 
 def test_every_point_has_its_words_and_its_place() -> None:
