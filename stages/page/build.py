@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,11 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from stages.page.arrays import packed
-from stages.page.contents import captured_tokens, page_data
+from stages.page.contents import LAYOUTS, captured_tokens, page_data
 from stages.page.findings import (
     cautions,
     changed_parameters,
     findings,
-    missing_parts,
     percent,
     preferred_method,
     read_metrics,
@@ -29,6 +30,8 @@ from stages.parameters import Parameters
 
 PAGE = Path("reports/index.html")
 HERE = Path(__file__).parent
+IMPORT = re.compile(r'^import [^;]+ from "\./(\w+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 REVIEWS = Path("data/reviews/test.parquet")
 
 
@@ -36,10 +39,9 @@ def write_page(parameters: Parameters, root: Path = Path()) -> None:
     """Write `reports/index.html`, from what the earlier stages left under `root`."""
     captured = captured_tokens(root)
     data = page_data(captured, parameters.figures.frames_per_second, root)
-    methods = {row["method"] for row in data["curves"]} | set(data.get("ratios", {}).get("methods", []))
-    data["method"] = preferred_method(methods) if methods else None
+    data["method"] = preferred_method(data["ratios"]["methods"])
     metrics = read_metrics(root)
-    own = (HERE / "page.js").read_text(encoding="utf-8")
+    own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
         raise AssertionError("plotly's script would end the element that holds it")
@@ -59,20 +61,29 @@ def write_page(parameters: Parameters, root: Path = Path()) -> None:
         dataset=parameters.dataset.name,
         metrics=metrics,
         findings=findings(metrics, root),
-        cautions=cautions(metrics, methods),
+        cautions=cautions(metrics, data["method"]),
         changed=changed_parameters(parameters),
         versions=versions(),
-        missing=missing_parts(captured, data, root),
         texts=_texts(data, parameters, root),
-        captured=captured is not None,
-        layouts=list(data.get("maps", {})),
-        has_ratios=bool(data.get("ratios")),
-        has_contributions=bool(data.get("contributions")),
+        left_out=captured.left_out,
+        layouts_left_out=[name for name in LAYOUTS if name not in data["maps"]],
     )
     path = root / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
     logging.info("wrote %s, %.1f MB", path, path.stat().st_size / 1e6)
+
+
+def page_script(folder: Path = HERE / "script") -> str:
+    """The modules in `folder` as one classic script, as a page that is opened from disk may not import any.
+
+    Every module's text follows those of the modules that it imports, without its `import` and `export`. All share one
+    scope, so a name that two of them define at their top level is one name; `tests/test_page.py` looks for such names.
+    """
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
+    order = TopologicalSorter({name: IMPORT.findall(text) for name, text in modules.items()}).static_order()
+    bodies = [EXPORT.sub("", IMPORT.sub("", modules[name])) for name in order]
+    return "\n".join(['(async () => {\n"use strict";', *bodies, "})();\n"])
 
 
 def visible(text: str) -> str:
@@ -104,11 +115,10 @@ def _policy(*scripts: str) -> str:
 
 def _texts(data: dict[str, Any], parameters: Parameters, root: Path) -> list[tuple[str, str]]:
     """Name and full text of each document on the page."""
-    reviews: Any = pd.read_parquet(root / REVIEWS)["text"] if (root / REVIEWS).is_file() else []
+    reviews: Any = pd.read_parquet(root / REVIEWS)["text"]
     found = []
-    for document in data.get("documents", []):
+    for document in data["documents"]:
         split, number = document["name"].split("/")
         source: Any = parameters.capture.texts if split == "text" else reviews
-        if int(number) < len(source):
-            found.append((document["name"], str(source[int(number)])))
+        found.append((document["name"], str(source[int(number)])))
     return found

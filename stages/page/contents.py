@@ -1,4 +1,4 @@
-"""What the page shows, collected from the files of the earlier stages. What is not there is left out."""
+"""What the page shows, collected from the files of the earlier stages."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ class Captured(NamedTuple):
     left_out: int
 
 
-def captured_tokens(root: Path = Path()) -> Captured | None:
-    """The captured documents' tokens, whole documents in order; None where nothing was captured."""
-    if not store.tokens_file(root / ACTIVATIONS).is_file():
-        return None
+def captured_tokens(root: Path = Path()) -> Captured:
+    """The captured documents' tokens, whole documents in order."""
     tokens = store.read_tokens(root / ACTIVATIONS)
     lengths = tokens.groupby("document", sort=False).size()
     kept = lengths[(lengths.cumsum() <= PAGE_TOKENS) | (np.arange(len(lengths)) == 0)]
@@ -62,9 +60,11 @@ def captured_tokens(root: Path = Path()) -> Captured | None:
     return Captured(chosen, len(lengths) - len(kept))
 
 
-def page_data(captured: Captured | None, frames_per_second: int, root: Path = Path()) -> dict[str, Any]:
-    """Everything that the page's script reads; a part that is missing is absent or empty."""
-    data: dict[str, Any] = {
+def page_data(captured: Captured, frames_per_second: int, root: Path = Path()) -> dict[str, Any]:
+    """Everything that the page's script reads."""
+    tokens = captured.tokens
+    ratios = read_ratios(root / MIXING, filters=[("document", "in", tokens["document"].unique().tolist())])
+    return {
         "framesPerSecond": frames_per_second,
         "labels": {
             "methods": {name: mark.label for name, mark in RATIO_MARKS.items()},
@@ -77,27 +77,18 @@ def page_data(captured: Captured | None, frames_per_second: int, root: Path = Pa
         "differences": _records(root / PLOTS / "mixing_difference.csv"),
         "steps": _records(root / PLOTS / "steps.csv"),
         "movement": _records(root / PLOTS / "movement.csv"),
-    }
-    if captured is None:
-        return data
-    tokens = captured.tokens
-    ratios = _ratio_rows(tokens, root)
-    classes = _classes(tokens, ratios)
-    data |= {
         "documents": _documents(tokens),
         "tokens": tokens["token"].tolist(),
-        "classNames": list(TOKEN_CLASS_LABELS.values()) if classes else [],
-        "classes": classes,
+        "classNames": list(TOKEN_CLASS_LABELS.values()),
+        "classes": _classes(tokens, ratios),
         "ratios": _ratios(tokens, ratios),
         "contributions": _contributions(tokens, root),
         "tokenSteps": _token_steps(tokens, root),
+        **_maps(tokens, root),
     }
-    return data | _maps(tokens, root)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
     table = pd.read_csv(path, keep_default_na=True)
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
@@ -110,25 +101,15 @@ def _documents(tokens: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _ratio_rows(tokens: pd.DataFrame, root: Path) -> pd.DataFrame:
-    if not (root / MIXING / "tokens.parquet").is_file():
-        return pd.DataFrame()
-    return read_ratios(root / MIXING, filters=[("document", "in", tokens["document"].unique().tolist())])
-
-
 def _classes(tokens: pd.DataFrame, ratios: pd.DataFrame) -> list[int]:
-    if ratios.empty:
-        return []
     known = ratios.drop_duplicates(["document", "position"])[["document", "position", "token_class"]]
     joined = tokens[["document", "position"]].merge(known, on=["document", "position"], how="left")["token_class"]
     names = list(TOKEN_CLASS_LABELS)
-    return [names.index(name) if name in names else -1 for name in joined]
+    return [names.index(name) for name in joined]
 
 
 def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
     """`[layers, tokens]` for each checkpoint and method, 0 to 1."""
-    if ratios.empty:
-        return {}
     methods = [method for method in METHODS if method in ratios]
     layers = int(ratios["layer"].max())
     values: dict[str, Any] = {}
@@ -159,7 +140,7 @@ def _contributions(tokens: pd.DataFrame, root: Path) -> dict[str, Any]:
                 heads = read_contributions(checkpoint, document, "attention_heads", root / MIXING)
                 entries[checkpoint]["heads"] = largest_shares(heads, HEAD_SOURCES) | {"number": heads.shape[1]}
         size = sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
-        if not entries or (found and spent + size > CONTRIBUTION_BYTES):
+        if found and spent + size > CONTRIBUTION_BYTES:
             break
         spent += size
         found[str(document)] = entries
@@ -169,16 +150,13 @@ def _contributions(tokens: pd.DataFrame, root: Path) -> dict[str, Any]:
 def _maps(tokens: pd.DataFrame, root: Path) -> dict[str, Any]:
     tables = {name: root / MAPS / f"{name}.parquet" for name in LAYOUTS}
     read = {name: pd.read_parquet(path) for name, path in tables.items() if path.is_file()}
-    quality = root / MAPS / "quality.parquet"
-    if not read:
-        return {"sites": [], "maps": {}, "quality": {}}
     pairs = next(iter(read.values()))[["layer", "point"]].drop_duplicates()
     sites = [Site(int(layer), str(point)) for layer, point in pairs.itertuples(index=False)]
     maps = {name: _coordinates(table, tokens, sites, shared=name != "separate") for name, table in read.items()}
     return {
         "sites": [{"layer": site.layer, "point": site.point, "label": site_label(site)} for site in sites],
         "maps": maps,
-        "quality": _quality(pd.read_parquet(quality), sites) if quality.is_file() else {},
+        "quality": _quality(pd.read_parquet(root / MAPS / "quality.parquet"), sites),
     }
 
 

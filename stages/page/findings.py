@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from ruamel.yaml import YAML
 
-from stages.maps.storage import MAPS
-from stages.page.contents import CAPTURED_CHECKPOINT, LAYOUTS, PLOTS, Captured
+from stages.page.contents import CAPTURED_CHECKPOINT, LAYOUTS, PLOTS
 from stages.parameters import METHODS, Parameters
 from stages.pictures.mixing_figures import RATIO_MARKS
 from stages.pictures.style import CHECKPOINT_LABELS
@@ -73,9 +72,9 @@ def versions() -> dict[str, str]:
 
 
 def read_metrics(root: Path = Path()) -> dict[str, Any]:
-    """`finetune`, `mixing` and `maps`, as far as they are there."""
+    """`finetune`, `mixing` and `maps`."""
     paths = {name: root / METRICS / f"{name}.json" for name in ("finetune", "mixing", "maps")}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -85,51 +84,37 @@ def percent(share: float, digits: int = 0) -> str:
 
 def findings(metrics: Mapping[str, Any], root: Path = Path()) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
-    found = []
-    if "finetune" in metrics:
-        test, reviews = metrics["finetune"]["test"], metrics["finetune"]["reviews"]
-        found.append(
-            f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of {reviews['test']} test reviews "
-            f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
-            f"naming the more frequent class every time would be on {percent(test['majority_accuracy'], 1)}."
-        )
-    if (root / PLOTS / "mixing.csv").is_file():
-        found += _mixing(pd.read_csv(root / PLOTS / "mixing.csv"))
-    if (root / PLOTS / "mixing_difference.csv").is_file():
-        found += _difference(pd.read_csv(root / PLOTS / "mixing_difference.csv"))
-    if "maps" in metrics:
-        found += _maps(metrics["maps"])
-    return found
+    test, reviews = metrics["finetune"]["test"], metrics["finetune"]["reviews"]
+    accuracy = (
+        f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of {reviews['test']} test reviews "
+        f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
+        f"naming the more frequent class every time would be on {percent(test['majority_accuracy'], 1)}."
+    )
+    mixing, difference = (pd.read_csv(root / PLOTS / f"{name}.csv") for name in ("mixing", "mixing_difference"))
+    return [accuracy, *_mixing(mixing), *_difference(difference), *_maps(metrics["maps"])]
 
 
-def cautions(metrics: Mapping[str, Any], methods: Any) -> list[str]:
-    """What must not be read into the findings."""
-    found = []
-    if methods:
-        found.append(
-            "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
-            "rollouts ask (under Text)."
+def cautions(metrics: Mapping[str, Any], method: str) -> list[str]:
+    """What must not be read into the findings, which are about `method`."""
+    measured = metrics["mixing"]
+    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else next(iter(measured))
+    agreement = measured[checkpoint].get("spearman_with_gradient", {}).get(method, {})
+    by_layer = {int(name.removeprefix("layer_")): value for name, value in agreement.items() if value is not None}
+    causal = "A ratio of norms is no causal effect."
+    if by_layer:
+        low, high = _extremes(by_layer)
+        causal += (
+            f" The rank correlation of this one ({_in_text(RATIO_MARKS[method].label)}) with derivatives is lowest "
+            f"in layer {low} ({by_layer[low]:.2f}) and highest in layer {high} ({by_layer[high]:.2f})."
         )
-        measured = metrics.get("mixing", {})
-        checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else next(iter(measured), None)
-        method = preferred_method(methods)
-        agreement = measured.get(checkpoint, {}).get("spearman_with_gradient", {}).get(method, {})
-        by_layer = {int(name.removeprefix("layer_")): value for name, value in agreement.items() if value is not None}
-        sentence = "A ratio of norms is no causal effect."
-        if by_layer:
-            low, high = _extremes(by_layer)
-            sentence += (
-                f" The rank correlation of this one ({_in_text(RATIO_MARKS[method].label)}) with derivatives is lowest "
-                f"in layer {low} ({by_layer[low]:.2f}) and highest in layer {high} ({by_layer[high]:.2f})."
-            )
-        found.append(sentence)
-        found.append("Intervals are over reviews, for this one fine-tuning seed; another seed is another model.")
-    if "maps" in metrics:
-        found.append(
-            "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
-            "they are means little, and another seed gives another map."
-        )
-    return found
+    return [
+        "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
+        "rollouts ask (under Text).",
+        causal,
+        "Intervals are over reviews, for this one fine-tuning seed; another seed is another model.",
+        "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
+        "they are means little, and another seed gives another map.",
+    ]
 
 
 def preferred_method(methods: Any) -> str:
@@ -171,9 +156,7 @@ def _difference(table: pd.DataFrame) -> list[str]:
 
 def _maps(metrics: Mapping[str, Any]) -> list[str]:
     sentences = []
-    layout = next((name for name in LAYOUTS if name in metrics), None)
-    if layout is None:
-        return []
+    layout = next(name for name in LAYOUTS if name in metrics)
     whole = metrics[layout]
     trust, kept, distances = (whole[name] for name in ("trustworthiness", "neighbours_kept", "distance_spearman"))
     if None not in (trust["value"], kept["value"], distances["value"]):
@@ -227,38 +210,3 @@ def _interval(row: Any) -> str:
 def _listed(values: list[Any]) -> str:
     *first, last = map(str, values)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def missing_parts(captured: Captured | None, data: Mapping[str, Any], root: Path = Path()) -> dict[str, str]:
-    """What a view cannot show, and which parameter brings it."""
-    found = {}
-    if captured is None:
-        found["text"] = found["map"] = (
-            "No text was captured. Name test reviews in capture.documents or write a text into capture.texts, "
-            "then run dvc repro."
-        )
-        found["tokens"] = "Single tokens cannot be marked, as no text was captured (capture.documents, capture.texts)."
-    elif not data.get("maps"):
-        found["map"] = f"There is no map in {MAPS}. Name layouts in umap.layouts, then run dvc repro."
-    if captured is not None and captured.left_out:
-        found["documents"] = (
-            f"{captured.left_out} more captured documents are not on this page, which would grow too large; "
-            "their features, maps and ratios are in features/."
-        )
-    if not data["curves"]:
-        found["mixing"] = (
-            f"No mixing ratios are there ({root / PLOTS / 'mixing.csv'}). The stage measure makes them, as "
-            "mixing.methods and mixing.checkpoints say: run dvc repro."
-        )
-    if not data["steps"]:
-        found["steps"] = f"The steps of a layer are missing ({root / PLOTS / 'steps.csv'}): run dvc repro."
-    if captured is not None and not data.get("ratios"):
-        found["ratios"] = (
-            "The tokens are not shaded, as no ratios of them are there; the stage measure makes them (mixing.methods)."
-        )
-    if captured is not None and not data.get("contributions"):
-        found["contributions"] = (
-            "Which words a word took from is not known; the stage measure finds it for the captured texts "
-            "(mixing.checkpoints)."
-        )
-    return found
