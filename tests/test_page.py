@@ -383,6 +383,31 @@ def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
 
 
+def test_a_choice_draws_only_the_charts_that_show_it(opened: Opened) -> None:
+    page = opened.page
+    page.evaluate(
+        """() => { window.drawn = new Set(); for (const chart of document.querySelectorAll('.chart'))
+        chart.on('plotly_afterplot', () => drawn.add(chart.id)); }"""
+    )
+    for control, option, charts in (
+        ("colour", "class", ["map-chart"]),
+        ("step-measure", "norm", ["steps-chart"]),
+        ("layer", "2", ["mixing-chart", "steps-chart"]),
+        ("ratio-method", "attn_w", ["map-chart", "mixing-chart"]),
+        ("matrix", "attention", []),
+    ):
+        page.evaluate("drawn.clear()")
+        choose(page, control, option)
+        page.wait_for_function("charts => charts.every(each => drawn.has(each))", arg=charts)
+        next_frames(page)
+        assert sorted(page.evaluate("[...drawn]")) == charts
+
+
+def next_frames(page: Any) -> None:
+    """Wait until the browser has drawn twice, and so has done what it was told before."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
     page = opened.page
     shown = page.locator("#words").inner_text()
@@ -486,11 +511,6 @@ def test_coming_back_to_the_page_shows_what_the_controls_say(run: Path, chromium
     label = page.evaluate("document.getElementById('steps-chart').layout.yaxis.title.text")
     assert label == page.locator(f"#step-measure option[value={chosen['step-measure']}]").inner_text()
     shown.context.close()
-
-
-def next_frames(page: Any) -> None:
-    """Wait until the browser has drawn twice, and so has done what it was told before."""
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def test_a_finger_scrolls_the_page_over_the_charts(run: Path, chromium: Any) -> None:

@@ -18,16 +18,11 @@ const CONFIG = {
 
 /** Draw a chart, the first time or again; `heard` are its events and what they do. */
 export function drawChart(chart, traces, layout, heard = {}) {
-  const looks = {
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: state.colours.ink, family: FONT, size: 13 },
-    hoverlabel: { align: "left" },
-    hovermode: "closest",
-    ...(state.printing ? { width: PRINTED.width, height: PRINTED.height } : {}),
-  };
-  const dragmode = COARSE ? false : layout.dragmode || "zoom";
-  Plotly.react(chart, traces, { ...looks, ...layout, dragmode }, CONFIG);
+  const clear = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
+  const font = { color: state.colours.ink, family: FONT, size: 13 };
+  const size = state.printing ? { width: PRINTED.width, height: PRINTED.height } : {};
+  const looks = { ...clear, font, ...size, hoverlabel: { align: "left" }, hovermode: "closest", ...layout };
+  Plotly.react(chart, traces, { ...looks, dragmode: COARSE ? false : layout.dragmode || "zoom" }, CONFIG);
   for (const [event, act] of Object.entries(heard)) {
     chart.removeAllListeners(event);
     chart.on(event, act);

@@ -49,8 +49,7 @@ export function cosinesOf(token, step) {
   return Array.from({ length: all.length / tokens.length }, (_, i) => value(all[i * tokens.length + token], -1, 1));
 }
 
-const firstMatrices = Object.values(Object.values(data.contributions)[0])[0];
-export const heads = firstMatrices.heads.number;
+export const heads = Object.values(Object.values(data.contributions)[0])[0].heads.number; // of any text and model
 
 const decoded = new Map();
 

@@ -25,8 +25,8 @@ const UNSEEN = /[\p{Cc}\p{Bidi_Control}\p{Cs}]/gu;
 export function visible(text) {
   return text.replace(UNSEEN, (char) => {
     const code = char.charCodeAt(0);
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    return `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+    const name = code.toString(16).toUpperCase().padStart(4, "0");
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : `⟨U+${name}⟩`;
   });
 }
 

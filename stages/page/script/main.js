@@ -1,16 +1,15 @@
 // The views, and how they look on the screen and printed.
 
 import { drawMapLegend } from "./colours.js";
-import { drawControls, drawHeads, drawSelection } from "./controls.js";
+import { drawControls, drawHeads, drawPlay, drawPoint, drawSelection } from "./controls.js";
 import { byId } from "./elements.js";
 import { drawMap } from "./map.js";
 import { drawDifference, drawMixing } from "./mixing.js";
 import { drawSources } from "./sources.js";
-import { change, show } from "./state.js";
+import { change, show, state } from "./state.js";
 import { drawSteps } from "./steps.js";
 import { buildWords, drawPointed, drawTextLegend, drawWords } from "./text.js";
 import { drawMovement, drawQuality } from "./trust.js";
-import { drawPlay, drawPoint } from "./walk.js";
 
 const root = document.documentElement;
 const scheme = matchMedia("(prefers-color-scheme: dark)");
@@ -25,10 +24,10 @@ function look(printing) {
 }
 
 look(false);
-show(drawControls, drawHeads, drawSelection, drawMixing, drawDifference, drawSteps);
+show(drawHeads, drawControls, drawSelection, drawMixing, drawDifference, drawSteps);
 show(drawPlay, drawPoint, drawMap, drawMapLegend, drawQuality, drawMovement);
 show(buildWords, drawWords, drawPointed, drawTextLegend, drawSources);
-scheme.addEventListener("change", () => look(false));
+scheme.addEventListener("change", () => look(state.printing));
 addEventListener("beforeprint", () => look(true));
 addEventListener("afterprint", () => {
   look(false);

@@ -25,11 +25,6 @@ function shownTokens() {
   return chosen.map((token) => ({ token, at: place(state.layout, state.point, token) })).filter(({ at }) => at);
 }
 
-function looksOfPoints(shown, color) {
-  const line = { width: 0.6, color: state.colours.paper };
-  return { mode: "markers", marker: { color, size: shown.length > 800 ? 6 : 9, opacity: 0.85, line } };
-}
-
 function looksOfWords(shown, color, range) {
   // A chart keeps what its reader zoomed to until the layout changes.
   const seen = chart.layout && chart.layout.uirevision === state.layout;
@@ -45,7 +40,9 @@ function tokenTrace(shown, range) {
   const places = shown.map(({ at }) => at);
   const color = shown.map(({ token }) => colourOf(token));
   const customdata = shown.map(({ token }) => [token, hoverText(token)]);
-  const looks = state.shape === "points" ? looksOfPoints(shown, color) : looksOfWords(shown, color, range);
+  const line = { width: 0.6, color: state.colours.paper };
+  const marker = { color, size: shown.length > 800 ? 6 : 9, opacity: 0.85, line };
+  const looks = state.shape === "points" ? { marker } : looksOfWords(shown, color, range);
   return { ...pointsAt(places, "tokens"), customdata, hovertemplate: "%{customdata[1]}<extra></extra>", ...looks };
 }
 
@@ -99,9 +96,8 @@ export function drawMap() {
   if (chart.layout && chart.layout.uirevision !== state.layout) Plotly.purge(chart);
   const shown = shownTokens();
   const selected = state.token === null ? null : place(state.layout, state.point, state.token);
-  const range = limits(state.layout).map(([low, high]) =>
-    state.layout === "separate" ? [low - 0.02, high + 0.02] : [low, high],
-  );
+  const margin = state.layout === "separate" ? 0.02 : 0;
+  const range = limits(state.layout).map(([low, high]) => [low - margin, high + margin]);
   const traces = [tokenTrace(shown, range)];
   if (state.layout === "joint") traces.unshift(surroundingsTrace());
   if (state.token !== null && state.layout !== "separate") traces.unshift(trailTrace());

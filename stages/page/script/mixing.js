@@ -6,13 +6,13 @@ import { forChart } from "./decode.js";
 import { byId, inText } from "./elements.js";
 import { change, state } from "./state.js";
 
-const looks = () => ({
-  pretrained: { color: "#E69F00", dash: "dash" },
-  finetuned: { color: state.dark ? "#56B4E9" : "#0072B2", dash: "solid" },
-});
+function lookOf(checkpoint) {
+  if (checkpoint === "pretrained") return { color: "#E69F00", dash: "dash" };
+  return { color: state.dark ? "#56B4E9" : "#0072B2", dash: "solid" };
+}
 
 function tracesOfCheckpoint(checkpoint) {
-  const look = looks()[checkpoint];
+  const look = lookOf(checkpoint);
   const rows = data.curves.filter((row) => row.checkpoint === checkpoint && row.method === state.method);
   const name = data.labels.checkpoints[checkpoint];
   const traces = band(rows, name, look.color, {
@@ -22,15 +22,11 @@ function tracesOfCheckpoint(checkpoint) {
   });
   if (state.token === null) return traces;
   const ratios = rows.map(({ layer }) => [layer, ratioOf(state.token, layer, checkpoint, state.method)]);
-  const own = {
-    ...pointsAt(ratios, `${forChart(data.tokens[state.token])}, ${inText(name)}`),
-    mode: "lines+markers",
-    showlegend: true,
-    line: { color: look.color, dash: "dot", width: 1.5 },
-    marker: { symbol: "diamond-open", size: 9 },
-    hovertemplate: "layer %{x}: %{y:.1%}",
-  };
-  return [...traces, own];
+  const own = pointsAt(ratios, `${forChart(data.tokens[state.token])}, ${inText(name)}`);
+  const line = { color: look.color, dash: "dot", width: 1.5 };
+  const marker = { symbol: "diamond-open", size: 9 };
+  const looks = { mode: "lines+markers", showlegend: true, line, marker, hovertemplate: "layer %{x}: %{y:.1%}" };
+  return [...traces, { ...own, ...looks }];
 }
 
 export function drawMixing() {
@@ -45,8 +41,7 @@ const points = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).to
 
 export function drawDifference() {
   const row = data.differences.find((each) => each.layer === state.layer && each.method === state.method);
-  byId("difference").textContent = row
-    ? `Layer ${row.layer}, fine-tuned minus pretrained: ${points(row.difference)} points ` +
-      `(95 % interval ${points(row.ci_low)} to ${points(row.ci_high)}).`
-    : "";
+  const [mean, low, high] = row ? [row.difference, row.ci_low, row.ci_high].map(points) : [];
+  const said = `Layer ${state.layer}, fine-tuned minus pretrained: ${mean} points (95 % interval ${low} to ${high}).`;
+  byId("difference").textContent = row ? said : "";
 }

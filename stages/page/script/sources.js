@@ -46,9 +46,6 @@ function sourcesOfToken(looked) {
 export function drawSources() {
   const looked = lookedAt();
   byId("sources-title").textContent = looked === null ? "Took from" : `“${tokens[looked]}” took from`;
-  byId("sources").replaceChildren(
-    ...(looked === null
-      ? [element("p", { class: "small" }, "Select a word.")]
-      : [ratioLine(looked), ...sourcesOfToken(looked)]),
-  );
+  const none = [element("p", { class: "small" }, "Select a word.")];
+  byId("sources").replaceChildren(...(looked === null ? none : [ratioLine(looked), ...sourcesOfToken(looked)]));
 }

@@ -2,34 +2,19 @@
 
 import { checkpoints, data, documentOf, layouts } from "./data.js";
 
-const values = {
-  // Of all views; tokens, documents and points by number.
-  document: 0,
-  token: null,
-  layer: 1,
-  method: data.method,
+const values = Object.assign(
+  // Of all views; tokens, documents and capture points by number.
+  { document: 0, token: null, layer: 1, method: data.method },
   // Of the map; `timer` runs while it plays.
-  point: 0,
-  layout: layouts[0],
-  colour: "position",
-  shape: "points",
-  everyone: true,
-  timer: null,
-  // Of the text; `hovered` is the token that the mouse is on, `pointed` the one that it is on among the sources.
-  checkpoint: checkpoints.at(-1),
-  matrix: "alti",
-  head: "mean",
-  hovered: null,
-  pointed: null,
-  // Of the curves.
-  curveCheckpoint: checkpoints.length > 1 ? "both" : checkpoints[0],
-  stepMeasure: "cosine_input",
-  stepCheckpoint: checkpoints.at(-1),
+  { point: 0, layout: layouts[0], colour: "position", shape: "points", everyone: true, timer: null },
+  // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources.
+  { checkpoint: checkpoints.at(-1), matrix: "alti", head: "mean", hovered: null, pointed: null },
+  // Of the curves and the steps.
+  { curveCheckpoint: checkpoints.length > 1 ? "both" : checkpoints[0] },
+  { stepMeasure: "cosine_input", stepCheckpoint: checkpoints.at(-1) },
   // How the page looks, on the screen or printed.
-  dark: false,
-  printing: false,
-  colours: {},
-};
+  { dark: false, printing: false, colours: {} },
+);
 
 // What else changes with a key.
 const along = {

@@ -86,10 +86,7 @@ box.addEventListener("keydown", (event) => {
   change({ token, hovered: null }); // the keyboard leads
   if (token !== null) spanOf(token).scrollIntoView({ block: "nearest" });
 });
-box.addEventListener("click", (event) => {
-  const token = tokenAt(event);
-  if (token !== null) change({ token });
-});
+box.addEventListener("click", (event) => change({ token: tokenAt(event) ?? state.token }));
 box.addEventListener("mouseover", (event) => change({ hovered: tokenAt(event) }));
 box.addEventListener("mouseleave", () => change({ hovered: null }));
 byId("sources").addEventListener("mouseover", (event) => change({ pointed: tokenAt(event) }));

@@ -17,14 +17,13 @@ const number = (found) => (found === null ? "–" : found.toFixed(3));
 
 export function drawQuality() {
   const { whole, points } = data.quality[state.layout];
+  const rowOf = (name) => {
+    const [here] = points[state.point][name] || [null]; // the joint map has no seeds' scores by point
+    const cells = [whole[name][0], here, whole[name][1]].map((found) => element("td", {}, number(found)));
+    return element("tr", { "data-measure": name }, element("th", { scope: "row" }, MEASURES[name]), ...cells);
+  };
   const rows = Object.keys(MEASURES).filter((name) => name in whole);
-  byId("quality").tBodies[0].replaceChildren(
-    ...rows.map((name) => {
-      const [here] = points[state.point][name] || [null]; // the joint map has no seeds' scores by point
-      const cells = [whole[name][0], here, whole[name][1]].map((found) => element("td", {}, number(found)));
-      return element("tr", { "data-measure": name }, element("th", { scope: "row" }, MEASURES[name]), ...cells);
-    }),
-  );
+  byId("quality").tBodies[0].replaceChildren(...rows.map(rowOf));
 }
 
 /** A rank correlation, that of the shown seed first, and its range over the seeds. */

@@ -30,10 +30,8 @@ export function withRoom(shown, chart, ranges) {
   for (const { token, at } of shown.toSorted((a, b) => (b.token === state.token) - (a.token === state.token))) {
     const [x, y] = at.map((each) => each * scale);
     const half = widthOf(token) / 2 + 1;
-    const box = { left: x - half, right: x + half, middle: y };
-    const near = (other) => Math.abs(box.middle - other.middle) < SIZE;
-    if (taken.some((other) => box.left < other.right && other.left < box.right && near(other))) continue;
-    taken.push(box);
+    if (taken.some((other) => Math.abs(x - other.x) < half + other.half && Math.abs(y - other.y) < SIZE)) continue;
+    taken.push({ x, y, half });
     found.add(token);
   }
   return found;
