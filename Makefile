@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
+SCRIPT := stages/page/script
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
@@ -30,10 +31,13 @@ check: $(INSTALLED) ## Lint, format check, types
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
+	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT)
+	@$(IN_VENV) oxfmt --check $(SCRIPT)
 
 format: $(INSTALLED) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
+	@$(IN_VENV) oxfmt $(SCRIPT)
 
 docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
 	@$(IN_VENV) python -m docs.tables

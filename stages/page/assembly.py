@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,16 +20,18 @@ from stages.page.payload import captured_tokens, page_data
 from stages.page.sentences import cautions, changed_parameters, facts, findings, versions
 from stages.parameters import Parameters
 from stages.reviews.chosen import chosen_texts
-from stages.vocabulary import LAYOUTS, STEP_MEASURES
+from stages.vocabulary import LAYOUTS
 
 HERE = Path(__file__).parent
+IMPORT = re.compile(r'^import [^;]+ from "\./(\w+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def write_page(parameters: Parameters) -> None:
     """Write `reports/index.html`, from what the earlier stages left."""
     captured = captured_tokens()
     data = page_data(captured.tokens, parameters.figures.frames_per_second)
-    own = (HERE / "page.js").read_text(encoding="utf-8")
+    own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
         raise AssertionError("plotly's script would end the element that holds it")
@@ -53,13 +57,24 @@ def write_page(parameters: Parameters) -> None:
         versions=versions(),
         left_out=captured.left_out,
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
-        layouts={layout: layout in data["maps"] for layout in LAYOUTS},
-        step_measures=STEP_MEASURES,
-        has_contributions=any(data["contributions"].values()),
+        matrices=data["matrices"],
+        layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
     )
     with writing(PAGE) as path:
         path.write_text(text, encoding="utf-8", newline="\n")
     logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
+
+
+def page_script(folder: Path = HERE / "script") -> str:
+    """The modules in `folder` as one classic script, as a page that is opened from disk may not import any.
+
+    Every module's text follows those of the modules that it imports, without its `import` and `export`. All share one
+    scope, so a name that two of them define at their top level is one name; `tests/test_page.py` looks for such names.
+    """
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
+    order = TopologicalSorter({name: IMPORT.findall(text) for name, text in modules.items()}).static_order()
+    bodies = [EXPORT.sub("", IMPORT.sub("", modules[name])) for name in order]
+    return "\n".join(['(async () => {\n"use strict";', *bodies, "})();\n"])
 
 
 def _policy(*scripts: str) -> str:

@@ -13,7 +13,7 @@ from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs import activations as store
 from stages.outputs.maps import made_layouts, map_sites, read_map, read_quality
-from stages.outputs.mixing import HEADS, contributions_folder, read_matrix, read_ratios, stored_matrices
+from stages.outputs.mixing import HEADS, read_matrix, read_ratios, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
 from stages.pictures.limits import square_limits
@@ -24,6 +24,7 @@ from stages.vocabulary import (
     MAP_MEASURES,
     ONE_PLANE,
     STEP_MARKS,
+    STEP_MEASURES,
     TOKEN_CLASSES,
     site_label,
 )
@@ -61,9 +62,10 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
             "checkpoints": CHECKPOINTS,
             "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
             "steps": {name: mark.label for name, mark in STEP_MARKS.items()},
+            "stepMeasures": STEP_MEASURES,
             "mapMeasures": MAP_MEASURES,
         },
-        "capturedCheckpoint": CAPTURED_CHECKPOINT,
+        "captured": CAPTURED_CHECKPOINT,
         "onePlane": ONE_PLANE,
         "stepColors": {name: mark.color for name, mark in STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
@@ -77,7 +79,7 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         "classNames": list(TOKEN_CLASSES.values()),
         "classes": _classes(tokens, ratios),
         "ratios": _ratios(tokens, ratios),
-        "contributions": _contributions(tokens),
+        **_contributions(tokens),
         "tokenSteps": _token_steps(tokens),
         **_maps(tokens),
     }
@@ -121,29 +123,33 @@ def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
 
 
 def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
-    """The largest sources of every token, by document, checkpoint and method, as far as the budget goes."""
-    kept: dict[str, Any] = {}
-    spent = 0
+    """`contributions`: the largest sources of every token, by document, checkpoint and method, as far as they fit.
+
+    `matrices` and `heads` are what all documents have: the methods, and the number of heads, 0 without attention's.
+    """
+    contributions: dict[str, Any] = {}
+    matrices: list[str] = []
+    heads = spent = 0
     for document in tokens["document"].unique():
         entries: dict[str, Any] = {}
         for checkpoint in CHECKPOINTS:
             stored = stored_matrices(checkpoint, document)
-            entry = {
-                method: largest_shares(read_matrix(checkpoint, document, method), SOURCES)
-                for method in MATRICES
-                if method in stored
+            if not stored:
+                continue
+            matrices = [method for method in MATRICES if method in stored]
+            entry = entries[checkpoint] = {
+                method: largest_shares(read_matrix(checkpoint, document, method), SOURCES) for method in matrices
             }
             if HEADS in stored:
-                heads = read_matrix(checkpoint, document, HEADS)
-                entry["heads"] = largest_shares(heads, HEAD_SOURCES) | {"number": heads.shape[1]}
-            if contributions_folder(checkpoint, document).is_dir():
-                entries[checkpoint] = entry
+                by_head = read_matrix(checkpoint, document, HEADS)
+                heads = by_head.shape[1]
+                entry["heads"] = largest_shares(by_head, HEAD_SOURCES) | {"number": heads}
         size = sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
-        if kept and spent + size > CONTRIBUTION_BYTES:
+        if contributions and spent + size > CONTRIBUTION_BYTES:
             break
         spent += size
-        kept[str(document)] = entries
-    return kept
+        contributions[str(document)] = entries
+    return {"contributions": contributions, "matrices": matrices, "heads": heads}
 
 
 def _maps(tokens: pd.DataFrame) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+// The colours of the tokens on the map, and what they mean.
+
+import { CAPTURED, checkpoints, data, documentOf, largestRatio, positionOf, ratioOf } from "./data.js";
+import { byId, element, inText, percent, ramp } from "./elements.js";
+import { state } from "./state.js";
+
+const VIRIDIS = ["#440154", "#472c7a", "#3b518b", "#2c718e", "#21908d", "#27ad81", "#5cc863", "#aadc32", "#fde725"].map(
+  (colour) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16)),
+);
+// Okabe and Ito's colours, which people with any common colour blindness tell apart.
+const KINDS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#B8A600"];
+
+/** A colour of the scale; the end that the paper would swallow is left out. */
+function viridis(share) {
+  const at = (state.dark ? 0.2 + 0.8 * share : 0.88 * share) * (VIRIDIS.length - 1);
+  const low = Math.min(Math.floor(at), VIRIDIS.length - 2);
+  const mixed = VIRIDIS[low].map((from, i) => Math.round(from + (at - low) * (VIRIDIS[low + 1][i] - from)));
+  return `rgb(${mixed.join(",")})`;
+}
+
+function ofDocument(number) {
+  if (data.documents.length <= KINDS.length) return KINDS[number];
+  return number === state.document ? KINDS[0] : state.colours.soft; // more texts than colours to tell apart
+}
+
+export function colourOf(token) {
+  const number = documentOf[token];
+  if (state.colour === "position") return viridis(positionOf(token) / Math.max(data.documents[number].length - 1, 1));
+  if (state.colour === "class") return KINDS[data.classes[token]];
+  if (state.colour === "document") return ofDocument(number);
+  const share = ratioOf(token, data.sites[state.point].layer, CAPTURED, state.method);
+  return share === null ? state.colours.soft : viridis(share / largestRatio(CAPTURED, state.method));
+}
+
+function dotted(name, colour) {
+  return element("span", {}, element("i", { style: `background: ${colour}` }), name);
+}
+
+function documentLegend() {
+  if (data.documents.length <= KINDS.length)
+    return data.documents.map((each, number) => dotted(each.name, KINDS[number]));
+  return [dotted(data.documents[state.document].name, KINDS[0]), dotted("all others", state.colours.soft)];
+}
+
+function ratioLegend(scale) {
+  if (!checkpoints.includes(CAPTURED)) return ["No ratios of the fine-tuned model: mixing.checkpoints leaves it out."];
+  if (data.sites[state.point].layer === 0) return ["Before the first layer nothing is mixed yet."];
+  const how = `(${inText(data.labels.methods[state.method])}, ${inText(data.labels.checkpoints[CAPTURED])})`;
+  return [...ramp("0 % from others", percent(largestRatio(CAPTURED, state.method)), scale), element("span", {}, how)];
+}
+
+export function drawMapLegend() {
+  const scale = VIRIDIS.map((_, i) => viridis(i / (VIRIDIS.length - 1)));
+  const legends = {
+    position: () => ramp("first token", "last token", scale),
+    class: () => data.classNames.map((name, number) => dotted(name, KINDS[number])),
+    document: documentLegend,
+    ratio: () => ratioLegend(scale),
+  };
+  byId("map-legend").replaceChildren(...legends[state.colour]());
+}

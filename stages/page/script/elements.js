@@ -1,0 +1,32 @@
+// Elements of the page, and text for them.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with its attributes; children that are strings stay text, whatever they hold. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** Options of a select, from pairs of value and label. */
+export function fill(select, pairs) {
+  select.replaceChildren(...pairs.map(([value, label]) => element("option", { value }, label)));
+}
+
+/** A scale of colours between the labels of its two ends. */
+export function ramp(low, high, colours) {
+  const style = `background: linear-gradient(90deg, ${colours.join(", ")})`;
+  return [element("span", {}, low), element("span", { class: "ramp", style }), element("span", {}, high)];
+}
+
+export const inText = (label) => label[0].toLowerCase() + label.slice(1);
+export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
+
+// Whatever stops the script before the views are drawn is said on the page.
+addEventListener("unhandledrejection", ({ reason }) => {
+  if (document.documentElement.dataset.ready) return;
+  const note = `The views cannot be shown: ${reason.message}. A browser of 2023 or newer is needed.`;
+  document.querySelector("main").prepend(element("p", { class: "note missing" }, note));
+});

@@ -1,0 +1,93 @@
+// The view Text: the words of one text, shaded by their mixing ratio.
+
+import { data, largestRatio, positionOf, ratioOf, sourcesOf, tokens } from "./data.js";
+import { byId, element, percent, ramp } from "./elements.js";
+import { change, state } from "./state.js";
+
+const box = byId("words");
+const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+const SPACE = "\u0120"; // of a tokenizer on bytes, which marks where words begin; WordPiece marks where they go on
+const onBytes = data.tokens.some((each) => each.startsWith(SPACE));
+
+const isPiece = (token) => data.tokens[token].startsWith("##") && data.tokens[token].length > 2;
+const isGlued = (token) => (onBytes ? !data.tokens[token].startsWith(SPACE) : data.tokens[token].startsWith("##"));
+
+/** The token whose sources are shown: that under the mouse, or the selected one. */
+export const lookedAt = () => (state.hovered === null ? state.token : state.hovered);
+export const sourcesHere = (token) => sourcesOf(token, state.layer, state.checkpoint, state.matrix, state.head);
+
+const spanOf = (token) => byId(`token-${token}`);
+const tokenAt = (event) => {
+  const found = event.target.closest("[data-token]");
+  return found ? Number(found.dataset.token) : null;
+};
+
+export function buildWords() {
+  const { start, length, name } = data.documents[state.document];
+  const parts = [];
+  for (let token = start; token < start + length; token++) {
+    const word = isPiece(token) ? tokens[token].slice(2) : tokens[token].replace(SPACE, "");
+    const attributes = { role: "option", id: `token-${token}`, "data-token": token };
+    if (token > start && !isGlued(token)) parts.push(" ");
+    parts.push(element("span", isPiece(token) ? { ...attributes, class: "piece" } : attributes, word));
+  }
+  box.replaceChildren(...parts);
+  box.setAttribute("aria-label", `Words of ${name}`);
+}
+
+const shaded = (opacity) => `rgba(${state.colours.shade}, ${opacity})`;
+const strongest = () => (state.dark ? 0.5 : 0.68); // opacity that words can still be read on
+
+export function drawWords() {
+  const most = largestRatio(state.checkpoint, state.method);
+  const looked = lookedAt();
+  const took = new Map(((looked !== null && sourcesHere(looked)) || []).map((each) => [each.token, each.share]));
+  const mostTaken = Math.max(...took.values());
+  for (const span of box.children) {
+    const token = Number(span.dataset.token);
+    const share = ratioOf(token, state.layer, state.checkpoint, state.method);
+    const taken = took.get(token);
+    span.style.backgroundColor = share === null ? "" : shaded((strongest() * share) / most);
+    span.style.borderBottomColor = taken ? state.colours.took : "transparent";
+    span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
+    span.setAttribute("aria-selected", String(token === state.token));
+    const parts = [tokens[token], `position ${positionOf(token)}`];
+    if (share !== null) parts.push(`${percent(share)} from others`);
+    if (taken) parts.push(`gave ${percent(taken)} to ${tokens[looked]}`);
+    span.title = parts.join(", ");
+  }
+  if (state.token === null) box.removeAttribute("aria-activedescendant");
+  else box.setAttribute("aria-activedescendant", `token-${state.token}`);
+}
+
+export function drawTextLegend() {
+  const most = percent(largestRatio(state.checkpoint, state.method));
+  byId("text-legend").replaceChildren(...ramp("0 % from other words", most, [shaded(0), shaded(strongest())]));
+}
+
+/** The word that a source in the list stands for. */
+export function drawPointed() {
+  for (const span of box.querySelectorAll(".pointed")) span.classList.remove("pointed");
+  if (state.pointed !== null) spanOf(state.pointed).classList.add("pointed");
+}
+
+/** The token that a key leads to, null for none; undefined where the key is not one of a list's. */
+function tokenByKey(key) {
+  const { start, length } = data.documents[state.document];
+  const last = start + length - 1;
+  const next = state.token === null ? start : Math.min(Math.max(state.token + MOVES[key], start), last);
+  return { Home: start, End: last, Escape: null, ...(key in MOVES ? { [key]: next } : {}) }[key];
+}
+
+box.addEventListener("keydown", (event) => {
+  const token = tokenByKey(event.key);
+  if (token === undefined) return;
+  event.preventDefault();
+  change({ token, hovered: null }); // the keyboard leads
+  if (token !== null) spanOf(token).scrollIntoView({ block: "nearest" });
+});
+box.addEventListener("click", (event) => change({ token: tokenAt(event) ?? state.token }));
+box.addEventListener("mouseover", (event) => change({ hovered: tokenAt(event) }));
+box.addEventListener("mouseleave", () => change({ hovered: null }));
+byId("sources").addEventListener("mouseover", (event) => change({ pointed: tokenAt(event) }));
+byId("sources").addEventListener("mouseleave", () => change({ pointed: null }));
