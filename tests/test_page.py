@@ -277,6 +277,16 @@ def test_a_click_selects_after_the_layout_was_changed(opened: Opened) -> None:
     assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
 
 
+def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "1")
+    ratios = read_ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
+    titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
+    assert [title.split(", ")[-1] for title in titles] == [f"{100 * share:.0f} % from others" for share in ratios]
+    shades = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
+    assert all(shade.startswith("rgba(") for shade in shades)
+
+
 def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     page = opened.page
     page.locator("#words").focus()

@@ -32,7 +32,7 @@ const along = {
 const views = []; // of each: how it is drawn, and the keys that it read when it was last drawn
 let drawn = null;
 
-/** To be read; a view that reads a key is drawn again when that changes. */
+/** To be read. A view that reads a key is drawn again when that changes, so a view asks this and not the page. */
 export const state = new Proxy(values, {
   get(_, key) {
     if (drawn) drawn.reads.add(key);

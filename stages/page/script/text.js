@@ -43,8 +43,8 @@ export function drawWords() {
   const looked = lookedAt();
   const took = new Map(((looked !== null && sourcesHere(looked)) || []).map((each) => [each.token, each.share]));
   const mostTaken = Math.max(...took.values());
-  for (const span of box.children) {
-    const token = Number(span.dataset.token);
+  for (const [i, span] of [...box.children].entries()) {
+    const token = data.documents[state.document].start + i;
     const share = ratioOf(token, state.layer, state.checkpoint, state.method);
     const taken = took.get(token);
     span.style.backgroundColor = share === null ? "" : shaded((strongest() * share) / most);
