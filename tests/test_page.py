@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,15 +15,20 @@ import pytest
 from browser import Opened, browser
 from conftest import REPOSITORY, toy_reviews, write_parameters, write_reviews, write_tiny_bert
 
-from stages import capture, measure, reduce, render, store
-from stages.maps.storage import MAPS, map_table, read_map, write_map, write_quality
-from stages.mixing.storage import MIXING, read_contributions, read_ratios, write_array
-from stages.models.capture_points import Site
-from stages.page.arrays import largest_shares, quantised
-from stages.page.build import HERE, PAGE, page_script, visible, write_page
-from stages.page.contents import CAPTURED_CHECKPOINT, MATRIX_LABELS
-from stages.page.findings import changed_parameters, findings, read_metrics
-from stages.parameters import METHODS, Parameters, read_parameters
+from stages import capture, measure, reduce, render
+from stages.mixing.matrices import MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.maps import MAPS, read_map, write_map, write_quality
+from stages.outputs.mixing import HEADS, MIXING, contributions_folder, read_matrix, read_ratios, write_matrix
+from stages.outputs.reports import PAGE, read_metrics
+from stages.page.arrays import largest_shares, quantised, visible
+from stages.page.assembly import HERE, page_script, write_page
+from stages.page.sentences import changed_parameters, findings
+from stages.parameters import Parameters, read_parameters
+from stages.sites import Site
+from stages.vocabulary import CAPTURED_CHECKPOINT, MAP_MEASURES
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -55,15 +59,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_tiny_bert(folder / "models/pretrained", seed=2)
     (folder / "data/reviews").mkdir(parents=True)
     toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
-    (folder / "reports/metrics").mkdir(parents=True)
-    shutil.copy(REPOSITORY / "reports/metrics/finetune.json", folder / "reports/metrics/finetune.json")
+    for name in ("metrics/finetune.json", "plots/reviews.csv"):
+        (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for stage in (capture, measure, reduce):
             stage.main(read_parameters())
-        tokens = store.read_tokens(capture.ACTIVATIONS)
+        tokens = store.read_tokens(ACTIVATIONS)
         tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
-        tokens.to_parquet(store.tokens_file(capture.ACTIVATIONS), index=False)
+        tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
         write_page(read_parameters())
         yield folder
 
@@ -91,7 +96,7 @@ def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens() -> pd.DataFrame:
-    return store.read_tokens(capture.ACTIVATIONS)
+    return store.read_tokens(ACTIVATIONS)
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
 
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
     page = opened.page
-    sites = store.stored_sites(capture.ACTIVATIONS)
+    sites = store.stored_sites(ACTIVATIONS)
     assert page.locator("#point-name").inner_text() == f"Word embedding (1 of {len(sites)})"
     page.locator("#point").focus()
     page.keyboard.press("ArrowRight")
@@ -145,7 +150,7 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
     page = opened.page
     quality = pd.read_parquet(MAPS / "quality.parquet")
     page.locator("#point").fill("4")
-    site = store.stored_sites(capture.ACTIVATIONS)[4]
+    site = store.stored_sites(ACTIVATIONS)[4]
     for layout in LAYOUTS:
         choose(page, "layout", layout)
         rows = quality[quality["layout"] == layout].set_index("measure")
@@ -154,9 +159,9 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
             cells = page.locator(f'#quality tr[data-measure="{name}"] td').all_inner_texts()
             expected = [whole.loc[name, "value"], own.loc[name, "value"], whole.loc[name, "chance"]]
             assert [float(cell) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
-    metrics = json.loads(Path("reports/metrics/maps.json").read_text())
+    metrics = read_metrics("maps")
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
-    assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"]["value"], abs=5.1e-4)
+    assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"], abs=5.1e-4)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def drawn_words(page: Any) -> list[dict[str, float]]:
 def test_tokens_can_be_words_none_over_another_and_more_after_zooming_in(opened: Opened) -> None:
     page = opened.page
     choose(page, "shape", "words")
-    page.locator("#point").fill(str(len(store.stored_sites(capture.ACTIVATIONS)) - 1))
+    page.locator("#point").fill(str(len(store.stored_sites(ACTIVATIONS)) - 1))
     page.locator("#token-1").click()
     shown, number = shown_tokens(opened), len(tokens())
     words = [word for word in shown["text"] if word.strip()]
@@ -260,7 +265,7 @@ def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
     assert "trail" in names
     assert "selected" in names
     trail = opened.traces("map-chart")[names.index("trail")]
-    assert len(trail["x"]) == len(store.stored_sites(capture.ACTIVATIONS))
+    assert len(trail["x"]) == len(store.stored_sites(ACTIVATIONS))
     assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2
     assert len(opened.traces("steps-chart")) > before["steps-chart"]
     page.locator("#clear").click()
@@ -295,8 +300,8 @@ def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     rows = read_ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
     assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
     steps = opened.traces("steps-chart")
-    layer_in = store.read_features(capture.ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
-    layer_out = store.read_features(capture.ACTIVATIONS, Site(1, "layer_output"))[0].astype(float)
+    layer_in = store.read_features(ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
+    layer_out = store.read_features(ACTIVATIONS, Site(1, "layer_output"))[0].astype(float)
     cosine = layer_in @ layer_out / np.linalg.norm(layer_in) / np.linalg.norm(layer_out)
     assert steps[-1]["y"][0] == pytest.approx(cosine, abs=1e-3)
 
@@ -321,7 +326,7 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     choose(page, "matrix", method)
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    row = np.asarray(read_contributions("finetuned", "test/0", method)[1, 3], dtype=float)
+    row = np.asarray(read_matrix("finetuned", "test/0", method)[1, 3], dtype=float)
     row = row / row.sum()
     listed = page.locator("#sources li").all_inner_texts()
     assert float(listed[0].split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * row.max(), abs=1)
@@ -344,7 +349,7 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert page.locator("#head option").count() == 1 + 4
     choose(page, "head", "2")
     page.locator("#token-1").click()
-    row = np.asarray(read_contributions("finetuned", "test/0", "attention_heads")[0, 2, 1], dtype=float)
+    row = np.asarray(read_matrix("finetuned", "test/0", HEADS)[0, 2, 1], dtype=float)
     first = page.locator("#sources li").first.inner_text()
     assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * row.max() / row.sum(), abs=1)
     choose(page, "matrix", "alti")
@@ -353,8 +358,8 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
 
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page = opened.page
-    tested = json.loads(Path("reports/metrics/finetune.json").read_text())["test"]
-    assert page.locator("#fact-accuracy").inner_text() == f"{100 * tested['accuracy']:.1f} %"
+    tested = read_metrics("finetune")["test"]
+    assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
     mixing = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n'")
     drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["name"]}
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
@@ -365,9 +370,10 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     assert f"{whose} is {100 * best['mean']:.0f} %" in said
     assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
     assert f"interval {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
-    moved = json.loads(Path("reports/metrics/maps.json").read_text())["joint"]["movement"]["attention"]["attnresln_n"]
-    seeds = f"({moved['lowest_seed']:.2f} to {moved['highest_seed']:.2f} with"
-    assert f"rank correlation of {moved['mean']:.2f} {seeds}" in said
+    moved = pd.read_csv("reports/plots/movement.csv").query("layout == 'joint' and against == 'attnresln_n'")
+    by_seed = moved.groupby("seed", sort=False)["spearman"].mean()
+    seeds = f"({by_seed.min():.2f} to {by_seed.max():.2f} with"
+    assert f"rank correlation of {by_seed.iloc[0]:.2f} {seeds}" in said
     choose(page, "layer", "2")
     difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
     shown = page.locator("#difference").inner_text().replace("\u2212", "-")
@@ -656,7 +662,7 @@ def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opene
     rows = opened.page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("umap.n_epochs") and "20" in row and "200" in row for row in rows)
     workspace("unchanged")
-    shutil.copy(REPOSITORY / "stages/page/default_parameters.yaml", "params.yaml")
+    shutil.copy(REPOSITORY / "params.yaml", "params.yaml")
     assert changed_parameters(read_parameters()) == []
 
 
@@ -676,8 +682,6 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
     ratios = pd.read_parquet(MIXING / "tokens.parquet")
     ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
     shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
-    metrics = Path("reports/metrics/mixing.json")
-    metrics.write_text(json.dumps({checkpoint: json.loads(metrics.read_text())[checkpoint]}), encoding="utf-8")
     if checkpoint == "pretrained":
         path = Path("reports/plots/movement.csv")
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
@@ -696,13 +700,13 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
     shown.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", list(RATIOS))
 def test_findings_name_what_their_method_measures(copied: Path, method: str) -> None:
     for name in ("mixing", "mixing_difference"):
         path = Path(f"reports/plots/{name}.csv")
         table = pd.read_csv(path)
         table[table["method"] == method].to_csv(path, index=False)
-    first = findings(read_metrics())[1]
+    first = findings()[1]
     assert ("LayerNorm" in first) == (method == "attnresln_n")
     assert ("whole of layer" in first) == (method == "enc_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
@@ -765,26 +769,26 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     table.to_parquet(store.tokens_file(root), index=False)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
-        write_map(layout, map_table(table, places), folder / MAPS)
-    quality = pd.DataFrame([(layout, None, None, "trustworthiness", 0.9, 0.5) for layout in LAYOUTS])
+        write_map(layout, map_table(table, places))
+    quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
-    write_quality(quality, folder / MAPS)
+    write_quality(quality)
     rows = [
         table.assign(checkpoint=checkpoint, layer=layer, attn_n=generator.uniform(size=len(table)))
         for checkpoint in ("pretrained", "finetuned")
         for layer in range(1, layers + 1)
     ]
     ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
-    (folder / MIXING).mkdir(parents=True)
-    ratios.to_parquet(folder / MIXING / "tokens.parquet", index=False)
+    MIXING.mkdir(parents=True)
+    ratios.to_parquet(MIXING / "tokens.parquet", index=False)
     for number, length in enumerate(lengths):
         for checkpoint in ("pretrained", "finetuned"):
-            place = folder / MIXING / "contributions" / checkpoint / f"test_{number}"
-            for method in MATRIX_LABELS:
+            place = contributions_folder(checkpoint, f"test/{number}")
+            for method in MATRICES:
                 matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
-                write_array(place, method, matrix, ("layer", "token", "source"), {})
+                write_matrix(place, method, matrix, ("layer", "token", "source"), {})
             by_head = generator.gamma(0.1, size=(layers, heads, length, length)).astype(np.float16)
-            write_array(place, "attention_heads", by_head, ("layer", "head", "token", "source"), {})
+            write_matrix(place, HEADS, by_head, ("layer", "head", "token", "source"), {})
 
 
 @pytest.mark.parametrize(
