@@ -50,7 +50,7 @@ paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whol
 	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)
 
 picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
-	@$(IN_VENV) python -m stages.pictures.readme_picture
+	@$(IN_VENV) python -m docs.pictures
 
 lock: ## Resolve pyproject.toml anew into requirements.lock
 	rm -rf .venv-lock

@@ -11,21 +11,21 @@ one by one in float64. Writes `features/mixing/`, the tables of the measures und
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from stages.command import run_stage
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import CLASSES, Document, chosen_documents
 from stages.mixing.layers import layer_weights
-from stages.mixing.summary import Sums, SumsOfDocuments, metrics, overall_means, plot_tables
-from stages.mixing.unfinished import CheckpointMeasures, Share
+from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
+from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.capture_points import taps
 from stages.models.loading import check_max_length, load_base, load_tokenizer
@@ -44,28 +44,29 @@ def main(parameters: Parameters) -> None:
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     documents = _documents(parameters, weights, tokenizer)
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
-    share = Share(state.process_index, state.num_processes)
     folder = unfinished_folder("measure", parameters)
     measured: dict[str, CheckpointMeasures] = {}
     sums: dict[str, Sums] = {}
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
-        work = measured[checkpoint] = CheckpointMeasures(folder, checkpoint)
-        batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
-        work.measure(batches, documents, mixing.batch_tokens, share)
+        work = CheckpointMeasures(folder, checkpoint, documents, state.process_index, state.num_processes)
+        work.measure(BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id), mixing.batch_tokens)
         whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
-        work.contributions(whole, documents, share)
-        work.gradients(whole, documents, mixing, seed, share)
+        work.contributions(whole)
+        work.gradients(whole, mixing, seed)
         state.wait_for_everyone()
         if state.is_main_process:
-            sums[checkpoint] = _sums(work, documents, parameters, base)
+            measured[checkpoint] = work
+            gains = np.array([attention_gain(layer) for layer in layer_weights(base)])
+            of_documents = map(work.load, range(len(documents)))
+            sums[checkpoint] = add_up(documents, of_documents, gains, work.load_agreement(mixing))
     if state.is_main_process:
         sites = [tap.site for tap in taps(base.config.model_type, base.config.num_hidden_layers, POINTS)]
         means = overall_means(sums, mixing, seed)
         for name, table in plot_tables(sums, means, sites, mixing, seed).items():
             write_plot(name, table)
         write_metrics("mixing", metrics(sums, means, mixing))
-        write_ratios(folder / "mixing", mixing.methods, _ratios(measured, documents, tokenizer))
+        write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
         clear(folder)
         logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
@@ -85,21 +86,9 @@ def _documents(
     return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
 
 
-def _sums(
-    work: CheckpointMeasures, documents: Sequence[Document], parameters: Parameters, base: PreTrainedModel
-) -> Sums:
-    added = SumsOfDocuments()
-    for i, document in enumerate(documents):
-        added.add(document, work.load(i))
-    gains = np.array([attention_gain(layer) for layer in layer_weights(base)])
-    return added.sums(gains, work.load_agreement(documents, parameters.mixing))
-
-
-def _ratios(
-    measured: Mapping[str, CheckpointMeasures], documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast
-) -> Iterator[TokenRatios]:
+def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
     for checkpoint, work in measured.items():
-        for i, document in enumerate(documents):
+        for i, document in enumerate(work.documents):
             tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
             classes = [CLASSES[number] for number in document.classes]
             counted = np.arange(len(document)) < document.counted

@@ -19,7 +19,6 @@ from stages.errors import InputError
 from stages.mixing.documents import CLASSES, chosen_documents
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS
-from stages.mixing.unfinished import Share
 from stages.models.loading import load_tokenizer
 from stages.outputs.mixing import MIXING, contributions_folder, read_matrix, read_ratios, stored_matrices
 from stages.outputs.reports import read_metrics, read_plot
@@ -226,7 +225,6 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
         monkeypatch.setattr(measure, "PartialState", lambda cpu, index=index: Process(index))
         measure.main(read_parameters())
     assert bytes_of(folder) == bytes_of(finished)
-    assert Share(0, 2).own([1, 2, 3]) + Share(1, 2).own([1, 2, 3]) == [1, 3, 2]
 
 
 def test_a_document_drawn_and_captured_is_measured_once(workspace: Workspace) -> None:

@@ -13,26 +13,26 @@ from typing import Any, Literal
 from stages.vocabulary import Mark
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ratio:
     """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
 
     name: str
     mark: Mark
-    covers: Literal["attention", "layer"]
-    """The part of a layer after which it is taken."""
+    formula: Callable[[Any], Any]
+    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
     definition: str
-    """As it stands in the documents."""
+    """The formula as it stands in the documents."""
     source: str
     sentence: str
     """What one value says; `{layer}` and `{share}` are filled in."""
-    headline: bool
+    covers: Literal["attention", "layer"] = "attention"
+    """The part of a layer after which it is taken."""
+    headline: bool = False
     """Whether its mean is among the metrics."""
-    formula: Callable[[Any], Any]
-    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
 
@@ -43,11 +43,21 @@ class Matrix:
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerMatrix(Matrix):
     """One that describes a layer."""
 
-    rollout: Literal["with identity", "as it is"] | None
-    """How its product over the layers is taken, if it is."""
     formula: Callable[[Any], Any]
     """From a `SourceBlock` to `[sources, tokens]`."""
+    rollout: Literal["with identity", "as it is"] | None
+    """How its product over the layers is taken, if it is."""
+
+    def rolled_out(self) -> Matrix:
+        """The rollout's own declaration."""
+        return Matrix(
+            name=f"{self.name}_rollout",
+            label=f"{self.label} rollout",
+            definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
+            source="Abnar and Zuidema, ACL 2020" if self.rollout == "with identity" else self.source,
+            rows="sum to 1",
+        )

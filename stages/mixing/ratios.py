@@ -11,10 +11,10 @@ LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stages.mixing.declared import Ratio
 from stages.vocabulary import Mark
@@ -26,7 +26,66 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 
-RATIOS: dict[str, Ratio] = {}
+
+_DECLARED = (
+    Ratio(
+        name="attn_w",
+        mark=Mark("Attention weights", "#56B4E9", "v"),
+        formula=lambda parts: parts.mixed_weight,
+        definition="1 - mean_h a_ii",
+        source="weights only",
+        sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+        headline=True,
+    ),
+    Ratio(
+        name="attnres_w",
+        mark=Mark("Weights + skip", "#0072B2", "s"),
+        formula=lambda parts: parts.mixed_weight / 2,
+        definition="(1 - mean_h a_ii) / 2",
+        source="weights, skip as half",
+        sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
+        "after attention of layer {layer} is {share}",
+    ),
+    Ratio(
+        name="attn_n",
+        mark=Mark("Norm-based", "#E69F00", "^"),
+        formula=lambda parts: parts.attention.share(),
+        definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
+        source="Kobayashi et al., EMNLP 2020",
+        sentence="Of what attention adds to a token's vector in layer {layer}, {share} comes from others, by norm",
+        headline=True,
+    ),
+    Ratio(
+        name="attnres_n",
+        mark=Mark("Norm-based + skip", "#D55E00", "X"),
+        formula=lambda parts: parts.residual.share(),
+        definition="the same with R",
+        source="Kobayashi et al., EMNLP 2021, equation 9",
+        sentence="After attention and skip connection of layer {layer}, other tokens' part of a token's vector is "
+        "{share}, by norm",
+    ),
+    Ratio(
+        name="attnresln_n",
+        mark=Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
+        formula=lambda parts: parts.attention_norm.share(),
+        definition="the same with T",
+        source="Kobayashi et al., EMNLP 2021, equation 9",
+        sentence="After attention, skip connection and LayerNorm of layer {layer}, other tokens' part of a token's "
+        "vector is {share}, by norm",
+        headline=True,
+    ),
+    # The feed-forward network counts in the standard deviation only (section 3.3).
+    Ratio(
+        name="enc_n",
+        mark=Mark("Norm-based, whole layer", "#CC79A7", "D"),
+        formula=lambda parts: parts.layer_norm.share(),
+        definition="the same with T through the second skip and LayerNorm",
+        source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
+        sentence="After the whole of layer {layer}, other tokens' part of a token's vector is {share}, by norm",
+        covers="layer",
+    ),
+)
+RATIOS: dict[str, Ratio] = {each.name: each for each in _DECLARED}
 """Every mixing ratio by its name, from the least to the most of a layer that is looked at."""
 
 
@@ -79,103 +138,6 @@ class Parts:
     def layer_norm(self) -> Split:
         """The T_ij through the second skip and LayerNorm."""
         return self.attention_norm.normalised(self.weights.output_norm)
-
-
-def ratio(name: str, **words: Any) -> Callable[[Callable[[Parts], Tensor]], Callable[[Parts], Tensor]]:
-    """Declare the decorated formula as the mixing ratio `name`; `words` are the other fields of `Ratio`."""
-
-    def declare(formula: Callable[[Parts], Tensor]) -> Callable[[Parts], Tensor]:
-        RATIOS[name] = Ratio(name, **words, formula=formula)
-        return formula
-
-    return declare
-
-
-@ratio(
-    "attn_w",
-    mark=Mark("Attention weights", "#56B4E9", "v"),
-    covers="attention",
-    definition="1 - mean_h a_ii",
-    source="weights only",
-    sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
-    headline=True,
-)
-def attn_w(parts: Parts) -> Tensor:
-    """Kobayashi et al. 2020, section 2."""
-    return parts.mixed_weight
-
-
-@ratio(
-    "attnres_w",
-    mark=Mark("Weights + skip", "#0072B2", "s"),
-    covers="attention",
-    definition="(1 - mean_h a_ii) / 2",
-    source="weights, skip as half",
-    sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
-    "after attention of layer {layer} is {share}",
-    headline=False,
-)
-def attnres_w(parts: Parts) -> Tensor:
-    """Kobayashi et al. 2020, section 2."""
-    return parts.mixed_weight / 2
-
-
-@ratio(
-    "attn_n",
-    mark=Mark("Norm-based", "#E69F00", "^"),
-    covers="attention",
-    definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
-    source="Kobayashi et al., EMNLP 2020",
-    sentence="Of what attention adds to a token's vector in layer {layer}, {share} comes from other tokens, by norm",
-    headline=True,
-)
-def attn_n(parts: Parts) -> Tensor:
-    """Kobayashi et al. 2021, equation 9, of attention alone."""
-    return parts.attention.share()
-
-
-@ratio(
-    "attnres_n",
-    mark=Mark("Norm-based + skip", "#D55E00", "X"),
-    covers="attention",
-    definition="the same with R",
-    source="Kobayashi et al., EMNLP 2021",
-    sentence="After attention and skip connection of layer {layer}, other tokens' part of a token's vector is "
-    "{share}, by norm",
-    headline=False,
-)
-def attnres_n(parts: Parts) -> Tensor:
-    """Kobayashi et al. 2021, equation 9, with the skip connection."""
-    return parts.residual.share()
-
-
-@ratio(
-    "attnresln_n",
-    mark=Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
-    covers="attention",
-    definition="the same with T",
-    source="Kobayashi et al., EMNLP 2021",
-    sentence="After attention, skip connection and LayerNorm of layer {layer}, other tokens' part of a token's "
-    "vector is {share}, by norm",
-    headline=True,
-)
-def attnresln_n(parts: Parts) -> Tensor:
-    """Kobayashi et al. 2021, equation 9, with skip connection and LayerNorm."""
-    return parts.attention_norm.share()
-
-
-@ratio(
-    "enc_n",
-    mark=Mark("Norm-based, whole layer", "#CC79A7", "D"),
-    covers="layer",
-    definition="the same with T through the second skip and LayerNorm",
-    source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
-    sentence="After the whole of layer {layer}, other tokens' part of a token's vector is {share}, by norm",
-    headline=False,
-)
-def enc_n(parts: Parts) -> Tensor:
-    """Modarressi et al., NAACL 2022, section 3.3: the feed-forward network counts in the standard deviation only."""
-    return parts.layer_norm.share()
 
 
 def mixing_ratios(

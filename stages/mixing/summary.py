@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,72 +27,63 @@ Doubles = npt.NDArray[np.float64]
 
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...
 POSITION_STARTS = (0, *(2**power for power in range(16)))
+POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
+# How tokens are told apart, by the column of its own csv file.
+GROUPS = {"token_class": ("mixing_by_class", CLASSES), "positions": ("mixing_by_position", POSITIONS)}
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
 
 
-class Sums(NamedTuple):
-    """One checkpoint: arrays with an axis of counted documents first, but for the last three."""
+@dataclass(frozen=True)
+class Sums:
+    """One checkpoint's measures, summed over each document's counted tokens; N counted documents."""
 
-    by_class: Doubles  # [documents, layers, methods, classes]
-    class_counts: Doubles  # [documents, classes]
-    by_position: Doubles  # [documents, layers, methods, ranges]
-    position_counts: Doubles  # [documents, ranges]
-    geometry: Doubles  # [documents, sites, measures]
-    steps: Doubles  # [documents, layers, steps, measures]
-    identities: Doubles  # [layers, 2], the largest of all documents, counted or not
+    groups: dict[str, tuple[Doubles, Doubles]]
+    """By column of `GROUPS`: sums of the ratios `[N, layers, methods, groups]`, and numbers of tokens `[N, groups]`."""
+    geometry: Doubles  # [N, sites, measures]
+    steps: Doubles  # [N, layers, steps, measures]
+    identity_error: float  # the largest of all documents, counted or not
     gains: Doubles  # [layers], `attention_gain`
     agreement: Doubles | None  # [documents, references, layers, methods]
 
     @property
-    def layers(self) -> range:
-        """From 1 on."""
-        return range(1, len(self.identities) + 1)
+    def tokens(self) -> Doubles:
+        """Counted tokens `[N]`."""
+        return np.asarray(self.groups["token_class"][1].sum(-1))
 
     @property
-    def tokens(self) -> Doubles:
-        """Counted tokens of each document `[documents]`."""
-        return np.asarray(self.class_counts.sum(-1))
+    def layers(self) -> range:
+        """From 1 on."""
+        return range(1, len(self.gains) + 1)
 
 
-class SumsOfDocuments:
-    """Adds up one checkpoint's measures, one document in memory at a time."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[Doubles, ...]] = []
-        self.identities: list[Doubles] = []
-
-    def add(self, document: Document, measures: DocumentMeasures) -> None:
-        """Take one document in; one that does not count adds to the identities only."""
-        self.identities.append(measures.identities)
+def add_up(
+    documents: Sequence[Document], measured: Iterable[DocumentMeasures], gains: Doubles, agreement: Doubles | None
+) -> Sums:
+    """Take in the documents' measures, one document in memory at a time."""
+    columns: dict[str, list[Doubles]] = defaultdict(list)
+    worst = 0.0
+    for document, measures in zip(documents, measured, strict=True):
+        worst = max(worst, float(measures.identities.max()))
         if document.counted:
             positions = np.searchsorted(POSITION_STARTS, np.arange(document.counted), side="right") - 1
-            self.rows.append(
-                (
-                    *_group_sums(measures.ratios, document.classes[: document.counted], len(CLASSES)),
-                    *_group_sums(measures.ratios, positions, len(POSITION_STARTS)),
-                    measures.geometry,
-                    measures.steps,
-                )
-            )
-
-    def sums(self, gains: Doubles, agreement: Doubles | None) -> Sums:
-        """Everything that was added."""
-        stacked = [np.stack(column) for column in zip(*self.rows, strict=True)]
-        return Sums(*stacked, np.max(self.identities, axis=0), gains, agreement)  # type: ignore[call-arg]  # six arrays
-
-
-def _group_sums(ratios_MLT: npt.NDArray[np.float32], groups: npt.NDArray[Any], size: int) -> tuple[Doubles, Doubles]:
-    """Sums `[layers, methods, groups]` over the tokens of each group, and their counts `[groups]`."""
-    membership = np.eye(size)[groups]
-    return np.einsum("mlt,tg->lmg", ratios_MLT[:, :, : len(groups)].astype(np.float64), membership), membership.sum(0)
+            ratios_MLT = measures.ratios[..., : document.counted].astype(np.float64)
+            for column, numbers in (("token_class", document.classes[: document.counted]), ("positions", positions)):
+                membership_TG = np.eye(len(GROUPS[column][1]))[numbers]
+                columns[column].append(np.einsum("mlt,tg->lmg", ratios_MLT, membership_TG))
+                columns[f"{column} tokens"].append(membership_TG.sum(0))
+            columns["geometry"].append(measures.geometry)
+            columns["steps"].append(measures.steps)
+    stacked = {name: np.stack(parts) for name, parts in columns.items()}
+    groups = {column: (stacked[column], stacked[f"{column} tokens"]) for column in GROUPS}
+    return Sums(groups, stacked["geometry"], stacked["steps"], worst, gains, agreement)
 
 
 def overall_means(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> dict[str, Resampled]:
     """Mean ratios `[layers, methods]` of each checkpoint, and of their `DIFFERENCE` where there are two."""
-    means = {
-        name: resample(part.by_class.sum(-1), part.tokens[:, None, None], mixing.bootstrap_samples, seed)
-        for name, part in sums.items()
-    }
+    means = {}
+    for name, part in sums.items():
+        all_tokens = part.groups["token_class"][0].sum(-1)
+        means[name] = resample(all_tokens, part.tokens[:, None, None], mixing.bootstrap_samples, seed)
     if len(means) == 2:
         means[DIFFERENCE] = means["finetuned"].minus(means["pretrained"])
     return means
@@ -102,30 +94,23 @@ def plot_tables(
 ) -> dict[str, pd.DataFrame]:
     """The csv files of `reports/plots/` by name."""
     frames: dict[str, list[pd.DataFrame]] = defaultdict(list)
-    ranges = [_position_range(number) for number in range(len(POSITION_STARTS))]
 
     def interval(values: Doubles, counts: Doubles) -> Interval:
+        counts = np.expand_dims(counts, tuple(range(1, values.ndim - counts.ndim + 1)))
         return resample(values, counts, mixing.bootstrap_samples, seed).interval()
 
     for name, part in sums.items():
         layers = {"checkpoint": [name], "layer": part.layers}
         methods = layers | {"method": mixing.methods}
-        documents = len(part.tokens)
-        frames["mixing"].append(
-            _table(methods, means[name].interval()).assign(tokens=int(part.tokens.sum()), documents=documents)
-        )
-        by_class = interval(part.by_class, part.class_counts[:, None, None])
-        frames["mixing_by_class"].append(
-            _with_counts(_table(methods | {"token_class": CLASSES}, by_class), part.class_counts)
-        )
-        by_position = interval(part.by_position, part.position_counts[:, None, None])
-        frames["mixing_by_position"].append(
-            _with_counts(_table(methods | {"positions": ranges}, by_position), part.position_counts)
-        )
-        labels = {"checkpoint": [name], "site": sites, "measure": GEOMETRY_MEASURES}
-        geometry = _table(labels, interval(part.geometry, np.ones((documents, 1, 1)))).assign(documents=documents)
-        frames["geometry"].append(_with_layer_and_point(geometry))
-        steps = interval(part.steps, part.tokens[:, None, None, None])
+        counts = {"tokens": int(part.tokens.sum()), "documents": len(part.tokens)}
+        frames["mixing"].append(_table(methods, means[name].interval()).assign(**counts))
+        for column, (file, labels) in GROUPS.items():
+            ratios, tokens = part.groups[column]
+            frames[file].append(_with_counts(_table(methods | {column: labels}, interval(ratios, tokens)), tokens))
+        places = {"checkpoint": [name], "site": sites, "measure": GEOMETRY_MEASURES}
+        geometry = _table(places, interval(part.geometry, np.ones(len(part.tokens))))
+        frames["geometry"].append(_with_layer_and_point(geometry).assign(documents=len(part.tokens)))
+        steps = interval(part.steps, part.tokens)
         frames["steps"].append(_table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, steps))
         frames["mixing_gradient"].append(_agreement(name, part, mixing))
         frames["attention_gain"].append(_grid(layers).assign(gain=part.gains))
@@ -137,15 +122,15 @@ def _overall(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.Dat
     """The mean over the layers, and the rank correlation of the layers' means with depth."""
     frames = []
     for name, by_layer in means.items():
-        labels = {"checkpoint": [name], "method": mixing.methods}
-        of_layers = Resampled(by_layer.mean.mean(0), by_layer.samples.mean(1)).interval()
+        frame = _table({"checkpoint": [name], "method": mixing.methods}, _of_layers(by_layer))
         depth = spearman_with_depth(by_layer)
-        frames.append(
-            _table(labels, of_layers).assign(
-                depth_spearman=depth.mean, depth_ci_low=depth.low, depth_ci_high=depth.high
-            )
-        )
+        frames.append(frame.assign(depth_spearman=depth.mean, depth_ci_low=depth.low, depth_ci_high=depth.high))
     return pd.concat(frames)
+
+
+def _of_layers(by_layer: Resampled) -> Interval:
+    """The mean over the layers."""
+    return Resampled(by_layer.mean.mean(0), by_layer.samples.mean(1)).interval()
 
 
 def _difference(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
@@ -171,20 +156,15 @@ def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], mixing: Mi
     headline = {method: place for place, method in enumerate(mixing.methods) if RATIOS[method].headline}
     written: dict[str, Any] = {
         name: {method: float(means[name].mean.mean(0)[place]) for method, place in headline.items()}
-        | {"identity_error": float(part.identities.max())}
+        | {"identity_error": part.identity_error}
         for name, part in sums.items()
     }
     if DIFFERENCE in means:
         method = preferred_ratio(mixing.methods)
-        difference = _overall({DIFFERENCE: means[DIFFERENCE]}, mixing).set_index("method").loc[method]
-        written[DIFFERENCE] = {method: difference[["mean", "ci_low", "ci_high"]].astype(float).to_dict()}
+        place = mixing.methods.index(method)
+        mean, low, high = (float(part[place]) for part in _of_layers(means[DIFFERENCE]))
+        written[DIFFERENCE] = {method: {"mean": mean, "ci_low": low, "ci_high": high}}
     return written | {"documents": len(next(iter(sums.values())).tokens)}
-
-
-def _position_range(number: int) -> str:
-    """A range of `POSITION_STARTS` as text."""
-    first, last = POSITION_STARTS[number], (*POSITION_STARTS[1:], 2 * POSITION_STARTS[-1])[number] - 1
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _grid(labels: Mapping[str, Any]) -> pd.DataFrame:
@@ -200,10 +180,8 @@ def _table(labels: Mapping[str, Any], interval: Interval) -> pd.DataFrame:
 def _with_counts(frame: pd.DataFrame, counts: Doubles) -> pd.DataFrame:
     """Tokens and documents of each row's group, the last label; groups without tokens are left out."""
     repeats = len(frame) // counts.shape[1]
-    frame = frame.assign(
-        tokens=np.tile(counts.sum(0).astype(int), repeats), documents=np.tile((counts > 0).sum(0), repeats)
-    )
-    return frame[frame["tokens"] > 0]
+    tokens, documents = (np.tile(each.sum(0), repeats) for each in (counts.astype(int), counts > 0))
+    return frame.assign(tokens=tokens, documents=documents)[tokens > 0]
 
 
 def _with_layer_and_point(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What `measure` has found so far, document by document, in files that a killed run finds again.
+"""What `measure` knows so far, document by document, in files that a killed run goes on from.
 
 Each process takes its share of the batches; which documents share a batch does not depend on
 the number of processes, so the numbers do not either.
@@ -8,55 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from stages.mixing.batches import BatchMeasurer, DocumentMeasures
 from stages.mixing.contributions import LEAST_RAW_SUM
 from stages.mixing.documents import Document
-from stages.mixing.summary import Doubles
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.encoding import batches_by_tokens
 from stages.outputs.mixing import HEADS, RAW_SUMS, contributions_folder, write_matrix
 from stages.parameters import MixingParameters
 
 
-class Share(NamedTuple):
-    """This process among all that run the stage."""
+@dataclass(frozen=True)
+class CheckpointMeasures:
+    """One checkpoint's measures of `documents` under `folder`; `folder/mixing` holds what is published as it is.
 
+    This process takes every `processes`-th unit of work, from its own number on.
+    """
+
+    folder: Path
+    checkpoint: str
+    documents: Sequence[Document]
     process: int
     processes: int
 
-    def own(self, units: Sequence[Any]) -> list[Any]:
-        """Every so many-th unit of work."""
-        return list(units[self.process :: self.processes])
-
-
-class CheckpointMeasures:
-    """One checkpoint's measures under `folder`; `finished` holds what is published as it is."""
-
-    def __init__(self, folder: Path, checkpoint: str) -> None:
-        self.checkpoint, self.folder, self.finished = checkpoint, folder / checkpoint, folder / "mixing"
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def measure(self, measurer: BatchMeasurer, documents: Sequence[Document], batch_tokens: int, share: Share) -> None:
+    def measure(self, measurer: BatchMeasurer, batch_tokens: int) -> None:
         """Ratios, geometry and steps of all documents."""
-        batches = batches_by_tokens([len(document) for document in documents], batch_tokens)
-        left = [batch for batch in share.own(batches) if not all(self._measures(i).exists() for i in batch)]
+        batches = batches_by_tokens([len(document) for document in self.documents], batch_tokens)
+        left = [batch for batch in self._own(batches) if not all(self._file(i).exists() for i in batch)]
         for batch in self._progress(left, "ratios", "batch"):
-            for i, measures in zip(batch, measurer.measures([documents[i] for i in batch]), strict=True):
-                with _whole(self._measures(i)) as part, part.open("wb") as file:
+            for i, measures in zip(batch, measurer.measures([self.documents[i] for i in batch]), strict=True):
+                with _whole(self._file(i)) as part, part.open("wb") as file:
                     np.savez(file, **asdict(measures))
 
-    def contributions(self, measurer: DocumentMeasurer, documents: Sequence[Document], share: Share) -> None:
+    def contributions(self, measurer: DocumentMeasurer) -> None:
         """The contribution matrices of the captured documents, as they are published."""
-        captured = share.own([document for document in documents if document.captured])
+        captured = self._own([document for document in self.documents if document.captured])
         for document in self._progress(captured, "contributions", "document"):
-            folder = contributions_folder(self.checkpoint, document.name, self.finished)
+            folder = contributions_folder(self.checkpoint, document.name, self.folder / "mixing")
             if folder.is_dir():
                 continue
             contributions, heads = measurer.contributions(document.ids)
@@ -73,52 +68,38 @@ class CheckpointMeasures:
                     per_head = heads.half().cpu().numpy()
                     write_matrix(part, HEADS, per_head, ("layer", "head", "token", "source"), {})
 
-    def gradients(
-        self,
-        measurer: DocumentMeasurer,
-        documents: Sequence[Document],
-        mixing: MixingParameters,
-        seed: int,
-        share: Share,
-    ) -> None:
+    def gradients(self, measurer: DocumentMeasurer, mixing: MixingParameters, seed: int) -> None:
         """Agreement with the gradient reference, of the first reviews that count, cut short."""
-        chosen = share.own(_gradient_documents(documents, mixing))
-        for i in self._progress(chosen, "gradients", "document"):
-            if not self._agreement(i).exists():
-                ids = _cut(documents[i], mixing.gradient_max_length)
+        for i in self._progress(self._own(self._of_gradients(mixing)), "gradients", "document"):
+            if not self._file(i, "gradient").exists():
+                ids = self.documents[i].ids
+                if len(ids) > mixing.gradient_max_length:  # the last token is the document's own [SEP]
+                    ids = np.append(ids[: mixing.gradient_max_length - 1], ids[-1])
                 agreement = measurer.agreement(ids, mixing.gradient_directions, seed)
-                with _whole(self._agreement(i)) as part, part.open("wb") as file:
-                    np.save(file, agreement)
+                with _whole(self._file(i, "gradient")) as part, part.open("wb") as file:
+                    np.savez(file, agreement)
 
     def load(self, i: int) -> DocumentMeasures:
-        """What `measure` found for document `i`."""
-        with np.load(self._measures(i)) as arrays:
+        """What `measure` wrote of document `i`."""
+        with np.load(self._file(i)) as arrays:
             return DocumentMeasures(**arrays)
 
-    def load_agreement(self, documents: Sequence[Document], mixing: MixingParameters) -> Doubles | None:
-        """What `gradients` found, `[documents, references, layers, methods]`; None without such documents."""
-        chosen = _gradient_documents(documents, mixing)
-        return np.stack([np.load(self._agreement(i)) for i in chosen]) if chosen else None
+    def load_agreement(self, mixing: MixingParameters) -> npt.NDArray[np.float64] | None:
+        """What `gradients` wrote, `[documents, references, layers, methods]`; None without such documents."""
+        chosen = self._of_gradients(mixing)
+        return np.stack([np.load(self._file(i, "gradient"))["arr_0"] for i in chosen]) if chosen else None
 
-    def _measures(self, i: int) -> Path:
-        return self.folder / f"{i}.npz"
+    def _of_gradients(self, mixing: MixingParameters) -> list[int]:
+        return [i for i, document in enumerate(self.documents) if document.counted][: mixing.gradient_documents]
 
-    def _agreement(self, i: int) -> Path:
-        return self.folder / f"gradient-{i}.npy"
+    def _file(self, i: int, what: str = "measures") -> Path:
+        return self.folder / self.checkpoint / f"{what}-{i}.npz"
+
+    def _own(self, units: Sequence[Any]) -> list[Any]:
+        return list(units[self.process :: self.processes])
 
     def _progress(self, units: Sequence[Any], what: str, unit: str) -> Iterator[Any]:
         yield from tqdm(units, desc=f"{self.checkpoint}: {what}", unit=unit, disable=None)
-
-
-def _gradient_documents(documents: Sequence[Document], mixing: MixingParameters) -> list[int]:
-    return [i for i, document in enumerate(documents) if document.counted][: mixing.gradient_documents]
-
-
-def _cut(document: Document, length: int) -> Any:
-    """The first `length` tokens, of which the last is the document's own [SEP]."""
-    if len(document) <= length:
-        return document.ids
-    return np.append(document.ids[: length - 1], document.ids[-1])
 
 
 @contextmanager

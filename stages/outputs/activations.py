@@ -7,7 +7,7 @@ metadata, nothing that depends on the clock, so equal features are equal bytes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,6 @@ from stages.outputs.files import made, read_table, writing
 from stages.sites import POINTS, Site, in_forward_order
 
 ACTIVATIONS = Path("features/activations")
-TOKEN_COLUMNS = ("document", "position", "token_id", "token")
 CHUNKS_IN_SHARD = 24
 
 Features = npt.NDArray[Any]
@@ -111,20 +110,6 @@ def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
 def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
     """The Zarr array of one layer and point, `[tokens, hidden]`."""
     return zarr.open_array(made(_path(root, site), "capture"), mode=mode)
-
-
-def read_features(root: Path, site: Site, rows: Any = slice(None)) -> Features:
-    """Rows of one store in memory, in the store's dtype."""
-    block: Features = np.asarray(open_store(root, site)[rows])
-    return block
-
-
-def read_blocks(root: Path, site: Site) -> Iterator[tuple[int, Features]]:
-    """First row and features of each chunk, or shard where there are shards, one at a time."""
-    array = open_store(root, site)
-    step = (array.shards or array.chunks)[0]
-    for start in range(0, array.shape[0], step):
-        yield start, np.asarray(array[start : start + step])
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:

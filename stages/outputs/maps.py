@@ -11,12 +11,11 @@ from stages.sites import Site, in_forward_order
 from stages.vocabulary import LAYOUTS
 
 MAPS = Path("features/maps")
-MAP_COLUMNS = ("document", "position", "layer", "point", "x", "y")
 QUALITY = MAPS / "quality.parquet"
 
 
 def write_map(layout: str, table: pd.DataFrame) -> None:
-    """Write one layout's table, `MAP_COLUMNS`."""
+    """Write one layout's table: `document, position, layer, point, x, y`."""
     write_table(MAPS / f"{layout}.parquet", table)
 
 
@@ -26,7 +25,7 @@ def write_quality(table: pd.DataFrame) -> None:
 
 
 def read_map(layout: str) -> pd.DataFrame:
-    """Columns `MAP_COLUMNS`; `InputError` where the layout was not made."""
+    """What `write_map` wrote; `InputError` where the layout was not made."""
     return read_table(MAPS / f"{layout}.parquet", "reduce")
 
 

@@ -1,6 +1,6 @@
 """The pictures in the README, from the figures of the last run.
 
-python -m stages.pictures.readme_picture
+python -m docs.pictures
 """
 
 from __future__ import annotations
