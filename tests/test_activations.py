@@ -29,7 +29,7 @@ def write_store(root: Path, features: np.ndarray) -> store.StorePlan:
 
 
 @pytest.mark.parametrize(("tokens", "hidden", "dtype"), [(256, 768, "float16"), (40_000, 384, "float32")])
-def test_features_come_back_from_zarr_itself_and_block_by_block(tmp_path: Path, tokens: int, hidden: int, dtype: str) -> None:
+def test_features_come_back_from_zarr_and_block_by_block(tmp_path: Path, tokens: int, hidden: int, dtype: str) -> None:
     features = np.random.default_rng(0).normal(size=(tokens, hidden)).astype(dtype)
     write_store(tmp_path, features)
     array = zarr.open_array(tmp_path / "layer_07" / "attention_output.zarr", mode="r")
