@@ -10,6 +10,7 @@ loss is kept. A killed run goes on from its last whole epoch. Writes `models/fin
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sys
@@ -27,10 +28,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 
 from stages.command import run_stage
 from stages.errors import InputError
@@ -41,8 +42,6 @@ from stages.outputs.reports import write_metrics, write_plot
 from stages.outputs.reviews import read_split
 from stages.parameters import FinetuneParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
-
-COMPLETE = "complete"  # a marker in a checkpoint folder that was written to its end
 
 
 def main(parameters: Parameters) -> None:
@@ -65,7 +64,6 @@ def main(parameters: Parameters) -> None:
         eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
-        callbacks=[_MarkWholeCheckpoints()],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
@@ -122,23 +120,23 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
     }
 
 
-class _MarkWholeCheckpoints(TrainerCallback):
-    """A process killed while it saves leaves a checkpoint without the marker."""
-
-    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-
 def _last_whole_checkpoint(folder: Path) -> str | None:
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in checkpoints:
-        if not (path / COMPLETE).exists():
-            shutil.rmtree(path)
-    whole = [path for path in checkpoints if path.exists()]
+    whole = [path for path in checkpoints if _is_whole(path)]
+    for path in set(checkpoints) - set(whole):
+        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
     if whole:
         logging.info("going on from %s", whole[-1].name)
     return str(whole[-1]) if whole else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """The library writes the training's state last, and removes older checkpoints only then."""
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
+# Shards of 16 rows of the tiny models' float16 features, by module and name.
+SMALL_SHARDS = {"stages.outputs.activations:CHUNK_BYTES": 96, "stages.outputs.activations:CHUNKS_IN_SHARD": 8}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 
 
@@ -104,6 +108,24 @@ def write_reviews(folder: Path, test: int = 12) -> None:
         toy_reviews(number, seed).to_parquet(folder / f"{split}.parquet", index=False)
 
 
+def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
+    """`folder` with the reviews and the fine-tuned model that capture reads, where it has none."""
+    if not (folder / "data/reviews").exists():
+        write_reviews(folder / "data/reviews")
+    if not (folder / "models/finetuned").exists():
+        shutil.copytree(checkpoint, folder / "models/finetuned")
+    return folder
+
+
+def digest(folder: Path) -> str:
+    """Of the names and bytes of all files under `folder`."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return found.hexdigest()
+
+
 Workspace = Callable[..., Path]
 
 
@@ -119,6 +141,22 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         return folder
 
     return make
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SMALL_SHARDS` for stages that run in this process."""
+    for name, value in SMALL_SHARDS.items():
+        monkeypatch.setattr(name.replace(":", "."), value)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As many threads here as in a process that a test starts: sums in the same order give the same bytes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:

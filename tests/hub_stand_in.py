@@ -131,11 +131,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a client that finds the queue full (5 by default) waits for seconds before it asks again
+
+
 @contextmanager
 def hub(repositories: dict[str, Repository]) -> Iterator[str]:
     """Serve `repositories`; the address."""
     handler = type("Handler", (_Handler,), {"repositories": repositories})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

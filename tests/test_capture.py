@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, Workspace, toy_reviews, write_reviews, write_tiny_bert
-from test_store import digest
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, toy_reviews, write_tiny_bert
+from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
-from stages import capture, store
+from stages import capture
 from stages.errors import InputError
-from stages.models.capture_points import LAYER_POINTS, POINT_NAMES, Site
 from stages.models.loading import load_classifier
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
 from stages.parameters import read_parameters
 from stages.resume import unfinished_folder
+from stages.sites import LAYER_POINTS, POINTS, Site
 
-ACTIVATIONS = Path("features/activations")
-ALL_POINTS = list(POINT_NAMES)
+ALL_POINTS = list(POINTS)
 HALF = 2.0**-11  # relative rounding of float16
 
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
-    if not (folder / "data/reviews").exists():
-        write_reviews(folder / "data/reviews")
-    if not (folder / "models/finetuned").exists():
-        shutil.copytree(checkpoint, folder / "models/finetuned")
+    prepared_for_capture(folder, checkpoint)
     capture.main(read_parameters(folder / "params.yaml"))
 
 
@@ -169,23 +163,20 @@ def test_capture_that_runs_again_writes_the_same_bytes(workspace: Workspace, tin
     first = digest(ACTIVATIONS)
     run_capture(folder, tiny_bert)
     assert digest(ACTIVATIONS) == first
-    # Killed between publishing its stores and clearing up.
-    unfinished = unfinished_folder("capture", *capture_inputs())
+
+
+def test_capture_killed_after_it_published_starts_anew(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = workspace(capture={"documents": [1], "max_length": 40})
+    run_capture(folder, tiny_bert)
+    first = digest(ACTIVATIONS)
+    # What a process killed between publishing its stores and clearing up leaves behind; DVC removes the outputs.
+    unfinished = unfinished_folder("capture", read_parameters())
     (unfinished / "done").mkdir()
     (unfinished / "done" / "0").touch()
+    shutil.rmtree(ACTIVATIONS)
     run_capture(folder, tiny_bert)
     assert digest(ACTIVATIONS) == first
     assert not unfinished.exists()
-
-
-def capture_inputs() -> tuple[Any, list[Path]]:
-    return read_parameters().capture.model_dump(), [Path("models/finetuned"), Path("data/reviews/test.parquet")]
-
-
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.store.activations.CHUNK_BYTES", 24 * 2 * 2)  # two rows of the tiny model
-    monkeypatch.setattr("stages.store.activations.CHUNKS_IN_SHARD", 8)
 
 
 def test_store_of_many_shards_holds_the_same_features(
@@ -249,47 +240,13 @@ def test_unknown_model_family_names_the_known_ones(workspace: Workspace, tiny_be
         run_capture(workspace(capture={"max_length": 40}), checkpoint)
 
 
-def stage_process(folder: Path, *prefix: str) -> subprocess.Popen[bytes]:
-    small = (
-        "import stages.store.activations as a; a.CHUNK_BYTES, a.CHUNKS_IN_SHARD = 96, 8;"
-        "import runpy; runpy.run_module('stages.capture', run_name='__main__')"
-    )
-    script = folder / "small_shards.py"
-    script.write_text(small)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*(prefix or (sys.executable,)), str(script)], cwd=folder, env=environment)
-
-
-def prepared(folder: Path, checkpoint: Path) -> Path:
-    write_reviews(folder / "data/reviews", test=120)
-    shutil.copytree(checkpoint, folder / "models/finetuned")
-    return folder
-
-
-def test_two_processes_write_the_same_bytes_as_one(workspace: Workspace, tiny_bert: Path) -> None:
-    changes = {"documents": list(range(40)), "max_length": 40}
-    folders = [prepared(workspace(name, capture=changes), tiny_bert) for name in ("one", "two")]
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
-    assert stage_process(folders[0]).wait() == 0
-    assert stage_process(folders[1], *launcher).wait() == 0
-    assert digest(folders[0] / ACTIVATIONS) == digest(folders[1] / ACTIVATIONS)
-
-
-def test_killed_capture_goes_on_where_it_stopped(workspace: Workspace, tiny_bert: Path) -> None:
-    changes = {"documents": list(range(120)), "max_length": 40}
-    undisturbed, killed = (prepared(workspace(name, capture=changes), tiny_bert) for name in ("undisturbed", "killed"))
-    assert stage_process(undisturbed).wait() == 0
-
-    process = stage_process(killed)
-    deadline = time.monotonic() + 120
-    while len(list(killed.glob(".unfinished/capture/*/done/*"))) < 3:
-        assert process.poll() is None, "finished before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = {path: path.stat().st_mtime_ns for path in killed.glob(".unfinished/capture/*/done/*")}
-    assert not (killed / ACTIVATIONS).exists()
-    assert stage_process(killed).wait() == 0
-    assert done
-    assert digest(undisturbed / ACTIVATIONS) == digest(killed / ACTIVATIONS)
+def test_two_processes_write_the_same_bytes_as_one(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, one_thread: None
+) -> None:
+    changes = {"documents": list(range(12)), "max_length": 40}
+    one, two = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("one", "two"))
+    run_stage(two, "capture", constants=SMALL_SHARDS, processes=2)
+    os.chdir(one)
+    capture.main(read_parameters())
+    assert len(list(Path(ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
+    assert digest(one / ACTIVATIONS) == digest(two / ACTIVATIONS)

@@ -14,6 +14,7 @@ from conftest import Workspace, toy_reviews
 from stages import download
 from stages.errors import InputError
 from stages.models.fetching import DIGESTS, fetch_model
+from stages.outputs.reviews import read_split
 from stages.parameters import DatasetParameters, ModelParameters, read_parameters
 from stages.reviews.draw import stratified_draw, stratified_split
 from stages.reviews.source import read_splits
@@ -167,7 +168,7 @@ def test_unusable_file_is_one_error(
         read_splits(dataset(path, **changes), SEED)
 
 
-@pytest.mark.parametrize("name", ["no/such/folder/at/all", "missing.csv", "../missing", "no such thing"])
+@pytest.mark.parametrize("name", ["no/such/folder/at/all", "missing.csv", "../missing"])
 def test_missing_source_is_one_error(name: str) -> None:
     with pytest.raises(InputError, match=r"dataset\.name: there is no file or folder"):
         read_splits(dataset(name), SEED)
@@ -229,17 +230,24 @@ def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_stage_writes_what_the_other_stages_read(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
-    source = write_file(tmp_path, ".csv", toy_reviews(40, 0))
+    source = write_file(tmp_path, ".csv", toy_reviews(61, 0).assign(label=lambda rows: rows["label_name"]))
     folder = workspace(dataset={"name": str(source)}, model={"name": str(tiny_bert)})
     download.main(read_parameters())
+    expected = read_splits(read_parameters().dataset, read_parameters().seed)
+    counted = pd.read_csv(folder / "reports/plots/reviews.csv")
+    assert list(counted.columns) == ["split", "label", "label_name", "reviews"]
+    rows = iter(counted.itertuples(index=False))
     for split in ("train", "validation", "test"):
-        rows = pd.read_parquet(folder / "data/reviews" / f"{split}.parquet")
-        assert list(rows.columns) == ["text", "label", "label_name"]
+        kept = read_split(split)
+        pd.testing.assert_frame_equal(kept, expected[split])
+        for label, name in ((0, "negative"), (1, "positive")):
+            assert tuple(next(rows)) == (split, label, name, int((kept["label_name"] == name).sum()))
+    assert next(rows, None) is None
     written = (folder / "models/pretrained/model.safetensors").read_bytes()
     assert written == (tiny_bert / "model.safetensors").read_bytes()
 
 
-def test_real_reviews_load_like_a_hub_identifier(imdb_folder: Path) -> None:
+def test_real_reviews_in_the_hubs_layout_are_drawn_in_equal_shares(imdb_folder: Path) -> None:
     splits = read_splits(dataset(imdb_folder, train_limit=100, test_limit=50), SEED)
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 80, "validation": 20, "test": 50}
     for rows in splits.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,35 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REPOSITORY, write_parameters
+from stage_process import run_to_its_end
 
 from stages.errors import InputError
-from stages.parameters import read_parameters
+from stages.parameters import Parameters, read_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"
 
 
-def test_default_file_is_valid_and_read_as_it_stands() -> None:
-    parameters = read_parameters(DEFAULT)
-    assert parameters.model_dump() == yaml.safe_load(DEFAULT.read_text())
+def keys(values: dict[str, Any]) -> dict[str, str]:
+    """What each `section.key` holds, as Python writes it: 4 is not 4.0, and True is not 1."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        flat |= (
+            {f"{name}.{key}": repr(v) for key, v in value.items()} if isinstance(value, dict) else {name: repr(value)}
+        )
+    return flat
+
+
+def test_every_default_is_what_the_shipped_file_says_and_the_other_way_round() -> None:
+    assert keys(Parameters().model_dump()) == keys(yaml.safe_load(DEFAULT.read_text(encoding="utf-8")))
+
+
+def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
+    changes = {"umap": {"seed": 9, "max_points": None}, "dataset": {"train_limit": 5}, "mixing": {"matrices": []}}
+    write_parameters(tmp_path, **changes)
+    expected = Parameters().model_dump()
+    for section, values in changes.items():
+        expected[section] |= values
+    assert keys(read_parameters(tmp_path / "params.yaml").model_dump()) == keys(expected)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +58,42 @@ def test_default_file_is_valid_and_read_as_it_stands() -> None:
         ("capture", "documents", [3, 3], ["capture.documents", "more than once"]),
         ("capture", "documents", 3, ["capture.documents", "list"]),
         ("capture", "texts", [" "], ["capture.texts", "text 0 is empty"]),
-        ("capture", "points", ["attention_nrom"], ["capture.points", "attention_nrom", "attention_norm, ffn_output"]),
+        (
+            "capture",
+            "points",
+            ["layer_output", "attention_nrom"],
+            ["capture.points[1]: 'attention_nrom'", "there is no capture point of that name; allowed: word_embedding"],
+        ),
         ("capture", "points", [], ["capture.points", "at least 1"]),
         ("capture", "dtype", "float8", ["capture.dtype", "float16", "float32"]),
-        ("mixing", "methods", ["attn_x"], ["mixing.methods[0]", "attn_w", "attnresln_n"]),
-        ("umap", "layouts", ["spiral"], ["umap.layouts[0]", "joint", "separate"]),
+        (
+            "mixing",
+            "methods",
+            ["attn_x"],
+            ["mixing.methods[0]: 'attn_x'", "there is no mixing ratio of that name; allowed: attn_w", "attnresln_n"],
+        ),
+        (
+            "mixing",
+            "matrices",
+            ["alti", "altii"],
+            ["mixing.matrices[1]: 'altii'", "there is no contribution matrix of that name; allowed: attention", "alti"],
+        ),
+        ("mixing", "matrices", None, ["mixing.matrices", "list"]),
+        (
+            "mixing",
+            "checkpoints",
+            ["tuned"],
+            ["mixing.checkpoints[0]", "there is no checkpoint of that name; allowed: pretrained, finetuned"],
+        ),
+        (
+            "umap",
+            "layouts",
+            ["spiral"],
+            ["umap.layouts[0]: 'spiral'", "there is no layout of that name; allowed: joint, aligned, separate"],
+        ),
+        ("umap", "engine", "umap", ["umap.engine: 'umap'", "'compiled' or 'umap-learn'"]),
+        ("umap", "metric", "euclid", ["umap.metric: 'euclid'", "not known to umap-learn", "allowed: braycurtis"]),
+        ("umap", "stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
         ("umap", "min_dist", 2, ["umap.min_dist", "less than or equal to 1"]),
         ("figures", "formats", ["jpg"], ["figures.formats[0]", "png", "pdf", "svg"]),
     ],
@@ -59,11 +109,23 @@ def test_mistake_names_the_key_and_what_is_allowed(
     assert "\n" not in str(raised.value)
 
 
-def test_missing_key_and_missing_section_are_named(tmp_path: Path) -> None:
-    values = yaml.safe_load(DEFAULT.read_text())
-    del values["umap"], values["finetune"]["epochs"]
+def test_missing_keys_and_sections_are_named_beside_other_mistakes(tmp_path: Path) -> None:
+    values = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    del values["umap"], values["finetune"]["epochs"], values["seed"]
+    values["capture"]["dtype"] = "float8"
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(InputError, match=r"finetune.epochs is missing; umap is missing"):
+    expected = r"seed is missing; finetune\.epochs is missing; umap is missing; capture\.dtype: 'float8' is not allowed"
+    with pytest.raises(InputError, match=expected):
+        read_parameters(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize("key", list(keys(Parameters().model_dump())))
+def test_no_default_stands_in_for_a_key_that_the_file_lacks(tmp_path: Path, key: str) -> None:
+    values = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    section, _, name = key.partition(".")
+    del (values[section] if name else values)[name or section]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(InputError, match=rf": {re.escape(key)} is missing$"):
         read_parameters(tmp_path / "params.yaml")
 
 
@@ -73,23 +135,27 @@ def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
     assert read_parameters(tmp_path / "params.yaml").finetune.learning_rate == 2e-5
 
 
-@pytest.mark.parametrize("content", ["seed: [1", "just words", ""])
-def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "params.yaml").write_text(content)
-    with pytest.raises(InputError, match=r"params.yaml"):
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"seed: [1", "is not valid YAML"),
+        (b"seed: \xff", "is not valid YAML"),
+        (b"just words", "must hold the sections seed, dataset, model"),
+        (b"", "must hold the sections seed, dataset, model"),
+        (None, "is missing; run the pipeline from the repository's root"),
+    ],
+)
+def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
+    if content is not None:
+        (tmp_path / "params.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=rf"params\.yaml {expected}"):
         read_parameters(tmp_path / "params.yaml")
 
 
 def test_stage_ends_with_one_line_and_a_non_zero_status(tmp_path: Path) -> None:
     write_parameters(tmp_path, finetune={"epochs": 0})
-    run = subprocess.run(
-        [sys.executable, "-m", "stages.download"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    bare = {"PYTHONPATH": str(REPOSITORY), "PATH": ""}
+    run = run_to_its_end([sys.executable, "-m", "stages.download"], tmp_path, bare, inherited={})
     assert run.returncode == 1
     assert run.stderr.startswith("error: params.yaml: finetune.epochs: 0 is not allowed")
     assert run.stderr.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from conftest import REPOSITORY
+from conftest import REPOSITORY, digest
 
-from stages import store
 from stages.errors import InputError
-from stages.models.capture_points import Site
+from stages.outputs import activations as store
+from stages.sites import Site
 
 SITE = Site(7, "attention_output")
 
@@ -29,16 +28,8 @@ def write_store(root: Path, features: np.ndarray) -> store.StorePlan:
     return plan
 
 
-def digest(folder: Path) -> str:
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return found.hexdigest()
-
-
 @pytest.mark.parametrize(("tokens", "hidden", "dtype"), [(256, 768, "float16"), (40_000, 384, "float32")])
-def test_features_come_back_through_any_zarr_reader(tmp_path: Path, tokens: int, hidden: int, dtype: str) -> None:
+def test_features_come_back_from_zarr_and_block_by_block(tmp_path: Path, tokens: int, hidden: int, dtype: str) -> None:
     features = np.random.default_rng(0).normal(size=(tokens, hidden)).astype(dtype)
     write_store(tmp_path, features)
     array = zarr.open_array(tmp_path / "layer_07" / "attention_output.zarr", mode="r")
@@ -47,7 +38,7 @@ def test_features_come_back_through_any_zarr_reader(tmp_path: Path, tokens: int,
     assert np.array_equal(array[:], features)
     blocks = list(store.read_blocks(tmp_path, SITE))
     assert np.array_equal(np.concatenate([block for _, block in blocks]), features)
-    assert [start for start, _ in blocks] == sorted(start for start, _ in blocks)
+    assert [start for start, _ in blocks] == np.cumsum([0, *(len(block) for _, block in blocks[:-1])]).tolist()
 
 
 def test_small_store_has_no_padding_rows_and_no_codec(tmp_path: Path) -> None:
@@ -60,7 +51,7 @@ def test_small_store_has_no_padding_rows_and_no_codec(tmp_path: Path) -> None:
     assert size == 256 * 768 * 2
 
 
-def test_large_store_has_chunks_of_1_mb_in_shards_of_25_mb() -> None:
+def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_25_mb() -> None:
     plan = store.plan_store(15_000_000, 768, "float16")
     assert plan.sharded
     assert plan.chunk_rows * 768 * 2 == pytest.approx(2**20, rel=0.01)
@@ -89,15 +80,15 @@ def test_value_that_is_no_number_names_layer_and_point(value: float) -> None:
         store.check_fits(np.array([[value]], dtype="float32"), SITE, "float32")
 
 
-def test_full_disk_is_one_error_that_names_the_store(tmp_path: Path) -> None:
+def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:
     # The system itself refuses the write: no file of this process may be larger than 64 kB.
     script = f"""
 import resource, signal, sys
 import numpy as np
 from pathlib import Path
-from stages import store
 from stages.errors import InputError
-from stages.models.capture_points import Site
+from stages.outputs import activations as store
+from stages.sites import Site
 site = Site(7, "attention_output")
 plan = store.plan_store(256, 768, "float16")
 root = Path({str(tmp_path)!r})
@@ -124,8 +115,8 @@ def test_missing_store_says_how_to_make_it(tmp_path: Path) -> None:
 
 
 def test_chosen_rows_are_read_from_the_shards_that_hold_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.activations, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(store.activations, "CHUNKS_IN_SHARD", 4)
+    monkeypatch.setattr(store, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(store, "CHUNKS_IN_SHARD", 4)
     features = np.random.default_rng(0).normal(size=(103, 8)).astype(np.float32)
     plan = store.plan_store(103, 8, "float32")
     assert plan.sharded
@@ -135,3 +126,10 @@ def test_chosen_rows_are_read_from_the_shards_that_hold_them(tmp_path: Path, mon
     for rows in ([0, 1, 7, 8, 50, 102], [102], [], list(range(103))):
         chosen = np.array(rows, dtype=np.int64)
         assert np.array_equal(store.read_rows(tmp_path, SITE, chosen), features[chosen])
+
+
+def test_store_of_no_capture_point_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    write_store(tmp_path, np.ones((3, 4), dtype="float16"))
+    (tmp_path / "layer_07" / "elsewhere.zarr").mkdir()
+    with pytest.warns(UserWarning, match=r"layer_07/elsewhere\.zarr is no capture point"):
+        assert store.stored_sites(tmp_path) == [SITE]
