@@ -1,166 +1,358 @@
-"""What `benchmarks.stages` times, each in a fresh process: the pipeline's way and the plain way to the same thing.
+"""What `benchmarks.stages` times, each in a fresh process: the pipeline's way and the strongest plain way.
 
-    python -m benchmarks.cases joint plain
+    python -m benchmarks.cases joint pipeline
+    python -m benchmarks.cases joint check
 
-runs one of them in the current folder, which `benchmarks.stages` has laid out.
+run one of them in the current folder, which `benchmarks.stages` has laid out. Every way imports for itself what it
+needs, as an import is part of its time.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import shutil
 import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-SEPARATE_MAPS = 32
-MAP = Path("joint.parquet")
+from benchmarks import mixing
+from benchmarks.timing import COLD, WARM, Case, keep_measured
+from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
+from stages.outputs.checkpoints import FINETUNED
+from stages.outputs.maps import MAPS
+from stages.outputs.reports import METRICS
+from stages.parameters import UmapParameters, read_parameters
+
+PLAIN_STORES = Path("plain")
+PAGES = Path("pages")
+MAP = Path("map.parquet")
 
 
 def vectors() -> list[Any]:
     """The captured vectors `[tokens, hidden]` of every point, in forward order."""
-    from stages import store
-
-    root = Path("features/activations")
-    return [store.read_features(root, site).astype(np.float32) for site in store.stored_sites(root)]
+    return [read_features(ACTIVATIONS, site).astype(np.float32) for site in stored_sites(ACTIVATIONS)]
 
 
-def capture_ours() -> None:
+# Capture.
+
+
+def capture_pipeline() -> None:
     from stages import capture
-    from stages.parameters import read_parameters
 
     capture.main(read_parameters())
 
 
-def capture_plain() -> None:
-    """A hook at every point, one text at a time, its rows appended to a Zarr array of default settings."""
+def _batches() -> tuple[Any, list[list[int]], Iterator[tuple[list[int], Any]]]:
+    """The pipeline's own model, token ids, and padded batches in its order."""
+    from stages.models.encoding import batches_by_tokens, encode, padded
+    from stages.models.hardware import device
+    from stages.models.loading import load_classifier, load_tokenizer
+
+    capture = read_parameters().capture
+    tokenizer = load_tokenizer(FINETUNED)
+    base = load_classifier(FINETUNED).base_model.to(device())
+    encoded = encode(tokenizer, capture.texts, capture.max_length)
+    batches = batches_by_tokens([len(text) for text in encoded], capture.batch_tokens)
+    inputs = ((batch, padded([encoded[i] for i in batch], tokenizer.pad_token_id, base.device)) for batch in batches)
+    return base, encoded, inputs
+
+
+def capture_forward() -> None:
+    """Nothing but the forward passes."""
     import torch
-    import zarr
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base, _, batches = _batches()
+    with torch.inference_mode():
+        for _, inputs in batches:
+            base(**inputs).last_hidden_state.cpu()
+
+
+def capture_plain() -> None:
+    """A hook at every point, its rows in one array, `numpy.save` of each at the end."""
+    import torch
 
     from stages.models.capture_points import taps
-    from stages.parameters import read_parameters
 
-    parameters = read_parameters().capture
-    tokenizer = AutoTokenizer.from_pretrained("models/finetuned")
-    base = AutoModelForSequenceClassification.from_pretrained("models/finetuned").base_model.eval()
-    rows: dict[str, Any] = {}
+    base, encoded, batches = _batches()
+    seen: dict[str, Any] = {}
 
     def keep(name: str, side: str) -> Callable[..., None]:
         def hook(_module: Any, inputs: Any, output: Any) -> None:
-            value = inputs[0] if side == "input" else output
-            rows[name] = (value[0] if isinstance(value, tuple) else value)[0].numpy().astype(np.float16)
+            seen[name] = inputs[0] if side == "input" else output
 
         return hook
 
-    for tap in taps("bert", base.config.num_hidden_layers, parameters.points):
+    for tap in taps(base.config.model_type, base.config.num_hidden_layers, read_parameters().capture.points):
         base.get_submodule(tap.module).register_forward_hook(keep(str(tap.site), tap.side))
-    arrays: dict[str, Any] = {}
-    with torch.no_grad():
-        for text in parameters.texts:
-            base(**tokenizer(text, truncation=True, max_length=parameters.max_length, return_tensors="pt"))
-            for name, block in rows.items():
-                if name not in arrays:
-                    store = f"features/plain/{name}.zarr"
-                    arrays[name] = zarr.create_array(store=store, shape=(0, block.shape[1]), dtype="float16")
-                arrays[name].append(block)
+    starts = np.cumsum([0, *map(len, encoded)])
+    rows: dict[str, Any] = {}
+    with torch.inference_mode():
+        for batch, inputs in batches:
+            base(**inputs)
+            for name, value in seen.items():
+                block = value.half().cpu().numpy()
+                if name not in rows:
+                    rows[name] = np.empty((starts[-1], block.shape[-1]), np.float16)
+                for place, i in enumerate(batch):
+                    rows[name][starts[i] : starts[i + 1]] = block[place, : len(encoded[i])]
+    for name, array in rows.items():
+        path = PLAIN_STORES / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
 
 
-def joint_ours() -> None:
+def capture_same() -> str:
+    sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
+    for site in sites:
+        stored, plain = read_features(ACTIVATIONS, site), np.load(PLAIN_STORES / f"{site}.npy")
+        if stored.tobytes() != plain.tobytes():
+            raise AssertionError(f"{site}: {np.abs(stored.astype(float) - plain).max()} apart")
+    tokens, hidden = stored.shape
+    return (
+        f"{texts} texts, {tokens} tokens, {len(sites)} points of {hidden} numbers. The same batches in all three, with "
+        "`sdpa`. The stores' rows are those of the plain writer, byte by byte."
+    )
+
+
+# Maps.
+
+
+def joint_pipeline() -> None:
     from stages.maps.layouts import fit_map
-    from stages.parameters import read_parameters
 
     umap = read_parameters().umap
-    np.save("joint_ours.npy", fit_map(np.concatenate(vectors()), umap, umap.seed))
+    np.save("joint_pipeline.npy", fit_map(np.concatenate(vectors()), umap, umap.seed))
 
 
-def joint_plain() -> None:
-    """One fit of all vectors, then `transform` of each point's, as the reference repository does."""
+def joint_plain(name: str, seeded: bool) -> None:
+    """One fit; its own coordinates, no `transform`."""
+    np.save(f"joint_{name}.npy", plain_map(np.concatenate(vectors()), read_parameters().umap, seeded))
+
+
+def plain_map(x: Any, parameters: UmapParameters, seeded: bool = True) -> Any:
+    """`umap.UMAP` on exact neighbours, which scikit-learn finds by brute force."""
+    from sklearn.neighbors import NearestNeighbors
+
+    distances, indices = NearestNeighbors(n_neighbors=parameters.n_neighbors, algorithm="brute").fit(x).kneighbors(x)
+    return plain_fit(x, parameters, (indices.astype(np.int32), distances.astype(np.float32)), seeded).embedding_
+
+
+def plain_fit(x: Any, parameters: UmapParameters, near: Any, seeded: bool = True) -> Any:
     import umap
 
-    arrays = vectors()
-    fitted = umap.UMAP().fit(np.concatenate(arrays))
-    np.save("joint_plain.npy", fitted.embedding_)
-    np.save("joint_plain_transformed.npy", np.concatenate([fitted.transform(array) for array in arrays]))
+    return umap.UMAP(
+        n_neighbors=parameters.n_neighbors,
+        min_dist=parameters.min_dist,
+        n_epochs=parameters.n_epochs,
+        random_state=parameters.seed if seeded else None,
+        n_jobs=1 if seeded else -1,
+        precomputed_knn=near,
+    ).fit(x)
 
 
-def separate_ours() -> None:
+def separate_pipeline() -> None:
     from stages.maps.layouts import fit_map
     from stages.maps.parallel import in_parallel
-    from stages.parameters import read_parameters
 
     umap = read_parameters().umap
-    calls = [(array, umap, umap.seed) for array in vectors()[:SEPARATE_MAPS]]
-    np.save("separate_ours.npy", np.concatenate(in_parallel(fit_map, calls, "maps")))
+    calls = [(array, umap, umap.seed) for array in vectors()]
+    np.save("separate_pipeline.npy", np.stack(in_parallel(fit_map, calls, "maps")))
 
 
-def separate_plain() -> None:
-    """One `UMAP()` after the other."""
-    import umap
+def separate_plain(name: str, n_jobs: int) -> None:
+    """`n_jobs`: 1, or -1 for a process on every core. Threads take turns: umap-learn holds the interpreter lock."""
+    import joblib
 
-    warnings.filterwarnings("ignore", category=UserWarning)
-    np.save("separate_plain.npy", np.concatenate([umap.UMAP().fit(x).embedding_ for x in vectors()[:SEPARATE_MAPS]]))
+    umap = read_parameters().umap
+    with joblib.parallel_config("loky", n_jobs=n_jobs, inner_max_num_threads=1 if n_jobs != 1 else None):
+        maps = joblib.Parallel()(joblib.delayed(plain_map)(x, umap) for x in vectors())
+    np.save(f"separate_{name}.npy", np.stack(maps))
 
 
-def reduce_ours() -> None:
-    """The whole stage: every layout, several seeds of each, all scores, and the files. No plain way does as much."""
+def maps_worth(case: str) -> str:
+    """Graph and layout beside umap-learn's for the same input, and the trustworthiness of every way's map."""
+    from scipy.sparse.csgraph import connected_components
+
+    from stages.maps.graphs import neighbour_graph
+    from stages.maps.layouts import lay_out
+    from stages.maps.neighbours import neighbours
+    from stages.maps.quality import NEIGHBOURS, scored_rows, scores
+
+    umap, arrays = read_parameters().umap, vectors()
+    spaces = [np.concatenate(arrays)] if case == "joint" else arrays
+    layouts = {path.stem.removeprefix(f"{case}_"): np.load(path) for path in sorted(Path().glob(f"{case}_*.npy"))}
+    connected, same, apart, worth = 0, 0, 0.0, []
+    for number, x in enumerate(spaces):
+        fitted = plain_fit(x, umap, neighbours(x, umap.n_neighbors, umap.metric, umap.seed))
+        kept = fitted.graph_ > 0  # not what the fit pruned
+        apart = max(apart, abs(neighbour_graph(x, umap) - fitted.graph_).multiply(kept).max())
+        connected += connected_components(fitted.graph_)[0] == 1
+        same += np.array_equal(lay_out(x, fitted.graph_, umap, umap.seed), fitted.embedding_)
+        maps = [xy.reshape(len(spaces), len(x), 2)[number] for xy in layouts.values()]
+        rows = scored_rows(np.zeros(len(x), dtype=np.int64), umap.seed)
+        worth.append([each[:, 0].mean() for each in scores(x, maps, umap.metric, rows)])
+    named = ", ".join(f"{name} {value:.4f}" for name, value in zip(layouts, np.mean(worth, axis=0), strict=True))
+    return (
+        f"{len(arrays)} x {len(arrays[0])} vectors of {arrays[0].shape[1]}, {umap.n_epochs} epochs, "
+        f"{umap.n_neighbors} neighbours. For the same neighbours the pipeline's graph weights are at most {apart:.1e} "
+        f"from umap-learn's; for umap-learn's graph its layout is that of `umap.UMAP`, bit by bit, for {same} of "
+        f"{len(spaces)} (the graphs of {connected} are connected). Trustworthiness (k = {NEIGHBOURS}): {named}."
+    )
+
+
+# The stage `reduce`.
+
+
+def reduce_stage(**changed: Any) -> None:
     from stages import reduce
-    from stages.parameters import read_parameters
 
-    reduce.main(read_parameters())
+    parameters = read_parameters()
+    umap = parameters.umap.model_copy(update=changed)
+    reduce.main(parameters.model_copy(update={"umap": umap}))
 
 
-def render_ours() -> None:
-    from stages.parameters import read_parameters
+def with_engine(layout: str, engine: str) -> None:
+    reduce_stage(layouts=[layout], engine=engine, stability_seeds=[])
+    shutil.copy(MAPS / f"{layout}.parquet", f"{layout}_{engine}.parquet")
+    shutil.copy(METRICS / "maps.json", f"{layout}_{engine}.json")
+
+
+def engines_apart(layout: str) -> str:
+    maps, worth = [], []
+    for engine in ("compiled", "umap-learn"):
+        maps.append(pd.read_parquet(f"{layout}_{engine}.parquet"))
+        scores = json.loads(Path(f"{layout}_{engine}.json").read_text(encoding="utf-8"))[layout]
+        worth.append(f"{engine} {scores['trustworthiness']['value']:.4f}")
+    one, other = maps
+    if not one.drop(columns=["x", "y"]).equals(other.drop(columns=["x", "y"])):
+        raise AssertionError(f"{layout}: the engines' maps have other rows")
+    apart = float(np.abs(one[["x", "y"]].to_numpy() - other[["x", "y"]].to_numpy()).max())
+    said = "are the same, bit by bit" if apart == 0 else f"are up to {apart:.3g} apart"
+    return f"{len(one)} vectors. The engines' coordinates {said}. Trustworthiness: {', '.join(worth)}."
+
+
+def layouts_made() -> str:
+    umap = read_parameters().umap
+    made = {layout: len(pd.read_parquet(MAPS / f"{layout}.parquet")) for layout in umap.layouts}
+    seeds = 1 + len(umap.stability_seeds)
+    return f"{', '.join(f'{layout} of {number} vectors' for layout, number in made.items())}; {seeds} seeds of each."
+
+
+# Pages.
+
+
+def pages_pipeline() -> None:
     from stages.pictures.joint_pages import draw_joint_pages
     from stages.pictures.style import paper_style
 
     with paper_style():
-        draw_joint_pages(pd.read_parquet(MAP), Path("pages/ours"), read_parameters().figures)
+        draw_joint_pages(pd.read_parquet(MAP), PAGES / "pipeline", read_parameters().figures)
 
 
-def render_plain() -> None:
-    """A new figure for each page, with all points up to it and a legend of them."""
+def pages_plain(name: str, one_figure: bool) -> None:
+    """All points up to the page's and a legend of them, on a new figure for each page, or added to one figure."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     mpl.use("agg")
-    folder = Path("pages/plain")
+    figures, folder = read_parameters().figures, PAGES / name
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.read_parquet(MAP)
     groups = list(table.groupby(["layer", "point"], sort=False))
-    for number in range(1, len(groups) + 1):
-        _, axes = plt.subplots(figsize=(7, 4.6), dpi=150)
-        for (layer, point), rows in groups[:number]:
+    for number, (title, _) in enumerate(groups, start=1):
+        if number == 1 or not one_figure:
+            figure, axes = plt.subplots(figsize=(7, 4.6), dpi=figures.dpi, layout=None)
+            figure.subplots_adjust(left=0.08, right=0.66)
+            axes.set_xlim(table["x"].min() - 1, table["x"].max() + 1)
+            axes.set_ylim(table["y"].min() - 1, table["y"].max() + 1)
+        for (layer, point), rows in groups[number - 1 if one_figure else 0 : number]:
             axes.scatter(rows["x"], rows["y"], s=8, alpha=0.6, label=f"{layer} {point}")
-        axes.set_xlim(table["x"].min() - 1, table["x"].max() + 1)
-        axes.set_ylim(table["y"].min() - 1, table["y"].max() + 1)
-        axes.set_title(str(groups[number - 1][0]))
+        axes.set_title(str(title))
         axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), ncols=2, fontsize=5)
-        for suffix in ("png", "pdf"):
-            plt.savefig(folder / f"{number:02d}.{suffix}", bbox_inches="tight")
-        plt.close()
+        for suffix in figures.formats:
+            figure.savefig(folder / f"{number:02d}.{suffix}")
+        if not one_figure:
+            plt.close(figure)
 
 
-CASES: dict[str, dict[str, Callable[[], None]]] = {
-    "capture": {"ours": capture_ours, "plain": capture_plain},
-    "joint": {"ours": joint_ours, "plain": joint_plain},
-    "separate": {"ours": separate_ours, "plain": separate_plain},
-    "reduce": {"ours": reduce_ours},
-    "render": {"ours": render_ours, "plain": render_plain},
+def pages_drawn() -> str:
+    found = {}
+    for folder in sorted(PAGES.iterdir()):
+        suffixes = [path.suffix for path in sorted(folder.iterdir())]
+        found[folder.name] = {suffix.removeprefix("."): suffixes.count(suffix) for suffix in sorted(set(suffixes))}
+    counts = next(iter(found.values()))
+    if any(each != counts for each in found.values()):
+        raise AssertionError(f"not the same pages: {found}")
+    each = " and ".join(f"{number} {suffix.upper()}" for suffix, number in counts.items())
+    return f"{len(pd.read_parquet(MAP))} vectors; {each} from every way."
+
+
+def _engines(layout: str) -> Case:
+    return Case(
+        f"Stage reduce, {layout} map, by `umap.engine`",
+        "maps",
+        partial(engines_apart, layout),
+        {engine: partial(with_engine, layout, engine) for engine in ("compiled", "umap-learn")},
+        (COLD, WARM),
+    )
+
+
+def _capture(model: str, folder: str) -> Case:
+    ways = {"bare forward passes": capture_forward, "pipeline": capture_pipeline, "hooks, numpy.save": capture_plain}
+    return Case(f"Capture, {model}", folder, capture_same, ways)
+
+
+CASES: dict[str, Case] = {
+    "capture": _capture("default model", "default"),
+    "capture-bert": _capture("BERT-base's shape", "bert"),
+    "mixing": mixing.case("default model", "default"),
+    "mixing-bert": mixing.case("BERT-base's shape", "bert"),
+    "joint": Case(
+        "Joint map (plain: umap.UMAP on scikit-learn's exact neighbours)",
+        "maps",
+        partial(maps_worth, "joint"),
+        {
+            "pipeline": joint_pipeline,
+            "plain, seeded": partial(joint_plain, "plain", seeded=True),
+            "plain, no seed, all threads": partial(joint_plain, "plain without seed", seeded=False),
+        },
+        (COLD, WARM),
+    ),
+    "separate": Case(
+        "Separate maps (plain: umap.UMAP on scikit-learn's exact neighbours, seeded)",
+        "maps",
+        partial(maps_worth, "separate"),
+        {
+            "pipeline": separate_pipeline,
+            "plain, one process": partial(separate_plain, "plain", n_jobs=1),
+            "plain, joblib processes": partial(separate_plain, "plain in processes", n_jobs=-1),
+        },
+        (COLD, WARM),
+    ),
+    **{f"engine-{layout}": _engines(layout) for layout in ("joint", "separate", "aligned")},
+    "reduce": Case(
+        "Stage reduce: all layouts, several seeds, scores, files", "maps", layouts_made, {"pipeline": reduce_stage}
+    ),
+    "pages": Case(
+        "Pages of the joint map",
+        "maps",
+        pages_drawn,
+        {
+            "pipeline": pages_pipeline,
+            "plain, a new figure for each": partial(pages_plain, "plain", one_figure=False),
+            "plain, one figure": partial(pages_plain, "plain, one figure", one_figure=True),
+        },
+    ),
 }
 
-
-def peak_memory() -> float:
-    """Peak resident memory of this process in MB."""
-    kilobytes = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
-    return int(kilobytes[1]) / 1024 if kilobytes else float("nan")
-
-
 if __name__ == "__main__":
-    CASES[sys.argv[1]][sys.argv[2]]()
-    Path("peak_memory").write_text(str(peak_memory()), encoding="ascii")
+    case, asked = CASES[sys.argv[1]], sys.argv[2]
+    if asked == "check":
+        print(case.check())
+    else:
+        keep_measured(case.ways[asked]())

@@ -1,152 +1,120 @@
-"""Time and memory of the mixing ratios, against the bare forward passes of the same batches.
+"""Time of the mixing ratios beside the bare forward passes of the same batches: cases of `benchmarks.stages`.
 
-    python -m benchmarks.mixing models/pretrained models/finetuned
-    python -m benchmarks.mixing models/pretrained --documents 1000 --memory
+    python -m benchmarks.stages --cases mixing mixing-bert
 
-Prints the time of all five ratios (with and without the identity checks that `measure` adds)
-as a multiple of the same model's forward passes, once with the same eager attention, which
-gives the attention weights, and once with `sdpa`, which does not. With `--memory` it streams the
-documents through everything that the stage measures and prints the peak resident memory.
+One process times all ways in turn, batch by batch, so that a busy machine slows all of them alike. The ratios need
+attention weights, which eager attention gives and `sdpa` does not, so they are set against both.
 """
 
 from __future__ import annotations
 
-import argparse
-import resource
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from stages.mixing.documents import Document
-from stages.mixing.layers import VALUE, layer_input, ratio_taps
-from stages.mixing.ratios import identity_errors, mixing_ratios
-from stages.mixing.streaming import Measurer
-from stages.models.capture_points import Site, recording
-from stages.models.encoding import batches_by_tokens, padded
-from stages.models.hardware import device
-from stages.models.loading import load_base
+from benchmarks.timing import Case
+from stages.mixing.ratios import RATIOS
+from stages.outputs.checkpoints import FINETUNED
+from stages.parameters import read_parameters
 
-METHODS = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n")
+SDPA, EAGER = "forward, sdpa", "forward, eager"
+Batch = list[Any]  # of stages.mixing.documents.Document
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path, help="checkpoint folders")
-    parser.add_argument("--documents", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory", action="store_true", help="peak memory of a whole pass instead of times")
-    arguments = parser.parse_args()
-    for folder in arguments.models:
-        base = load_base(folder).to(device())
-        documents = _documents(arguments.documents, arguments.tokens, base.config.vocab_size)
-        measurer = Measurer(base, folder, METHODS, base.config.pad_token_id)
-        numbers = batches_by_tokens([len(document) for document in documents], arguments.batch_tokens)
-        batches = [[documents[i] for i in batch] for batch in numbers]
-        if arguments.memory:
-            _print_memory(measurer, batches, len(documents))
-        else:
-            _print_times(base, measurer, batches, arguments.repeats)
+class _Ready(NamedTuple):
+    """Model and batches; `counted` are the same documents, with their tokens in the statistics."""
 
+    measurer: Any
+    batches: list[Batch]
+    counted: list[Batch]
 
-def _documents(number: int, tokens: int, vocabulary: int) -> list[Document]:
-    """Random tokens: the time depends on their number only."""
-    generator = np.random.default_rng(0)
-    return [
-        Document(
-            f"test/{i}",
-            generator.integers(1000 % vocabulary, vocabulary, tokens).astype(np.int32),
-            np.zeros(tokens, dtype=np.int8),
-            tokens,
-            captured=False,
-        )
-        for i in range(number)
-    ]
+    def forward(self, batch: Batch, attention: str, **options: Any) -> Any:
+        """The last hidden states and, where asked for, attention weights."""
+        import torch
 
+        from stages.models.encoding import padded
 
-def _print_times(base: Any, measurer: Measurer, batches: list[list[Document]], repeats: int) -> None:
-    def forward(batch: list[Document]) -> None:
+        base = self.measurer.base
+        base.set_attn_implementation(attention)
         with torch.inference_mode():
-            base(**padded([document.ids.tolist() for document in batch], measurer.pad_token_id, base.device))
+            ids = [document.ids.tolist() for document in batch]
+            return base(**padded(ids, self.measurer.pad_token_id, base.device), **options)
 
-    def eager(batch: list[Document]) -> None:
-        base.set_attn_implementation("eager")
-        forward(batch)
+    def measured(self, batch: Batch) -> list[Any]:
+        self.measurer.base.set_attn_implementation("eager")
+        return list(self.measurer.measures(batch))
 
-    def sdpa(batch: list[Document]) -> None:
-        base.set_attn_implementation("sdpa")
-        forward(batch)
-        base.set_attn_implementation("eager")
+    def ratios(self, batch: Batch) -> Any:
+        self.measurer.base.set_attn_implementation("eager")
+        return self.measurer.ratios(batch)
 
-    def ratios(batch: list[Document]) -> None:
-        base.set_attn_implementation("eager")
-        measurer.ratios(batch)
 
-    def attentions(batch: list[Document]) -> None:
-        with torch.inference_mode():
-            inputs = padded([document.ids.tolist() for document in batch], measurer.pad_token_id, base.device)
-            base(**inputs, output_attentions=True)
+def _ready() -> _Ready:
+    from stages.mixing.batches import BatchMeasurer
+    from stages.mixing.documents import chosen_documents
+    from stages.models.encoding import batches_by_tokens
+    from stages.models.hardware import device
+    from stages.models.loading import load_base, load_tokenizer
 
-    runs: dict[str, Callable[[list[Document]], None]] = {
-        "forward, eager": eager,
-        "forward, sdpa": sdpa,
-        "forward, attention kept": attentions,
-        "five ratios": ratios,
-        "five ratios and identities": lambda batch: _ratios_and_identities(base, measurer, batch),
+    parameters = read_parameters()
+    tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(device())
+    texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
+    length = parameters.capture.max_length
+    kinds = [chosen_documents(tokenizer, drawn, texts, length, length) for drawn in ({}, texts)]
+    batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.mixing.batch_tokens)
+    measurer = BatchMeasurer(base, FINETUNED, list(RATIOS), tokenizer.pad_token_id)
+    return _Ready(measurer, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))
+
+
+def in_turn() -> dict[str, float]:
+    """Seconds of each way over all batches."""
+    import torch
+
+    ready = _ready()
+    ways: dict[str, tuple[Callable[[Batch], Any], list[Batch]]] = {
+        SDPA: (lambda batch: ready.forward(batch, "sdpa"), ready.batches),
+        EAGER: (lambda batch: ready.forward(batch, "eager"), ready.batches),
+        "forward, eager, weights kept": (
+            lambda batch: ready.forward(batch, "eager", output_attentions=True),
+            ready.batches,
+        ),
+        "mixing ratios": (ready.ratios, ready.batches),
+        "mixing ratios, identities": (ready.measured, ready.batches),
+        "all that `measure` reads from a batch": (ready.measured, ready.counted),
     }
-    for run in runs.values():
-        run(batches[0])
-    # In turn, batch by batch, so that a busy machine slows all of them alike.
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        spent = dict.fromkeys(runs, 0.0)
-        for batch in batches:
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run(batch)
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                spent[name] += time.perf_counter() - start
-        for name, seconds in spent.items():
-            times[name].append(seconds)
-    best = {name: min(seconds) for name, seconds in times.items()}
-    print(f"{measurer.folder}: {sum(map(len, batches))} documents, best of {repeats}")
-    for name, seconds in best.items():
-        print(
-            f"  {name:28s} {seconds:7.2f} s (median {statistics.median(times[name]):.2f})   "
-            f"{seconds / best['forward, eager']:.2f} x eager   {seconds / best['forward, sdpa']:.2f} x sdpa"
-        )
+    for way, batches in ways.values():
+        way(batches[0])
+    seconds = dict.fromkeys(ways, 0.0)
+    for number in range(len(ready.batches)):
+        for name, (way, batches) in ways.items():
+            start = time.perf_counter()
+            way(batches[number])
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[name] += time.perf_counter() - start
+    return seconds
 
 
-def _ratios_and_identities(base: Any, measurer: Measurer, batch: list[Document]) -> None:
-    inputs = padded([document.ids.tolist() for document in batch], measurer.pad_token_id, base.device)
-    with torch.inference_mode(), recording(base, ratio_taps(base)) as features:
-        attentions = base(**inputs, output_attentions=True).attentions
-        mask = inputs["attention_mask"].bool()
-        for layer, (weights, attention) in enumerate(zip(measurer.weights, attentions, strict=True), start=1):
-            parts = (
-                attention,
-                features[layer_input(layer)],
-                features[Site(layer, VALUE)],
-                features[Site(layer, "attention_output")],
-            )
-            mixing_ratios(METHODS, weights, *parts)
-            identity_errors(weights, *parts, features[Site(layer, "attention_norm")], mask)
+def same() -> str:
+    """Whether both ways to the ratios agree, how exact the parts are, and what eager attention changes."""
+    ready = _ready()
+    batch = ready.batches[0]
+    sdpa, eager = (ready.forward(batch, name).last_hidden_state for name in ("sdpa", "eager"))
+    ratios, measures = ready.ratios(batch).cpu().numpy(), ready.measured(batch)
+    for place, (document, each) in enumerate(zip(batch, measures, strict=True)):
+        np.testing.assert_array_equal(ratios[:, :, place, : len(document)].swapaxes(0, 1), each.ratios)
+    wrong = max(float(each.identities.max()) for each in measures)
+    lengths = [len(document) for every in ready.batches for document in every]
+    real = [np.s_[place, : len(document)] for place, document in enumerate(batch)]
+    apart = max(float((sdpa[where] - eager[where]).abs().max()) for where in real)
+    return (
+        f"{len(lengths)} texts, {sum(lengths)} tokens, {len(ready.batches)} batches, {len(RATIOS)} ratios. In the "
+        f"first batch the parts sum to the model's own vectors with a relative error of at most {wrong:.1e}, and "
+        f"hidden states of `sdpa` and eager attention are at most {apart:.1e} apart."
+    )
 
 
-def _print_memory(measurer: Measurer, batches: list[list[Document]], documents: int) -> None:
-    for batch in batches:
-        for _ in measurer.measures(batch):
-            pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(f"{measurer.folder}: {documents} documents, peak resident memory {peak:.0f} MiB")
-
-
-if __name__ == "__main__":
-    main()
+def case(model: str, folder: str) -> Case:
+    return Case(f"Mixing ratios, {model}", folder, same, {"in turn": in_turn}, references=(SDPA, EAGER))

@@ -18,9 +18,9 @@ import pandas as pd
 from tqdm import tqdm
 
 from stages.errors import InputError
+from stages.mixing.batches import BatchMeasurer
 from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import chosen_documents
-from stages.mixing.streaming import Measurer
 from stages.models.encoding import batches_by_tokens
 from stages.models.hardware import device
 from stages.models.loading import check_max_length, load_base, load_tokenizer
@@ -48,7 +48,7 @@ def main() -> None:
     tokenizer, base = load_tokenizer(folder), load_base(folder).to(device())
     texts = {f"text/{i}": text for i, text in enumerate(_read_texts(arguments.texts)[: arguments.documents])}
     documents = chosen_documents(tokenizer, {}, texts, arguments.max_length, arguments.max_length)
-    measurer = Measurer(base, folder, tuple(PUBLISHED), tokenizer.pad_token_id)
+    measurer = BatchMeasurer(base, folder, tuple(PUBLISHED), tokenizer.pad_token_id)
     sums, tokens = np.zeros((len(PUBLISHED), measurer.layers)), 0
     batches = batches_by_tokens([len(document) for document in documents], arguments.batch_tokens)
     for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):

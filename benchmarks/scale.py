@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from ruamel.yaml import YAML
 
-from stages import store
-from stages.models.capture_points import Site
+from benchmarks.stages import write_parameters, write_ratios
+from benchmarks.timing import machine, timed
+from stages.outputs import activations as store
+from stages.outputs.files import write_table
+from stages.outputs.reports import METRICS
+from stages.sites import Site
 
-REPOSITORY = Path(__file__).parents[1]
 SITE = Site(0, "embedding_output")
 TOKENS = 250  # of a document
-RUN = (
-    "from stages import reduce; from stages.parameters import read_parameters; "
-    "from benchmarks.cases import peak_memory; reduce.main(read_parameters()); "
-    "print(f'{peak_memory():,.0f} MB at most')"
-)
 
 
 def main() -> None:
@@ -37,19 +31,20 @@ def main() -> None:
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--max-points", type=int, default=20_000)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
+    print(machine(arguments.threads))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write(folder, arguments.vectors, arguments.hidden, arguments.max_points)
-        start = time.perf_counter()
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([sys.executable, "-c", RUN], cwd=folder, env=environment, check=True)
-        print(f"{arguments.vectors} vectors of {arguments.hidden}, {time.perf_counter() - start:.0f} s")
-        print((folder / "reports/metrics/maps.json").read_text(encoding="utf-8"))
+        write_parameters(folder, umap={"max_points": arguments.max_points, "layouts": ["joint"], "stability_seeds": []})
+        write_ratios(folder, _write_stores(folder / store.ACTIVATIONS, arguments.vectors, arguments.hidden), layers=1)
+        run = timed("reduce", "pipeline", folder, arguments.threads, folder / "compiled")["pipeline"]
+        print(f"{arguments.vectors} vectors of {arguments.hidden}: {run.seconds:.0f} s, {run.peak_mb:,.0f} MB at most")
+        print((folder / METRICS / "maps.json").read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, vectors: int, hidden: int, max_points: int) -> None:
-    root = folder / "features/activations"
+def _write_stores(root: Path, vectors: int, hidden: int) -> pd.DataFrame:
+    """One store of random features, its tokens table, and the first rows of that."""
     plan = store.plan_store(vectors, hidden, "float16")
     store.create_stores(root, [SITE], plan)
     generator = np.random.default_rng(0)
@@ -59,17 +54,8 @@ def _write(folder: Path, vectors: int, hidden: int, max_points: int) -> None:
         store.write_block(root, SITE, rows, block.astype(np.float16))
     number = np.arange(vectors)
     table = pd.DataFrame({"document": "test/" + pd.Series(number // TOKENS).astype(str), "position": number % TOKENS})
-    table.assign(token_id=0, token="a").to_parquet(store.tokens_file(root), index=False)
-    mixing = folder / "features/mixing"
-    mixing.mkdir(parents=True)
-    table.head(1).assign(checkpoint="pretrained", layer=1, attn_n=0.0).to_parquet(
-        mixing / "tokens.parquet", index=False
-    )
-    yaml = YAML(typ="safe", pure=True)
-    values = yaml.load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
-    values["umap"].update(max_points=max_points, layouts=["joint"], stability_seeds=[])
-    with (folder / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(values, file)
+    write_table(store.tokens_file(root), table.assign(token_id=0, token="a"))
+    return table.head(TOKENS)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""What every benchmark shares: fresh processes with one thread count for all libraries, their times, and tables.
+
+Imports nothing that computes, so that a process pays for what its own way imports and for no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGES = ("torch", "transformers", "numpy", "numba", "umap-learn", "scikit-learn", "joblib", "matplotlib", "zarr")
+# torch takes the first; joblib's number of workers, and with it the number of maps at once, is the last.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "LOKY_MAX_CPU_COUNT",
+)
+MEASURED = "measured.json"
+
+
+class Run(NamedTuple):
+    """One run of one way; no peak where several ways shared the process."""
+
+    seconds: float
+    peak_mb: float | None
+
+
+class Case(NamedTuple):
+    """Ways to the same thing, by name; the first is what `ratio` sets the others against."""
+
+    title: str
+    folder: str
+    """Which of the folders that `benchmarks.stages` lays out."""
+    check: Callable[[], str]
+    """Runs after every way ran once: what was compared, in sentences; an exception where it should be the same."""
+    ways: Mapping[str, Callable[[], dict[str, float] | None]]
+    """Each a process of its own; one that times several ways itself, in turn, gives the seconds of each."""
+    states: Sequence[str] = ("",)
+    """`COLD`, `WARM`: with nothing that numba compiled before, and with what earlier runs left on disk."""
+    references: Sequence[str] = ()
+    """Ways that the others are set against, where it is not the first."""
+
+
+COLD, WARM = "nothing compiled", "compiled before"
+
+
+def numbers_of_threads(threads: int) -> dict[str, str]:
+    """The one place that says how many threads a library takes."""
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def fresh_process(arguments: Sequence[str], folder: Path, threads: int, compiled: Path) -> tuple[float, str]:
+    """Wall time of `python <arguments>` in `folder`, imports included, and what it printed.
+
+    `compiled` is where numba keeps what it compiles.
+    """
+    environment = os.environ | numbers_of_threads(threads)
+    environment |= {"PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(compiled)}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    start = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return seconds, done.stdout.strip()
+
+
+def timed(case: str, way: str, folder: Path, threads: int, compiled: Path, cold: bool = False) -> dict[str, Run]:
+    """One run of a way, or of several that share a process."""
+    if cold:
+        compiled = compiled.with_name("cold")
+        shutil.rmtree(compiled, ignore_errors=True)
+    seconds, _ = fresh_process(["-m", "benchmarks.cases", case, way], folder, threads, compiled)
+    measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
+    inside = {name: Run(each, None) for name, each in measured["seconds"].items()}
+    return inside or {way: Run(seconds, measured["peak_mb"])}
+
+
+def keep_measured(seconds: Mapping[str, float] | None) -> None:
+    """Called by the process that ran a way, at its end."""
+    text = json.dumps({"seconds": seconds or {}, "peak_mb": peak_memory()})
+    Path(MEASURED).write_text(text, encoding="ascii")
+
+
+def peak_memory() -> float:
+    """Peak resident memory of this process and of its workers, summed, in MB."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    statuses = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in processes]
+    return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
+
+
+def table(found: Mapping[str, Mapping[str, Sequence[Run]]], references: Sequence[str]) -> str:
+    """Markdown: a row for each way in each state; `references` are ways that the medians are set against."""
+    ways = list(dict.fromkeys(way for runs in found.values() for way in runs))
+    references = references or ways[:1]
+    ratios = [f"ratio to *{name}*" for name in references] if len(ways) > 1 else []
+    states = ["numba"] if any(found) else []
+    head = ["way", *states, "minimum", "median", "maximum", *ratios, "peak memory"]
+    lines = [head, ["---"] * (1 + len(states)) + ["---:"] * (4 + len(ratios))]
+    for state, runs in found.items():
+        middle = {way: statistics.median(run.seconds for run in each) for way, each in runs.items()}
+        for way, each in runs.items():
+            seconds = [run.seconds for run in each]
+            spread = [f"{value:.2f} s" for value in (min(seconds), middle[way], max(seconds))]
+            compared = [f"{middle[way] / middle[name]:.2f}" for name in references] if ratios else []
+            peaks = [run.peak_mb for run in each if run.peak_mb is not None]
+            peak = f"{statistics.median(peaks):,.0f} MB" if peaks else ""
+            lines.append([way, *([state] if states else []), *spread, *compared, peak])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine(threads: int) -> str:
+    """Processor, cores, threads, GPU, load and versions, as lines for the head of a table."""
+    asked = (
+        "import torch, joblib, numba; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); "
+        "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, joblib.cpu_count(), gpu or 'no GPU', sep='; ')"
+    )
+    load = os.getloadavg()[0]
+    torch, numba, joblib, gpu = fresh_process(["-c", asked], REPOSITORY, threads, REPOSITORY)[1].split("; ")
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {gpu}; load before "
+        f"{load:.1f}.\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
+        f"{joblib}.\nPython {platform.python_version()}, {packages}."
+    )
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
