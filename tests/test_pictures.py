@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import digest
 from PIL import Image
-from test_store import digest
 
 from stages.parameters import FiguresParameters
 from stages.pictures.animation import write_animation

@@ -112,6 +112,11 @@ def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
     return zarr.open_array(made(_path(root, site), "capture"), mode=mode)
 
 
+def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
+    """Rows of one store in memory, in the store's dtype."""
+    return np.asarray(open_store(root, site)[rows])
+
+
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     """Chosen rows of one store, in order, in the store's dtype; `rows` is sorted. Holds one block beside them."""
     array = open_store(root, site)
