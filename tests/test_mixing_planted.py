@@ -14,7 +14,7 @@ from stages.mixing.batches import BatchMeasurer
 from stages.mixing.contributions import LEAST_RAW_SUM, contributions, layer_contributions, rollout, rows_to_one
 from stages.mixing.documents import Document
 from stages.mixing.identities import identity_errors
-from stages.mixing.layers import LayerWeights, layer_weights
+from stages.mixing.layers import LayerPass, LayerWeights, layer_weights
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS, mixing_ratios
 from stages.models.loading import load_base
@@ -45,7 +45,14 @@ def attention_output(weights: LayerWeights, attention: torch.Tensor, value: torc
 def ratios_of(
     weights: LayerWeights, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    return mixing_ratios(list(RATIOS), weights, attention, x, value, attention_output(weights, attention, value))
+    return mixing_ratios(list(RATIOS), weights, seen(weights, attention, x, value))
+
+
+def seen(weights: LayerWeights, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> LayerPass:
+    output = attention_output(weights, attention, value)
+    norm = weights.attention_norm
+    normed = torch.layer_norm(x + output, x.shape[-1:], norm.gamma, norm.beta, norm.eps)
+    return LayerPass(attention, x, value, output, normed)
 
 
 @pytest.fixture(scope="module")
@@ -84,28 +91,32 @@ def test_zeroed_values_contribute_nothing(weights: LayerWeights, x: torch.Tensor
     ratio = ratios_of(weights, attention, x, nothing)
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
         torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
-    raw = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention[0], nothing[0])
+    layer = seen(weights, attention, x, nothing).document(0)
+    raw = layer_contributions(list(LAYER_MATRICES), weights, layer)
     for method in ("norm", "value_zeroing"):
         assert float(raw[method].abs().max()) < 1e-15
     for method in ("alti", "globenc"):
         torch.testing.assert_close(rows_to_one(raw[method]), torch.eye(TOKENS).double())
-    all_layers = contributions(list(LAYER_MATRICES), [weights] * 2, [x[0]] * 2, [attention[0]] * 2, [nothing[0]] * 2)
+    all_layers = contributions(
+        list(LAYER_MATRICES), [weights] * 2, [seen(weights, attention, x, nothing).document(0)] * 2
+    )
     assert all_layers.matrices["value_zeroing"].isnan().all()
     assert (all_layers.value_zeroing_raw_sums < LEAST_RAW_SUM).all()
 
 
 def test_one_zeroed_value_empties_its_column_only(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
-    changed = value[0].clone()
-    changed[2] = 0
-    raw = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention_of("uniform")[0], changed)
+    changed = value.clone()
+    changed[:, 2] = 0
+    layer = seen(weights, attention_of("uniform"), x, changed).document(0)
+    raw = layer_contributions(list(LAYER_MATRICES), weights, layer)
     for method in ("norm", "value_zeroing"):
         empty = raw[method].amax(0) < 1e-15
         assert empty.tolist() == [column == 2 for column in range(TOKENS)]
 
 
 def test_rows_of_normalised_matrices_sum_to_one(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
-    attention = attention_of("uniform")[0]
-    found = contributions(list(LAYER_MATRICES), [weights] * 3, [x[0]] * 3, [attention] * 3, [value[0]] * 3).matrices
+    layer = seen(weights, attention_of("uniform"), x, value).document(0)
+    found = contributions(list(LAYER_MATRICES), [weights] * 3, [layer] * 3).matrices
     for method in set(found) - {"norm"}:
         torch.testing.assert_close(found[method].sum(-1), torch.ones(3, TOKENS, dtype=torch.float64))
 
@@ -113,28 +124,26 @@ def test_rows_of_normalised_matrices_sum_to_one(weights: LayerWeights, x: torch.
 def test_contributions_do_not_depend_on_the_block_size(
     weights: LayerWeights, x: torch.Tensor, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention = torch.softmax(torch.randn(HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
-    whole = layer_contributions(list(LAYER_MATRICES), weights, x[0], attention, value[0])
+    attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
+    layer = seen(weights, attention, x, value).document(0)
+    whole = layer_contributions(list(LAYER_MATRICES), weights, layer)
     monkeypatch.setattr("stages.mixing.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
-    for method, matrix in layer_contributions(list(LAYER_MATRICES), weights, x[0], attention, value[0]).items():
+    for method, matrix in layer_contributions(list(LAYER_MATRICES), weights, layer).items():
         torch.testing.assert_close(matrix, whole[method])
 
 
 def test_a_wrong_part_breaks_the_identities(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
-    attention = attention_of("uniform")
-    output = attention_output(weights, attention, value)
-    norm = weights.attention_norm
-    normed = torch.layer_norm(x + output, (HIDDEN,), norm.gamma, norm.beta, norm.eps)
+    layer = seen(weights, attention_of("uniform"), x, value)
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    for error in identity_errors(weights, attention, x, value, output, normed, mask):
+    for error in identity_errors(weights, layer, mask):
         assert float(error.max()) < 1e-12
     other = replace(weights, output=weights.output._replace(b=weights.output.b * 1.1))
-    for error in identity_errors(other, attention, x, value, output, normed, mask):
+    for error in identity_errors(other, layer, mask):
         assert float(error.min()) > 1e-4
     # What lies outside the mask does not count.
-    output[:, -1] = 100
+    layer.attention_output[:, -1] = 100
     mask[:, -1] = False
-    assert float(identity_errors(weights, attention, x, value, output, normed, mask).attention_output.max()) < 1e-12
+    assert float(identity_errors(weights, layer, mask).attention_output.max()) < 1e-12
 
 
 def document(length: int, seed: int, vocabulary: int) -> Document:

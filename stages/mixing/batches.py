@@ -15,10 +15,10 @@ from stages.errors import InputError
 from stages.mixing.documents import Document
 from stages.mixing.geometry import geometry
 from stages.mixing.identities import identity_errors
-from stages.mixing.layers import VALUE, LayerWeights, attentions_of, layer_weights, ratio_taps
+from stages.mixing.layers import LayerPass, LayerWeights, layer_weights, run_layers
 from stages.mixing.ratios import mixing_ratios
 from stages.mixing.steps import step_measures
-from stages.models.capture_points import Tap, recording, taps
+from stages.models.capture_points import taps
 from stages.models.encoding import padded
 from stages.sites import POINTS, Site, layer_input
 
@@ -43,43 +43,27 @@ class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
     def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
-        self.base, self.folder, self.methods, self.pad_token_id = base, folder, tuple(methods), pad_token_id
-        self.weights: list[LayerWeights] = layer_weights(base)
-        self.layers = len(self.weights)
-        self._points = taps(base.config.model_type, self.layers, POINTS)
-        self.sites = [tap.site for tap in self._points]
+        self.base, self.folder, self.methods, self.pad_token_id = base, folder, methods, pad_token_id
+        self.weights = layer_weights(base)
+        self.sites = [tap.site for tap in taps(base.config.model_type, len(self.weights), POINTS)]
 
     def ratios(self, documents: Sequence[Document]) -> torch.Tensor:
         """Only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
-        with torch.inference_mode(), recording(self.base, ratio_taps(self.base)) as features:
-            attentions = self._forward(documents)
-            return torch.stack(
-                [
-                    torch.stack(list(self._layer_ratios(layer, attention, features).values()))
-                    for layer, attention in enumerate(attentions, start=1)
-                ]
-            )
+        with torch.inference_mode():
+            layers, _ = run_layers(self.base, self.folder, self._batch(documents))
+            return torch.stack([self._ratios(*layer) for layer in zip(self.weights, layers, strict=True)])
 
     def measures(self, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
         """Everything for each document of one padded batch; `InputError` where the numbers are not to be trusted."""
-        wanted: list[Tap] = [*self._points, *(tap for tap in ratio_taps(self.base) if tap.site.point == VALUE)]
-        with torch.inference_mode(), recording(self.base, wanted) as features:
-            attentions = self._forward(documents)
-            mask = _mask(documents, self.base.device)
+        with torch.inference_mode():
+            batch = self._batch(documents)
+            layers, features = run_layers(self.base, self.folder, batch, POINTS)
+            mask = batch["attention_mask"].bool()
             ratios, identities = [], []
-            for layer, attention in enumerate(attentions, start=1):
-                ratio = torch.stack(list(self._layer_ratios(layer, attention, features).values()))
-                errors = identity_errors(
-                    self.weights[layer - 1],
-                    attention,
-                    features[layer_input(layer)],
-                    features[Site(layer, VALUE)],
-                    features[Site(layer, "attention_output")],
-                    features[Site(layer, "attention_norm")],
-                    mask,
-                )
-                self._check(layer, documents, ratio, mask, errors._asdict())
-                ratios.append(ratio)
+            for layer, (weights, seen) in enumerate(zip(self.weights, layers, strict=True), start=1):
+                ratios.append(self._ratios(weights, seen))
+                errors = identity_errors(weights, seen, mask)
+                self._check(layer, documents, ratios[-1], mask, errors._asdict())
                 identities.append(torch.stack(list(errors), dim=-1))
             ratios_MBLT = torch.stack(ratios, dim=2).cpu().numpy()
             identities_BL2 = torch.stack(identities, dim=1).double().cpu().numpy()
@@ -90,21 +74,11 @@ class BatchMeasurer:
                     *self._cloud(document, {site: features[site][place, : document.counted] for site in self.sites}),
                 )
 
-    def _forward(self, documents: Sequence[Document]) -> tuple[torch.Tensor, ...]:
-        batch = padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
-        return attentions_of(self.base(**batch, output_attentions=True), self.layers, self.folder)
+    def _batch(self, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+        return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
 
-    def _layer_ratios(
-        self, layer: int, attention_BHTT: torch.Tensor, features: dict[Site, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        return mixing_ratios(
-            self.methods,
-            self.weights[layer - 1],
-            attention_BHTT,
-            features[layer_input(layer)],
-            features[Site(layer, VALUE)],
-            features[Site(layer, "attention_output")],
-        )
+    def _ratios(self, weights: LayerWeights, seen: LayerPass) -> torch.Tensor:
+        return torch.stack(list(mixing_ratios(self.methods, weights, seen).values()))
 
     def _check(
         self,
@@ -138,10 +112,5 @@ class BatchMeasurer:
             geometry(features[site], features[layer_input(site.layer)] if site.layer else words, words, ids)
             for site in self.sites
         ]
-        moves = [step_measures(features, layer).double().sum(0) for layer in range(1, self.layers + 1)]
+        moves = [step_measures(features, layer).double().sum(0) for layer in range(1, len(self.weights) + 1)]
         return torch.stack(shapes).cpu().numpy(), torch.stack(moves).cpu().numpy()
-
-
-def _mask(documents: Sequence[Document], device: torch.device) -> torch.Tensor:
-    lengths = torch.tensor([len(document) for document in documents], device=device)
-    return torch.arange(int(lengths.max()), device=device) < lengths.unsqueeze(-1)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.mixing.layers import LayerWeights, Norm
+from stages.mixing.layers import LayerPass, LayerWeights, Norm
 from stages.mixing.matrices import LAYER_MATRICES, with_rollouts
 
 Tensor = torch.Tensor
@@ -29,26 +29,17 @@ class Contributions(NamedTuple):
     value_zeroing_raw_sums: Tensor | None
 
 
-def contributions(
-    methods: Sequence[str],
-    weights: list[LayerWeights],
-    x_LTD: list[Tensor],
-    attention_LHTT: list[Tensor],
-    value_LTE: list[Tensor],
-) -> Contributions:
-    """The matrices of one document by `methods`, with their rollouts; the tensors are float64 and each layer's own.
+def contributions(methods: Sequence[str], weights: list[LayerWeights], layers: Sequence[LayerPass]) -> Contributions:
+    """The matrices of one document by `methods`, with their rollouts; weights and passes are float64.
 
     A row of `value_zeroing` whose raw sum is below `LEAST_RAW_SUM` is NaN; in the rollout it counts as it is, and
     where nothing at all comes through attention as the skip connection's identity.
     """
-    layers = [
-        layer_contributions(methods, layer, x, attention, value)
-        for layer, x, attention, value in zip(weights, x_LTD, attention_LHTT, value_LTE, strict=True)
-    ]
+    by_layer = [layer_contributions(methods, *layer) for layer in zip(weights, layers, strict=True)]
     matrices: dict[str, Tensor] = {}
     raw_sums = None
     for method in methods:
-        raw = torch.stack([layer[method] for layer in layers])
+        raw = torch.stack([raw[method] for raw in by_layer])
         declared = LAYER_MATRICES[method]
         rows = matrices[method] = rows_to_one(raw) if declared.rows == "made to sum to 1" else raw
         if declared.rollout is not None:
@@ -78,23 +69,21 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
     return torch.stack(rolled)
 
 
-def layer_contributions(
-    methods: Sequence[str], weights: LayerWeights, x_TD: Tensor, attention_HTT: Tensor, value_TE: Tensor
-) -> dict[str, Tensor]:
+def layer_contributions(methods: Sequence[str], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
     """Raw matrices `[T, T]` of one layer by `methods`, none normalised."""
-    tokens = x_TD.shape[0]
-    value_THd = value_TE.unflatten(-1, (weights.heads, -1))
+    tokens = len(seen.x)
+    value_THd = seen.value.unflatten(-1, (weights.heads, -1))
     W_HdD = weights.output.W.unflatten(0, (weights.heads, -1))
     f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    full = _Layer.run(weights, x_TD, torch.einsum("hij,jhd->id", attention_HTT, f_THD))
+    full = _Layer.run(weights, seen.x, torch.einsum("hij,jhd->id", seen.attention, f_THD))
     # F_ij W_1 is linear in the heads: H products of a number and a vector, not D of them.
     g_THM = (_centred(f_THD) * weights.attention_norm.gamma) @ weights.feed_forward_in.W
-    raw = {method: x_TD.new_empty(tokens, tokens) for method in methods}
+    raw = {method: seen.x.new_empty(tokens, tokens) for method in methods}
     size = max(1, BLOCK_NUMBERS // (tokens * weights.feed_forward_in.W.shape[1]))
     for start in range(0, tokens, size):
         sources = slice(start, min(start + size, tokens))
-        attention_JTH = attention_HTT[:, :, sources].permute(2, 1, 0)
-        block = SourceBlock(weights, full, x_TD, sources, attention_JTH, f_THD[sources], g_THM[sources])
+        attention_JTH = seen.attention[:, :, sources].permute(2, 1, 0)
+        block = SourceBlock(weights, full, seen.x, sources, attention_JTH, f_THD[sources], g_THM[sources])
         for method, matrix in raw.items():
             matrix[:, sources] = LAYER_MATRICES[method].formula(block).T
     return raw

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from stages.mixing.layers import LayerWeights
+from stages.mixing.layers import LayerPass, LayerWeights
 from stages.mixing.ratios import normalised, scaled_heads
 
 Tensor = torch.Tensor
@@ -19,47 +19,28 @@ class IdentityErrors(NamedTuple):
     attention_norm: Tensor
 
 
-def identity_errors(
-    weights: LayerWeights,
-    attention_BHTT: Tensor,
-    x_BTD: Tensor,
-    value_BTE: Tensor,
-    attention_output_BTD: Tensor,
-    attention_norm_BTD: Tensor,
-    mask_BT: Tensor,
-) -> IdentityErrors:
-    """How far sum_j F_ij + b_O is from attention_output, and the sum of T from attention_norm.
+def identity_errors(weights: LayerWeights, seen: LayerPass, mask_BT: Tensor) -> IdentityErrors:
+    """How far sum_j F_ij + b_O is from attention_output, and the sum of T from attention_norm, in a batch.
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through
     W_O on its own, not from attention_output. Tokens outside `mask_BT` do not count.
     """
     # One document at a time, so that its vectors stay in the cache.
-    documents = zip(
-        attention_BHTT, x_BTD, value_BTE, attention_output_BTD, attention_norm_BTD, mask_BT.unsqueeze(-1), strict=True
-    )
-    errors = [_identity_errors(weights, *parts) for parts in documents]
+    errors = [_of_document(weights, seen.document(place), mask.unsqueeze(-1)) for place, mask in enumerate(mask_BT)]
     return IdentityErrors(*(torch.stack(column) for column in zip(*errors, strict=True)))
 
 
-def _identity_errors(
-    weights: LayerWeights,
-    attention_HTT: Tensor,
-    x_TD: Tensor,
-    value_TE: Tensor,
-    attention_output_TD: Tensor,
-    attention_norm_TD: Tensor,
-    mask_T1: Tensor,
-) -> tuple[Tensor, Tensor]:
-    value_HTd = value_TE.unflatten(-1, (weights.heads, -1)).transpose(0, 1)
-    own_TE = scaled_heads(weights, attention_HTT.diagonal(dim1=-2, dim2=-1).T, value_TE)
-    others_TE = (attention_HTT @ value_HTd).transpose(0, 1).flatten(-2) - own_TE
+def _of_document(weights: LayerWeights, seen: LayerPass, mask_T1: Tensor) -> tuple[Tensor, Tensor]:
+    value_HTd = seen.value.unflatten(-1, (weights.heads, -1)).transpose(0, 1)
+    own_TE = scaled_heads(weights, seen.attention.diagonal(dim1=-2, dim2=-1).T, seen.value)
+    others_TE = (seen.attention @ value_HTd).transpose(0, 1).flatten(-2) - own_TE
     summed_TD = others_TE @ weights.output.W + own_TE @ weights.output.W + weights.output.b
     norm = weights.attention_norm
-    deviation_T1 = ((x_TD + attention_output_TD).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
-    normalised_TD = normalised(x_TD + summed_TD, norm) / deviation_T1 + norm.beta
+    deviation_T1 = ((seen.x + seen.attention_output).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
+    normalised_TD = normalised(seen.x + summed_TD, norm) / deviation_T1 + norm.beta
     return (
-        _relative_error(summed_TD, attention_output_TD, mask_T1),
-        _relative_error(normalised_TD, attention_norm_TD, mask_T1),
+        _relative_error(summed_TD, seen.attention_output, mask_T1),
+        _relative_error(normalised_TD, seen.attention_norm, mask_T1),
     )
 
 

@@ -1,11 +1,12 @@
-"""The weights of each layer that the measures need, by model family.
+"""A layer as the measures see it: its weights, and what its forward pass shows, by model family.
 
 Which module holds what is data: the `mixing` entry of a family in `stages/models/families.yaml`.
+Shapes: H heads, T tokens, D hidden, E = heads * head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.errors import InputError
-from stages.models.capture_points import FAMILIES, Tap, taps
-from stages.sites import Site
+from stages.models.capture_points import FAMILIES, Tap, recording, taps
+from stages.sites import Site, layer_input
 
 Tensor = torch.Tensor
 
@@ -54,71 +55,75 @@ class LayerWeights:
     output_norm: Norm
 
 
+class LayerPass(NamedTuple):
+    """What one layer's forward pass shows, of a batch or of one document."""
+
+    attention: Tensor  # weights, [..., H, T, T]
+    x: Tensor  # what enters the layer, [..., T, D]
+    value: Tensor  # [..., T, E]
+    attention_output: Tensor  # [..., T, D]
+    attention_norm: Tensor  # after skip connection and LayerNorm, [..., T, D]
+
+    def document(self, place: int) -> LayerPass:
+        """One document of a batch."""
+        return LayerPass(*(tensor[place] for tensor in self))
+
+
 def layer_weights(base: PreTrainedModel) -> list[LayerWeights]:
     """Every layer's weights as the model holds them (its dtype, its device); `InputError` for an unknown family."""
-    config = base.config
-    names = _mixing_entry(config.model_type)
-    return [
-        _read(base.get_submodule(names["layer"].format(layer=layer)), names, config.num_attention_heads)
-        for layer in range(config.num_hidden_layers)
-    ]
+    config, names = base.config, _mixing_entry(base)
 
+    def read(layer: Any) -> LayerWeights:
+        def linear(name: str) -> Linear:
+            module = layer.get_submodule(names[name])
+            return Linear(module.weight.detach().T, module.bias.detach())
 
-def value_taps(base: PreTrainedModel) -> list[Tap]:
-    """Taps of the value vectors `[batch, tokens, heads * head width]`, as `Site(layer, VALUE)`."""
-    names = _mixing_entry(base.config.model_type)
-    return [
-        Tap(Site(layer + 1, VALUE), f"{names['layer'].format(layer=layer)}.{names['value']}", "output")
-        for layer in range(base.config.num_hidden_layers)
-    ]
+        linears = ("query", "key", "value", "output", "feed_forward_in", "feed_forward_out")
+        parts: dict[str, Any] = {name: linear(name) for name in linears}
+        for name in ("attention_norm", "output_norm"):
+            parts[name] = norm_of(layer.get_submodule(names[name]))
+        return LayerWeights(config.num_attention_heads, activation=layer.get_submodule(names["activation"]), **parts)
 
-
-def ratio_taps(base: PreTrainedModel) -> list[Tap]:
-    """Taps of everything that the mixing ratios need besides the attention weights."""
-    return taps(base.config.model_type, base.config.num_hidden_layers, RATIO_POINTS) + value_taps(base)
-
-
-def attentions_of(output: Any, layers: int, folder: Path) -> tuple[Tensor, ...]:
-    """The attention weights `[batch, heads, tokens, tokens]` of every layer; `InputError` where they cannot be had."""
-    attentions = output.attentions or ()
-    if len(attentions) != layers or any(weights is None for weights in attentions):
-        raise InputError(
-            f"{folder}: the model gave the attention weights of {sum(w is not None for w in attentions)} of its "
-            f"{layers} layers; without them nothing can be measured (it must support attn_implementation='eager')"
-        )
-    return tuple(attentions)
-
-
-def _mixing_entry(model_type: str) -> dict[str, str]:
-    known = [name for name, family in FAMILIES.items() if "mixing" in family]
-    if model_type not in known:
-        raise InputError(
-            f"model.name: mixing cannot be measured in the model family {model_type!r}; "
-            f"known: {', '.join(known)} (stages/models/families.yaml)"
-        )
-    entry: dict[str, str] = FAMILIES[model_type]["mixing"]
-    return entry
-
-
-def _read(layer: Any, names: dict[str, str], heads: int) -> LayerWeights:
-    def linear(name: str) -> Linear:
-        module = layer.get_submodule(names[name])
-        return Linear(module.weight.detach().T, module.bias.detach())
-
-    return LayerWeights(
-        heads=heads,
-        query=linear("query"),
-        key=linear("key"),
-        value=linear("value"),
-        output=linear("output"),
-        attention_norm=norm_of(layer.get_submodule(names["attention_norm"])),
-        feed_forward_in=linear("feed_forward_in"),
-        activation=layer.get_submodule(names["activation"]),
-        feed_forward_out=linear("feed_forward_out"),
-        output_norm=norm_of(layer.get_submodule(names["output_norm"])),
-    )
+    return [read(base.get_submodule(names["layer"].format(layer=i))) for i in range(config.num_hidden_layers)]
 
 
 def norm_of(module: Any) -> Norm:
     """A LayerNorm module's weights."""
     return Norm(module.weight.detach(), module.bias.detach(), module.eps)
+
+
+def run_layers(
+    base: PreTrainedModel, folder: Path, batch: dict[str, Tensor], points: Sequence[str] = RATIO_POINTS
+) -> tuple[list[LayerPass], dict[Site, Tensor]]:
+    """One forward pass: every layer's part of it, and the features at `points`, of which the first need a few.
+
+    `InputError` naming the checkpoint's `folder` where the model gives no attention weights.
+    """
+    names, layers = _mixing_entry(base), range(1, base.config.num_hidden_layers + 1)
+    paths = (f"{names['layer'].format(layer=layer - 1)}.{names['value']}" for layer in layers)
+    values = [Tap(Site(layer, VALUE), path, "output") for layer, path in zip(layers, paths, strict=True)]
+    needed = [*points, *(point for point in RATIO_POINTS if point not in points)]
+    with torch.inference_mode(), recording(base, [*taps(base.config.model_type, len(layers), needed), *values]) as seen:
+        attentions = base(**batch, output_attentions=True).attentions or ()
+    given = sum(weights is not None for weights in attentions)
+    if given != len(layers):
+        raise InputError(
+            f"{folder}: the model gave the attention weights of {given} of its {len(layers)} layers; without them "
+            "nothing can be measured (it must support attn_implementation='eager')"
+        )
+    rest = ("value", "attention_output", "attention_norm")
+    return [
+        LayerPass(weights, seen[layer_input(layer)], *(seen[Site(layer, point)] for point in rest))
+        for layer, weights in zip(layers, attentions, strict=True)
+    ], seen
+
+
+def _mixing_entry(base: PreTrainedModel) -> dict[str, str]:
+    known = [name for name, family in FAMILIES.items() if "mixing" in family]
+    if base.config.model_type not in known:
+        raise InputError(
+            f"model.name: mixing cannot be measured in the model family {base.config.model_type!r}; "
+            f"known: {', '.join(known)} (stages/models/families.yaml)"
+        )
+    entry: dict[str, str] = FAMILIES[base.config.model_type]["mixing"]
+    return entry

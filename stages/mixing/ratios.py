@@ -1,6 +1,6 @@
 """Mixing ratios of every token: Kobayashi et al., EMNLP 2020 and EMNLP 2021.
 
-Shapes: B batch, H heads, T tokens, N tokens of a block, E = heads * head width, D hidden. i is the output token,
+Shapes: H heads, T tokens, N tokens of a block, E = heads * head width, D hidden. i is the output token,
 j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
@@ -22,7 +22,7 @@ from stages.vocabulary import Mark
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
 
-    from stages.mixing.layers import LayerWeights, Norm
+    from stages.mixing.layers import LayerPass, LayerWeights, Norm
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 
@@ -140,28 +140,19 @@ class Parts:
         return self.attention_norm.normalised(self.weights.output_norm)
 
 
-def mixing_ratios(
-    methods: Sequence[str],
-    weights: LayerWeights,
-    attention_BHTT: Tensor,
-    x_BTD: Tensor,
-    value_BTE: Tensor,
-    attention_output_BTD: Tensor,
-) -> dict[str, Tensor]:
-    """The ratio `[B, T]` by each of `methods`, in their order."""
-    diagonal_BTH = attention_BHTT.diagonal(dim1=-2, dim2=-1).transpose(1, 2)
-    mixed_weight_BT = 1 - diagonal_BTH.mean(-1)
-    whole = (
-        mixed_weight_BT.flatten(),
-        *(tensor.flatten(0, 1) for tensor in (diagonal_BTH, x_BTD, value_BTE, attention_output_BTD)),
-    )
-    ratios = {method: mixed_weight_BT.new_empty(mixed_weight_BT.numel()) for method in methods}
-    for start in range(0, mixed_weight_BT.numel(), ROWS_AT_ONCE):
+def mixing_ratios(methods: Sequence[str], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
+    """The ratio `[..., T]` by each of `methods`, in their order."""
+    diagonal_TH = seen.attention.diagonal(dim1=-2, dim2=-1).transpose(-1, -2)
+    mixed_weight_T = 1 - diagonal_TH.mean(-1)
+    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.attention_output))
+    whole = mixed_weight_T.flatten(), *each_token
+    ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
+    for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         parts = Parts(weights, *(tensor[rows] for tensor in whole))
         for method, ratio_N in ratios.items():
             ratio_N[rows] = RATIOS[method].formula(parts)
-    return {method: ratio_N.view_as(mixed_weight_BT) for method, ratio_N in ratios.items()}
+    return {method: ratio_N.view_as(mixed_weight_T) for method, ratio_N in ratios.items()}
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
