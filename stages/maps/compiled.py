@@ -72,14 +72,8 @@ def lay_out_aligned(
     ends = (_padded(part, np.int64) for part in ([each.row for each in edges], [each.col for each in edges]))
     schedules = negative_every, negative_every.copy(), every32_ME
     edges_of_points = *ends, np.array([len(each) for each in every]), every_ME
-    arrays = (
-        embeddings,
-        *edges_of_points,
-        *curve(umap.min_dist),
-        ties(graphs),
-        _three_integers(random_state),
-        *schedules,
-    )
+    pull, state = ties(graphs), _three_integers(random_state)
+    arrays = embeddings, *edges_of_points, *curve(umap.min_dist), pull, state, *schedules
     _run_all(run_aligned_epochs, arrays, umap.n_epochs)
     return list(embeddings)
 

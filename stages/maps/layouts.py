@@ -1,7 +1,6 @@
 """UMAP layouts in two dimensions, from neighbours that are found once, by the engine that `umap.engine` names.
 
-`joint` is one map of the vectors of all capture points, `separate` one of each point's, `aligned` one of each point's
-with every token tied to itself from point to point.
+`joint` is one map of all points, `separate` one of each, `aligned` one of each with every token tied to itself.
 """
 
 from __future__ import annotations
