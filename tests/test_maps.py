@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Workspace
+from conftest import REPOSITORY, Workspace
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import spearmanr
 from sklearn.manifold import trustworthiness
 from umap.distances import named_distances
 
-from stages import reduce, store
+from stages import reduce
 from stages.errors import InputError
-from stages.maps import layouts
-from stages.maps.graphs import neighbour_graph
-from stages.maps.layouts import curve, fit_map, lay_out, lay_out_aligned, ties
+from stages.maps import compiled, graphs, umap_learn
+from stages.maps.graphs import neighbourhood
+from stages.maps.layouts import ENGINES, fit_map, lay_out, lay_out_aligned
 from stages.maps.movement import movement_table
 from stages.maps.neighbours import METRICS, neighbours
 from stages.maps.parallel import in_parallel
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
-from stages.maps.storage import MAPS, read_map
-from stages.mixing.storage import MIXING
-from stages.models.capture_points import Site
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.maps import MAPS, read_map, read_quality
+from stages.outputs.mixing import MIXING
+from stages.outputs.reports import read_metrics, read_plot
 from stages.parameters import METRIC_NAMES, REFUSED_METRICS, UmapParameters, read_parameters
+from stages.sites import Site
+from stages.vocabulary import LAYOUTS, MAP_MEASURES
 
-ACTIVATIONS = Path("features/activations")
 SCIPY_NAMES = {
     "manhattan": "cityblock",
     "l1": "cityblock",
@@ -87,12 +91,12 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
     exact, exactly = neighbours(vectors, 10, metric, seed=0)
     monkeypatch.setattr("stages.maps.neighbours.EXACT_UP_TO", {"products": 0, "differences": 0})
-    found, distances = neighbours(vectors, 10, metric, seed=0)
+    indices, distances = neighbours(vectors, 10, metric, seed=0)
     again, same = neighbours(vectors, 10, metric, seed=0)
-    assert np.array_equal(found, again)
+    assert np.array_equal(indices, again)
     assert distances.tobytes() == same.tobytes()
-    assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, found, strict=True)]) > 9.5
-    right = found == exact
+    assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, indices, strict=True)]) > 9.5
+    right = indices == exact
     assert np.allclose(distances[right], exactly[right], rtol=1e-3, atol=1e-3)
 
 
@@ -139,53 +143,84 @@ def chain() -> list[Any]:
     """One connected cloud of 60 tokens at five points, drifting and mixing a little from each to the next."""
     generator = np.random.default_rng(1)
     cloud = generator.normal(size=(60, 8))
-    return [(cloud + 0.2 * step * generator.normal(size=(60, 8))).astype(np.float32) for step in range(5)]
+    return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
 
 
 @pytest.mark.parametrize("epochs", [1, 5, 10, 11, 100])
-def test_map_is_bit_for_bit_the_one_that_umap_lays_out(chain: list[Any], epochs: int) -> None:
+def test_map_of_a_connected_graph_is_bit_for_bit_the_one_that_umap_lays_out(chain: list[Any], epochs: int) -> None:
     from umap.umap_ import find_ab_params, simplicial_set_embedding
 
     umap = umap_parameters(n_epochs=epochs)
-    graph = neighbour_graph(chain[0], umap)
+    near = neighbourhood(chain[0], umap)
+    assert near
     a, b = find_ab_params(1.0, umap.min_dist)
     expected, _ = simplicial_set_embedding(
-        chain[0], graph, 2, 1.0, a, b, 1.0, 5, umap.n_epochs, "spectral", np.random.RandomState(7), "euclidean", {},
-        False, {}, False,
+        chain[0], near.graph, 2, 1.0, a, b, 1.0, 5, umap.n_epochs, "spectral", np.random.RandomState(7), "euclidean",
+        {}, False, {}, False,
     )  # fmt: skip
-    assert np.array_equal(lay_out(chain[0], graph, umap, seed=7), expected)
-    assert curve(umap.min_dist) == pytest.approx((a, b), rel=1e-12)
+    assert np.array_equal(lay_out(chain[0], near, umap, seed=7), expected)
+    assert compiled.curve(umap.min_dist) == pytest.approx((a, b), rel=1e-12)
 
 
 def test_graph_is_the_one_that_umap_keeps(chain: list[Any]) -> None:
     from umap import UMAP
 
     fitted = UMAP(n_neighbors=15, n_epochs=1, random_state=2, n_jobs=1).fit(chain[0])
-    assert abs(neighbour_graph(chain[0], umap_parameters()) - fitted.graph_).max() < 1e-5
+    near = neighbourhood(chain[0], umap_parameters())
+    assert near
+    assert abs(near.graph - fitted.graph_).max() < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore:n_jobs value 1 overridden")  # umap-learn's own way of making its mappers
-def test_aligned_maps_are_bit_for_bit_those_of_aligned_umap(chain: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from umap.aligned_umap import AlignedUMAP, procrustes_align
+def test_every_engine_that_the_parameters_allow_is_there() -> None:
+    assert set(ENGINES) == set(get_args(UmapParameters.model_fields["engine"].annotation))
 
-    umap = umap_parameters()
-    relations = [{token: token for token in range(60)}] * 4
-    fitted = AlignedUMAP(n_neighbors=8, n_epochs=umap.n_epochs, transform_seed=7, random_state=2).fit(
-        chain, relations=relations
-    )
-    graphs = [mapper.graph_ for mapper in fitted.mappers_]
-    assert all((graph.data > 0).all() for graph in graphs)  # it counts neighbours of weight 0, which we do not
+
+@pytest.mark.parametrize("epochs", [5, 100])
+def test_engines_lay_one_graph_out_bit_for_bit_alike(
+    chain: list[Any], epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights_of_umap_learn(indices: Any, distances: Any) -> Any:
+        from umap.umap_ import fuzzy_simplicial_set
+
+        size = indices.shape
+        graph = fuzzy_simplicial_set(np.empty(size), size[1], None, "euclidean", {}, indices, distances)[0].tocsr()
+        graph.sort_indices()
+        return graph
+
+    monkeypatch.setattr(graphs, "fuzzy_union", weights_of_umap_learn)  # ours differ from them by rounding
+    ours, theirs = (fit_map(chain[0], umap_parameters(engine=engine, n_epochs=epochs), seed=7) for engine in ENGINES)
+    assert np.array_equal(ours, theirs)
+
+
+def test_engines_lay_aligned_maps_out_bit_for_bit_alike_but_for_what_aligned_umap_leaves_out(
+    chain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umap.aligned_umap import procrustes_align
+
+    umap = umap_parameters(n_neighbors=8)
+    near = [neighbourhood(vectors, umap) for vectors in chain]
+    its_own: list[Any] = []
+
+    def start(vectors: Any, graph: Any, *others: Any) -> Any:
+        its_own.append(graph)
+        return graphs.spectral_start(vectors, graph, *others)
+
+    monkeypatch.setattr(umap_learn, "spectral_start", start)
+    theirs = lay_out_aligned(chain, near, umap.model_copy(update={"engine": "umap-learn"}), seed=7)
+    assert len(its_own) == len(near)
+    assert all(abs(each.graph - graph).max() < 1e-5 for each, graph in zip(near, its_own, strict=True) if each)
+    assert all((graph.data > 0).all() for graph in its_own)  # it counts neighbours of weight 0, which we do not
     everyone = np.tile(np.arange(60), (2, 1))
-    own = layouts._turned
+    turned, ties = compiled._turned, compiled.ties
 
-    def turned(start: Any, onto: Any) -> Any:
-        found = procrustes_align(onto, start, everyone)
-        assert np.allclose(own(start, onto), found, atol=1e-4)
-        return found
+    def turned_by_numba(start: Any, onto: Any) -> Any:
+        aligned = procrustes_align(onto, start, everyone)
+        assert np.allclose(turned(start, onto), aligned, atol=1e-4)
+        return aligned
 
     def without_the_last(graphs: Any) -> Any:
         pull = ties(graphs)
-        for place, offset in enumerate(range(-layouts.WINDOW, layouts.WINDOW)):
+        for place, offset in enumerate(range(-compiled.WINDOW, compiled.WINDOW)):
             if offset > 0:
                 assert pull[4 - offset, place].any()
                 pull[4 - offset, place] = 0
@@ -193,19 +228,29 @@ def test_aligned_maps_are_bit_for_bit_those_of_aligned_umap(chain: list[Any], mo
 
     # AlignedUMAP ties no point to the last one, does not hand min_dist on to its optimiser, which has these values by
     # default, and numba's singular value decomposition differs from NumPy's in the last bit.
-    monkeypatch.setattr(layouts, "_turned", turned)
-    monkeypatch.setattr(layouts, "ties", without_the_last)
-    monkeypatch.setattr(layouts, "curve", lambda _: (1.576943460405378, 0.8950608781227859))
-    ours = lay_out_aligned(chain, graphs, umap, seed=7)
-    for found, expected in zip(ours, fitted.embeddings_, strict=True):
-        assert np.array_equal(found, expected)
+    monkeypatch.setattr(compiled, "_turned", turned_by_numba)
+    monkeypatch.setattr(compiled, "ties", without_the_last)
+    monkeypatch.setattr(compiled, "curve", lambda _: (1.576943460405378, 0.8950608781227859))
+    same_graphs = [each._replace(graph=graph) for each, graph in zip(near, its_own, strict=True) if each]
+    for ours, expected in zip(lay_out_aligned(chain, same_graphs, umap, seed=7), theirs, strict=True):
+        assert np.array_equal(ours, expected)
+
+
+def test_nobody_waits_for_the_libraries_of_an_engine_that_is_not_chosen() -> None:
+    program = (
+        "import sys, numpy; from stages.maps.layouts import fit_map; from stages.parameters import UmapParameters\n"
+        "assert not {'numba', 'umap'} & set(sys.modules)\n"
+        "fit_map(numpy.eye(20, dtype='float32'), UmapParameters(n_epochs=1), 2)\n"
+        "assert 'numba' in sys.modules and 'umap' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)
 
 
 def test_aligned_ties_a_token_to_itself_and_separate_does_not(chain: list[Any]) -> None:
     umap = umap_parameters()
-    graphs = [neighbour_graph(vectors, umap) for vectors in chain]
-    aligned = lay_out_aligned(chain, graphs, umap, seed=2)
-    apart = [lay_out(vectors, graph, umap, seed=2) for vectors, graph in zip(chain, graphs, strict=True)]
+    near = [neighbourhood(vectors, umap) for vectors in chain]
+    aligned = lay_out_aligned(chain, near, umap, seed=2)
+    apart = [lay_out(vectors, each, umap, seed=2) for vectors, each in zip(chain, near, strict=True)]
     tied, loose = (np.mean([np.linalg.norm(b - a, axis=1).mean() / a.std() for a, b in pairwise(maps)])
                    for maps in (aligned, apart))  # fmt: skip
     assert tied < 0.5 * loose
@@ -263,7 +308,7 @@ def test_joint_is_one_fit_of_all_points_and_separate_one_of_each(workspace: Work
 
 
 def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace: Workspace) -> None:
-    workspace(umap={"n_epochs": 10, "max_points": 100, "layouts": ["joint"]})
+    workspace(umap={"n_epochs": 10, "max_points": 100, "layouts": ["joint"], "stability_seeds": []})
     write_stores(60)
     reduce.main(read_parameters())
     joint = read_map("joint")
@@ -272,20 +317,24 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     assert len(set(positions)) == 1
     assert joint.groupby("document").size().tolist() in ([48, 51], [51, 48])
     assert not (MAPS / "separate.parquet").exists()
+    assert list(read_metrics("maps")) == ["joint"]
+    assert list(read_metrics("maps")["joint"]) == ["trustworthiness", "neighbours_kept"]
+    whole = read_plot("map_quality", "reduce")
+    assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine", "manhattan"])
 def test_trustworthiness_and_continuity_are_scikit_learns(planted: tuple[Any, Any, Any], metric: str) -> None:
     vectors, _, xy = planted
-    found = scores(vectors, [xy], metric)[0].mean(axis=0)
+    measured = scores(vectors, [xy], metric)[0].mean(axis=0)
     exact = vectors.astype(np.float64)
-    assert found[0] == pytest.approx(trustworthiness(exact, xy, n_neighbors=15, metric=metric), abs=1e-9)
+    assert measured[0] == pytest.approx(trustworthiness(exact, xy, n_neighbors=15, metric=metric), abs=1e-9)
     if metric == "euclidean":
-        assert found[1] == pytest.approx(trustworthiness(xy, vectors, n_neighbors=15), abs=1e-9)
+        assert measured[1] == pytest.approx(trustworthiness(xy, vectors, n_neighbors=15), abs=1e-9)
     spaces = ((vectors, SCIPY_NAMES.get(metric, metric)), (xy, "euclidean"))
     full, flat = (np.argsort(cdist(space, space, name), axis=1)[:, 1:16] for space, name in spaces)
     kept = np.mean([len(set(a) & set(b)) / 15 for a, b in zip(full, flat, strict=True)])
-    assert found[2] == pytest.approx(kept, abs=1e-9)
+    assert measured[2] == pytest.approx(kept, abs=1e-9)
 
 
 def test_a_rigid_motion_scores_full_marks_and_noise_scores_chance() -> None:
@@ -304,12 +353,12 @@ def test_a_rigid_motion_scores_full_marks_and_noise_scores_chance() -> None:
 @pytest.mark.parametrize("number", [8, 22, 23, 24, 30, 31, 32])
 def test_trustworthiness_is_unknown_where_scikit_learn_refuses_it(number: int) -> None:
     vectors, xy = (np.random.default_rng(0).normal(size=(number, size)).astype(np.float32) for size in (6, 2))
-    found = scores(vectors, [xy], "euclidean")[0].mean(axis=0)
+    measured = scores(vectors, [xy], "euclidean")[0].mean(axis=0)
     if number <= 30:
-        assert np.isnan(found[:2]).all()
+        assert np.isnan(measured[:2]).all()
     else:
-        assert found[0] == pytest.approx(trustworthiness(vectors, xy, n_neighbors=15), abs=1e-9)
-    assert np.isfinite(found[2])
+        assert measured[0] == pytest.approx(trustworthiness(vectors, xy, n_neighbors=15), abs=1e-9)
+    assert np.isfinite(measured[2])
 
 
 def test_scored_rows_are_those_of_the_whole(planted: tuple[Any, Any, Any]) -> None:
@@ -337,10 +386,10 @@ def test_a_rigid_motion_from_point_to_point_leaves_the_aligned_map_as_it_was() -
     moved = (here @ turn + 5).astype(np.float32)
     other = clusters(100, seed=1)[0] / 8
     umap = umap_parameters(n_epochs=200)
-    graphs = {name: neighbour_graph(x, umap) for name, x in (("here", here), ("moved", moved), ("other", other))}
-    first, second = lay_out_aligned([here, moved], [graphs["here"], graphs["moved"]], umap, seed=2)
+    near_here, near_moved, near_other = (neighbourhood(vectors, umap) for vectors in (here, moved, other))
+    first, second = lay_out_aligned([here, moved], [near_here, near_moved], umap, seed=2)
     kept = stability([first, second], seed=0)
-    _, unlike = lay_out_aligned([here, other], [graphs["here"], graphs["other"]], umap, seed=2)
+    _, unlike = lay_out_aligned([here, other], [near_here, near_other], umap, seed=2)
     lost = stability([first, unlike], seed=0)
     assert kept["procrustes_distance"][0] < 0.1
     assert kept["neighbour_overlap"][0] > 0.7
@@ -353,9 +402,9 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
     generator = np.random.default_rng(0)
     flat = generator.normal(size=(200, 2)).astype(np.float32)
     mirrored = (flat * [-3, 3] + 5).astype(np.float32)
-    found = stability([flat, mirrored], seed=0)
-    assert found["procrustes_distance"] == pytest.approx((0, 1), abs=0.05)
-    assert found["neighbour_overlap"] == pytest.approx((1, 15 / 199), abs=0.02)
+    measured = stability([flat, mirrored], seed=0)
+    assert measured["procrustes_distance"] == pytest.approx((0, 1), abs=0.05)
+    assert measured["neighbour_overlap"] == pytest.approx((1, 15 / 199), abs=0.02)
     noise = generator.normal(size=(200, 2)).astype(np.float32)
     for value, chance in stability([flat, noise], seed=0).values():
         assert value == pytest.approx(chance, abs=0.05)
@@ -387,59 +436,64 @@ def test_every_map_carries_its_scores(workspace: Workspace) -> None:
     workspace(umap={"n_epochs": 30})
     features = write_stores(60)
     reduce.main(read_parameters())
-    quality = pd.read_parquet(MAPS / "quality.parquet")
-    assert set(quality["measure"]) == {
-        "trustworthiness", "continuity", "neighbours_kept", "distance_spearman", "procrustes_distance",
-        "neighbour_overlap",
-    }  # fmt: skip
+    quality = read_quality()
+    assert set(quality["measure"]) == set(MAP_MEASURES)
     separate = quality[(quality["layout"] == "separate") & (quality["measure"] == "trustworthiness")]
     assert len(separate) == 1 + len(SITES)
     xy = read_map("separate").query("layer == 1 and point == 'layer_output'")[["x", "y"]].to_numpy()
     expected = trustworthiness(features[SITES[2]].astype(np.float32), xy, n_neighbors=15)
     assert separate[separate["point"] == "layer_output"]["value"].item() == pytest.approx(expected, abs=1e-6)
-    metrics = json.loads(Path("reports/metrics/maps.json").read_text())
-    assert metrics["joint"]["vectors"] == 180
-    for layout in ("joint", "separate"):
-        assert metrics[layout]["trustworthiness"]["value"] > metrics[layout]["trustworthiness"]["chance"] + 0.2
 
-    movement = pd.read_csv("reports/plots/movement.csv")
-    assert set(movement["layout"]) == {"joint", "aligned"}
+    whole = read_plot("map_quality", "reduce")
+    assert whole["layout"].drop_duplicates().tolist() == read_parameters().umap.layouts
+    columns = ["layout", "measure", "value", "chance"]
+    of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
+    pd.testing.assert_frame_equal(whole[columns], of_layouts, check_dtype=False)
+    by_name = whole.set_index(["layout", "measure"])
+    for layout, numbers in read_metrics("maps").items():
+        assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
+        for name, value in numbers.items():
+            assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
+            assert value > by_name.loc[(layout, name), "chance"] + 0.1
+
+
+def test_moves_are_written_for_every_seed_of_the_layouts_in_one_plane(workspace: Workspace) -> None:
+    workspace(umap={"n_epochs": 10, "stability_seeds": [3]})
+    write_stores(30)
+    reduce.main(read_parameters())
+    movement = read_plot("movement", "reduce")
+    assert list(movement.columns) == ["layout", "seed", "layer", "step", "against", "spearman", "tokens"]
+    assert movement.groupby("layout")["seed"].unique().map(list).to_dict() == {"joint": [2, 3], "aligned": [2, 3]}
     assert set(movement["against"]) == {"full_space", "attn_n"}
-    rows = movement[(movement["layout"] == "aligned") & (movement["against"] == "attn_n")].set_index("seed")
-    umap = read_parameters().umap
-    assert rows.index.tolist() == [umap.seed, *umap.stability_seeds]
-    found = metrics["aligned"]["movement"]["attention"]["attn_n"]
-    assert found["layer_01"] == found["mean"] == pytest.approx(rows["spearman"][umap.seed], abs=1e-6)
-    assert found["lowest_seed"] == pytest.approx(rows["spearman"].min(), abs=1e-6)
-    assert found["highest_seed"] == pytest.approx(rows["spearman"].max(), abs=1e-6)
 
 
-LAYOUTS = ["joint", "separate", "aligned"]
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 23])
-def test_few_tokens_give_every_layout(workspace: Workspace, tokens: int) -> None:
-    workspace(umap={"n_epochs": 10, "layouts": LAYOUTS, "stability_seeds": [3]})
+@pytest.mark.parametrize(
+    ("engine", "tokens"), [*(("compiled", tokens) for tokens in (1, 2, 3, 5, 16, 23)), ("umap-learn", 5)]
+)
+def test_few_tokens_give_every_layout(workspace: Workspace, engine: str, tokens: int) -> None:
+    workspace(umap={"n_epochs": 10, "layouts": list(LAYOUTS), "engine": engine, "stability_seeds": [3]})
     write_stores(tokens)
     reduce.main(read_parameters())
     for layout in LAYOUTS:
         table = read_map(layout)
         assert len(table) == len(SITES) * tokens
         assert np.isfinite(table[["x", "y"]].to_numpy()).all()
-    text = Path("reports/metrics/maps.json").read_text()
-    assert "NaN" not in text
+    separate = read_metrics("maps")["separate"]
+    assert separate["trustworthiness"] is None  # not defined for up to twice 15 vectors
+    assert (separate["neighbours_kept"] is None) == (tokens < 4)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["constant", "duplicates"])
-def test_constant_and_repeated_vectors_give_every_layout(workspace: Workspace, kind: str) -> None:
-    workspace(umap={"n_epochs": 10, "layouts": LAYOUTS, "stability_seeds": [3]})
+def test_constant_and_repeated_vectors_give_every_layout(workspace: Workspace, kind: str, engine: str) -> None:
+    workspace(umap={"n_epochs": 10, "layouts": list(LAYOUTS), "engine": engine, "stability_seeds": []})
     write_stores(40)
     block = np.ones((40, 20)) if kind == "constant" else np.repeat(np.random.default_rng(0).normal(size=(4, 20)), 10, 0)
     store.write_block(ACTIVATIONS, SITES[1], slice(0, 40), block.astype(np.float16))
     reduce.main(read_parameters())
     for layout in LAYOUTS:
         assert np.isfinite(read_map(layout)[["x", "y"]].to_numpy()).all()
-    quality = pd.read_parquet(MAPS / "quality.parquet")
+    quality = read_quality()
     there = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]
     assert there["value"].isna().all() == (kind == "constant")
 
@@ -453,13 +507,13 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
 ) -> None:
     from distributed import LocalCluster
 
-    workspace(umap={"n_epochs": 20, "layouts": LAYOUTS, "stability_seeds": [3]})
+    workspace(umap={"n_epochs": 20, "layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
-    found = []
+    runs = []
     for workers in ("1", "2"):
         monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
         reduce.main(read_parameters())
-        found.append(outputs())
+        runs.append(outputs())
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     # Workers that know nothing: neither the scheduler's name nor that one thread is wanted.
@@ -474,12 +528,25 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
         before = cluster.scheduler.transition_counter
         reduce.main(read_parameters())
-        found.append(outputs())
+        runs.append(outputs())
         assert cluster.scheduler.transition_counter > before
         assert in_parallel(threads, [(), ()], "threads") == [{1}, {1}]
-    assert len(found[0]) == len(LAYOUTS) + 3
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    assert len(runs[0]) == len(LAYOUTS) + 4
+    assert runs[1] == runs[0]
+    assert runs[2] == runs[0]
+
+
+def test_umap_learn_gives_the_same_bytes_with_one_worker_and_with_two(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace(umap={"n_epochs": 20, "engine": "umap-learn", "stability_seeds": [3]})
+    write_stores(60)
+    runs = []
+    for workers in ("1", "2"):
+        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
+        reduce.main(read_parameters())
+        runs.append(outputs())
+    assert runs[1] == runs[0]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense"])

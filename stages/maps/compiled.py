@@ -1,171 +1,142 @@
-"""The loops of the layouts, compiled by numba: stochastic gradient descent as umap-learn does it.
+"""The engine `compiled`: what `umap.UMAP` and `umap.AlignedUMAP` compute, taken apart.
 
-Number for number what `umap.layouts` computes (tested), without its other branches and without the
-interpreter lock, so that maps run side by side in one process. What is compiled is kept on disk.
+Bit for bit the same for the same connected graph (tested). The epochs run without the interpreter lock, so that maps
+run side by side in one process; and nobody waits while what a layout does not use is imported and compiled.
 """
 
-# numba infers the types inside these functions, and strict checks of them would see none: hence every
-# `type: ignore` below.
 from __future__ import annotations
 
-import numba
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import curve_fit
+from tqdm import tqdm
 
-BITS = 0xFFFFFFFF
+from stages.maps.graphs import EXTENT, Graph, Neighbourhood, scaled, single_start, spectral_start
+from stages.maps.neighbours import Coordinates, Vectors
+from stages.parameters import UmapParameters
 
-
-@numba.njit(inline="always")
-def _clipped(step):  # type: ignore[no-untyped-def]
-    return min(max(step, -4.0), 4.0)
-
-
-@numba.njit(inline="always")
-def _random(state):  # type: ignore[no-untyped-def]
-    """The next 32 bits, as a signed integer, of L'Ecuyer's combined Tausworthe generator (taus88, 1996)."""
-    state[0] = (((state[0] & 0xFFFFFFFE) << 12) & BITS) ^ ((((state[0] << 13) & BITS) ^ state[0]) >> 19)
-    state[1] = (((state[1] & 0xFFFFFFF8) << 4) & BITS) ^ ((((state[1] << 2) & BITS) ^ state[1]) >> 25)
-    state[2] = (((state[2] & 0xFFFFFFF0) << 17) & BITS) ^ ((((state[2] << 3) & BITS) ^ state[2]) >> 11)
-    return np.int32(state[0] ^ state[1] ^ state[2])
+NEGATIVE_SAMPLES = 5  # for each edge that is sampled; umap-learn's default
+TIE = 1e-2  # of a token to itself at the next point, AlignedUMAP's `alignment_regularisation`
+WINDOW = 3  # points before and after that a token is tied to, its `alignment_window_size`
+EPOCHS_AT_ONCE = 10  # between two looks at the progress bar
+SHORT = 10  # seconds; a map that takes no longer shows no progress bar of its own
 
 
-@numba.njit(inline="always")
-def _squared_distance(a, b):  # type: ignore[no-untyped-def]
-    x = a[0] - b[0]
-    y = a[1] - b[1]
-    return np.float32(x * x + y * y)
+def lay_out(vectors: Vectors, near: Neighbourhood, umap: UmapParameters, seed: int) -> Coordinates:
+    """Coordinates `[vectors, 2]`: what `umap.UMAP(random_state=seed).fit(vectors).embedding_` gives for the same graph.
 
-
-@numba.njit(inline="always")
-def _attraction(distance, a, b):  # type: ignore[no-untyped-def]
-    """Between neighbours, by their squared distance; 0 in one place."""
-    gradient = 0.0
-    if distance > 0.0:
-        gradient = -2.0 * a * b * pow(distance, b - 1.0)
-        gradient /= a * pow(distance, b) + 1.0
-    return gradient
-
-
-@numba.njit(inline="always")
-def _repulsion(distance, a, b):  # type: ignore[no-untyped-def]
-    """From any other vector, by the squared distance; 0 in one place."""
-    gradient = 0.0
-    if distance > 0.0:
-        gradient = 2.0 * b
-        gradient /= (0.001 + distance) * (a * pow(distance, b) + 1)
-    return gradient
-
-
-@numba.njit(nogil=True, fastmath=True, cache=True)
-def run_epochs(  # type: ignore[no-untyped-def]
-    first, last, alphas, embedding, heads, tails, every, a, b, states, negative_every, next_negative, next_sample
-):
-    """Epochs `first` to `last` (not included) of UMAP's layout, in place.
-
-    `embedding` is `[vectors, 2]` float32; `heads`, `tails`, `every` (epochs between samples) and the three schedules
-    (epochs between negative samples, the next of those, the next sample) are `[edges]`; `states` is `[vectors, 3]`
-    int64, the random numbers' state; `alphas` holds every epoch's learning rate, a and b are UMAP's curve.
+    The parts of an unconnected graph start in other places (`spectral_start`).
     """
-    for n in range(first, last):
-        alpha = alphas[n]
-        for i in range(len(every)):
-            if next_sample[i] > n:
-                continue
-            j = heads[i]
-            current = embedding[j]
-            other = embedding[tails[i]]
-            distance = _squared_distance(current, other)
-            gradient = _attraction(distance, a, b)
-            for d in range(2):
-                step = _clipped(gradient * (current[d] - other[d]))
-                current[d] += step * alpha
-                other[d] += -step * alpha
-            next_sample[i] += every[i]
-            negatives = int((n - next_negative[i]) / negative_every[i])
-            for _ in range(negatives):
-                k = _random(states[j]) % embedding.shape[0]
-                other = embedding[k]
-                distance = _squared_distance(current, other)
-                if distance == 0.0 and j == k:
-                    continue
-                gradient = _repulsion(distance, a, b)
-                if gradient > 0.0:
-                    for d in range(2):
-                        current[d] += _clipped(gradient * (current[d] - other[d])) * alpha
-            next_negative[i] += negatives * negative_every[i]
+    from stages.maps.loops import run_epochs  # numba, which no other engine need have
+
+    random_state = np.random.RandomState(seed)
+    edges, start = single_start(vectors, near.graph, umap, random_state)
+    low, high = start.min(axis=0), start.max(axis=0)
+    embedding = np.asarray(EXTENT * (start - low) / (high - low), dtype=np.float32, order="C")
+    every = epochs_between_samples(edges.data, umap.n_epochs)
+    states = np.full((len(embedding), 3), _three_integers(random_state), dtype=np.int64)
+    states += embedding[:, 0].astype(np.float64).view(np.int64).reshape(-1, 1)
+    negative_every = every / NEGATIVE_SAMPLES
+    schedules = negative_every, negative_every.copy(), every.copy()
+    arrays = embedding, edges.row, edges.col, every, *curve(umap.min_dist), states, *schedules
+    _run_all(run_epochs, arrays, umap.n_epochs)
+    return embedding
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
-def run_aligned_epochs(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    alphas,
-    embeddings,
-    heads,
-    tails,
-    edges,
-    every,
-    a,
-    b,
-    pull,
-    state,
-    negative_every,
-    next_negative,
-    next_sample,
-):
-    """Epochs of the aligned layout, in place: the same sums as `umap.AlignedUMAP`, on arrays in place of typed lists.
+def lay_out_aligned(
+    vectors: Sequence[Vectors], near: Sequence[Neighbourhood], umap: UmapParameters, seed: int
+) -> list[Coordinates]:
+    """Coordinates `[tokens, 2]` at each point, the same token tied from point to point.
 
-    `embeddings` is `[points, tokens, 2]` float32; `heads`, `tails` and the four schedules are `[points, most edges]`,
-    of which `edges[point]` hold; `pull` is `[points, 2 window, tokens]`, how strongly a token is tied to itself at
-    the point `offset - window` further; `state` is `[3]` int64.
+    What `umap.AlignedUMAP(transform_seed=seed)` computes for the same graphs; but here `min_dist` has its effect, and
+    the last point is tied too.
     """
-    points, window = embeddings.shape[0], pull.shape[1] // 2
-    order = np.arange(points)
-    for n in range(first, last):
-        alpha = alphas[n]
-        order[:] = np.arange(points)
-        np.random.seed(abs(state[0]))  # noqa: NPY002  # numba's own, as in umap-learn
-        np.random.shuffle(order)  # noqa: NPY002
-        for i in range(heads.shape[1]):
-            for m in order:
-                if i >= edges[m] or next_sample[m, i] > n:
-                    continue
-                j = heads[m, i]
-                k = tails[m, i]
-                current = embeddings[m, j]
-                other = embeddings[m, k]
-                distance = _squared_distance(current, other)
-                gradient = _attraction(distance, a, b)
-                for d in range(2):
-                    step = _clipped(gradient * (current[d] - other[d]))
-                    for offset in range(2 * window):
-                        near = m + offset - window
-                        if 0 <= near < points and near != m:
-                            step -= _clipped(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
-                    current[d] += _clipped(step) * alpha
-                    step = _clipped(gradient * (other[d] - current[d]))
-                    for offset in range(2 * window):
-                        near = m + offset - window
-                        if 0 <= near < points and near != m:
-                            step -= _clipped(pull[m, offset, k] * (other[d] - embeddings[near, k, d]))
-                    other[d] += _clipped(step) * alpha
-                next_sample[m, i] += every[m, i]
-                negatives = 0
-                if negative_every[m, i] > 0:
-                    negatives = int((n - next_negative[m, i]) / negative_every[m, i])
-                for _ in range(negatives):
-                    k = _random(state) % embeddings.shape[1]
-                    other = embeddings[m, k]
-                    distance = _squared_distance(current, other)
-                    if distance == 0.0 and j == k:
-                        continue
-                    gradient = _repulsion(distance, a, b)
-                    for d in range(2):
-                        step = 0.0
-                        if gradient > 0.0:
-                            step = _clipped(gradient * (current[d] - other[d]))
-                        for offset in range(2 * window):
-                            near = m + offset - window
-                            if 0 <= near < points and near != m:
-                                step -= _clipped(pull[m, offset, j] * (current[d] - embeddings[near, j, d]))
-                        current[d] += _clipped(step) * alpha
-                next_negative[m, i] += negatives * negative_every[m, i]
+    from stages.maps.loops import run_aligned_epochs
+
+    random_state = np.random.RandomState(seed)
+    graphs = [each.graph for each in near]
+    starts: list[Coordinates] = []
+    for each, graph in zip(vectors, graphs, strict=True):
+        start = scaled(spectral_start(each, graph, umap, random_state))
+        starts.append(_turned(start, starts[-1]) if starts else start)
+    embeddings = np.ascontiguousarray(np.stack(starts), dtype=np.float32)
+    edges = [graph.tocoo() for graph in graphs]
+    every = [epochs_between_samples(each.data, umap.n_epochs) for each in edges]
+    every_ME = _padded(every, np.float64)
+    with np.errstate(over="ignore"):  # an edge too weak for float32 is never sampled
+        every32_ME = every_ME.astype(np.float32)
+        negative_every = (every32_ME / NEGATIVE_SAMPLES).astype(np.float32)
+    ends = (_padded(part, np.int64) for part in ([each.row for each in edges], [each.col for each in edges]))
+    schedules = negative_every, negative_every.copy(), every32_ME
+    edges_of_points = *ends, np.array([len(each) for each in every]), every_ME
+    pull, state = ties(graphs), _three_integers(random_state)
+    arrays = embeddings, *edges_of_points, *curve(umap.min_dist), pull, state, *schedules
+    _run_all(run_aligned_epochs, arrays, umap.n_epochs)
+    return list(embeddings)
+
+
+def curve(min_dist: float) -> tuple[float, float]:
+    """a and b of 1 / (1 + a x^2b), nearest to what is 1 up to `min_dist` and falls off as exp(min_dist - x) beyond."""
+    x = np.linspace(0, 3, 300)
+    wanted = np.where(x < min_dist, 1.0, np.exp(min_dist - x))
+    (a, b), _ = curve_fit(lambda at, a, b: 1.0 / (1.0 + a * at ** (2 * b)), x, wanted)
+    return float(a), float(b)
+
+
+def epochs_between_samples(weights: npt.NDArray[np.float32], epochs: int) -> npt.NDArray[np.float64]:
+    """`[edges]`: the strongest edge is sampled in every epoch, one half as strong in every second.
+
+    Infinite for an edge so weak that its share of the strongest is 0 in float32.
+    """
+    with np.errstate(divide="ignore"):
+        return np.asarray(epochs / (epochs * (weights / weights.max())).astype(np.float64))
+
+
+def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
+    """How strongly a token is tied to itself `offset - WINDOW` points on, `[points, 2 WINDOW, tokens]`.
+
+    The share of its neighbours that it keeps there (Jaccard), falling off with the distance in points. As in
+    umap-learn, the last point of the window is left out.
+    """
+    near = [(graph > 0).astype(np.float64) for graph in graphs]
+    numbers = [np.asarray(each.sum(axis=1)).ravel() for each in near]
+    pull = np.zeros((len(graphs), 2 * WINDOW, near[0].shape[0]))
+    for point in range(len(graphs)):
+        for place, offset in enumerate(range(-WINDOW, WINDOW)):
+            if offset and 0 <= (other := point + offset) < len(graphs):
+                shared = np.asarray(near[point].multiply(near[other]).sum(axis=1)).ravel()
+                either = numbers[point] + numbers[other] - shared
+                similar = np.divide(shared, either, out=np.ones_like(shared), where=either > 0).astype(np.float32)
+                pull[point, place] = TIE * np.exp(1.0 - abs(offset)) * similar
+    return pull
+
+
+def _turned(start: Coordinates, onto: Coordinates) -> Coordinates:
+    """`start`, turned and mirrored to lie as near to `onto` as it can (orthogonal Procrustes)."""
+    left, _, right = np.linalg.svd(start.T @ onto)
+    return np.asarray(start @ (left @ right), dtype=np.float32)
+
+
+def _padded(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    rows = np.zeros((len(parts), max(map(len, parts))), dtype=dtype)
+    for row, part in zip(rows, parts, strict=True):
+        row[: len(part)] = part
+    return rows
+
+
+def _three_integers(random_state: np.random.RandomState) -> npt.NDArray[np.int64]:
+    limits = np.iinfo(np.int32)
+    return random_state.randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
+
+
+def _run_all(run: Callable[..., None], arrays: tuple[Any, ...], epochs: int) -> None:
+    # The learning rate falls from 1 towards 0; the first is used twice, as in umap-learn.
+    alphas = 1.0 - np.maximum(np.arange(epochs) - 1, 0) / epochs
+    with tqdm(total=epochs, desc="epochs of a map", disable=None, delay=SHORT, leave=False) as bar:
+        for first in range(0, epochs, EPOCHS_AT_ONCE):
+            last = min(first + EPOCHS_AT_ONCE, epochs)
+            run(first, last, alphas, *arrays)
+            bar.update(last - first)

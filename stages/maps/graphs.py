@@ -1,9 +1,9 @@
-"""The weighted graph of nearest neighbours that UMAP lays out, and where its layout starts."""
+"""Neighbours, the weighted graph of them that UMAP lays out, and where its layout starts."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,28 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import ArpackError
 
-from stages.maps.neighbours import METRICS, Distances, Indices, Vectors, neighbours
+from stages.maps.neighbours import METRICS, Coordinates, Distances, Indices, Vectors, neighbours
 from stages.parameters import UmapParameters
 
 SMALLEST_FIT = 4  # vectors; fewer have no neighbourhoods to keep
-SEARCH_STEPS = 64  # of the bisection for a neighbourhood's width, and when it is near enough, as in umap-learn
+BISECTIONS = 64  # for a neighbourhood's width at most, and when it is near enough, as in umap-learn
 NEAR_ENOUGH = 1e-5
 SMALLEST_WIDTH = 1e-3  # of the mean distance
 EIGENVALUE_TOLERANCE = 1e-4
+EXTENT = 10.0  # of the start, to each side of the middle
+NOISE = 1e-4  # added to it
+FEW_EPOCHS = 10
+ON_THE_AXES = np.eye(2)
 
 Graph = Any  # scipy.sparse.csr_matrix [vectors, vectors], float32
-ON_THE_AXES = np.eye(2)
+
+
+class Neighbourhood(NamedTuple):
+    """What every layout of the same vectors shares, whatever its seed: neighbours `[vectors, k]` and their graph."""
+
+    indices: Indices
+    distances: Distances
+    graph: Graph
 
 
 def has_neighbourhoods(vectors: Vectors) -> bool:
@@ -30,15 +41,16 @@ def has_neighbourhoods(vectors: Vectors) -> bool:
     return len(vectors) >= SMALLEST_FIT and not (vectors == vectors[0]).all()
 
 
-def neighbour_graph(vectors: Vectors, umap: UmapParameters) -> Graph | None:
-    """The weighted graph of neighbours that `umap.UMAP` keeps as `graph_`; None without neighbourhoods.
+def neighbourhood(vectors: Vectors, umap: UmapParameters) -> Neighbourhood | None:
+    """Neighbours and the weighted graph that `umap.UMAP` keeps as `graph_`; None where there is nothing to lay out.
 
     Fewer vectors than `n_neighbors` are each other's neighbours all.
     """
     if not has_neighbourhoods(vectors):
         return None
     k = min(umap.n_neighbors, len(vectors) - 1)
-    return fuzzy_union(*neighbours(vectors, k, umap.metric, umap.seed))
+    indices, distances = neighbours(vectors, k, umap.metric, umap.seed)
+    return Neighbourhood(indices, distances, fuzzy_union(indices, distances))
 
 
 def fuzzy_union(indices: Indices, distances: Distances) -> Graph:
@@ -71,7 +83,7 @@ def _widths(distances: Distances, rho: npt.NDArray[np.float32]) -> npt.NDArray[n
     low, width = np.zeros(len(rho)), np.ones(len(rho))
     high = np.full(len(rho), np.inf)
     searched = np.arange(len(rho))
-    for _ in range(SEARCH_STEPS):
+    for _ in range(BISECTIONS):
         here = beyond[searched]
         total = np.where(here > 0, np.exp(-np.maximum(here, 0) / width[searched, None]), 1.0).sum(axis=1)
         far = np.abs(total - target) >= NEAR_ENOUGH
@@ -86,6 +98,26 @@ def _widths(distances: Distances, rho: npt.NDArray[np.float32]) -> npt.NDArray[n
         width[searched] = middle
     means = np.where(rho > 0, distances.mean(axis=1, dtype=np.float64), distances.mean(dtype=np.float64))
     return np.asarray(np.maximum(width, SMALLEST_WIDTH * means), dtype=np.float32)
+
+
+def single_start(
+    vectors: Vectors, graph: Graph, umap: UmapParameters, random_state: np.random.RandomState
+) -> tuple[Graph, Coordinates]:
+    """The edges of a single map, in coordinate format, and where it starts: a `spectral_start` with a little noise.
+
+    An edge that the epochs would not sample once is left out; as in umap-learn, not judged by ten epochs or fewer.
+    """
+    epochs = umap.n_epochs if umap.n_epochs > FEW_EPOCHS else 500 if len(vectors) <= 10_000 else 200
+    edges = graph.tocoo()
+    edges.data[edges.data < edges.data.max() / epochs] = 0.0
+    edges.eliminate_zeros()
+    start = scaled(spectral_start(vectors, edges, umap, random_state))
+    return edges, start + random_state.normal(scale=NOISE, size=start.shape).astype(np.float32)
+
+
+def scaled(coordinates: npt.NDArray[np.float64]) -> Coordinates:
+    """Coordinates stretched to `EXTENT`."""
+    return np.asarray(coordinates * (EXTENT / np.abs(coordinates).max()), dtype=np.float32, order="C")
 
 
 def spectral_start(
@@ -155,8 +187,8 @@ def _places(vectors: Vectors, labels: npt.NDArray[np.int32], number: int, metric
     squares = METRICS[metric].between(centres, centres).numpy() ** 2
     centred = squares - squares.mean(axis=0) - squares.mean(axis=1, keepdims=True) + squares.mean()
     values, directions = np.linalg.eigh(-centred / 2)
-    found = directions[:, :-3:-1] * np.sqrt(np.maximum(values[:-3:-1], 0))
+    places = directions[:, :-3:-1] * np.sqrt(np.maximum(values[:-3:-1], 0))
     # Parts in one place, which scaling cannot tell apart, go onto a small circle around it.
     angle = 2 * np.pi * np.arange(number) / number
-    extent = max(float(np.abs(found).max()), 1e-12)
-    return np.asarray(found / extent + 1e-3 * np.column_stack([np.cos(angle), np.sin(angle)]))
+    extent = max(float(np.abs(places).max()), 1e-12)
+    return np.asarray(places / extent + 1e-3 * np.column_stack([np.cos(angle), np.sin(angle)]))

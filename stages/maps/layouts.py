@@ -1,205 +1,128 @@
-"""UMAP layouts in two dimensions, from neighbours that are found once.
+"""UMAP layouts in two dimensions, from neighbours that are found once, by the engine that `umap.engine` names.
 
-What `umap.UMAP` and `umap.AlignedUMAP` compute, taken apart and bit for bit the same for the same connected graph
-(tested): the graph depends on the vectors only, so several seeds share it; the epochs run without the
-interpreter lock, so several maps run side by side in one process; and importing and compiling what a layout does
-not use, which costs umap-learn more than the layout of a few thousand vectors, falls away.
+`joint` is one map of all points, `separate` one of each, `aligned` one of each with every token tied to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import curve_fit
-from tqdm import tqdm
 
-from stages.maps.compiled import run_aligned_epochs, run_epochs
-from stages.maps.graphs import Graph, neighbour_graph, spectral_start
+from stages.maps import compiled, umap_learn
+from stages.maps.graphs import Neighbourhood, neighbourhood
 from stages.maps.neighbours import Coordinates, Vectors
+from stages.maps.parallel import in_parallel
+from stages.maps.quality_table import Row, score_map, whole_layout
 from stages.parameters import UmapParameters
+from stages.sites import Site
 
-EXTENT = 10.0  # of the start
-NOISE = 1e-4  # added to it
-NEGATIVE_SAMPLES = 5  # for each edge that is sampled; umap-learn's default
-TIE = 1e-2  # of a token to itself at the next point, AlignedUMAP's `alignment_regularisation`
-WINDOW = 3  # points before and after that a token is tied to, its `alignment_window_size`
-FEW_EPOCHS = 10
-EPOCHS_AT_ONCE = 10  # between two steps of the progress bar
+Maps = dict[int, dict[Site, Coordinates]]
+Scored = tuple[list[Row], int]
+
+
+class Engine(NamedTuple):
+    """Lays out vectors that have neighbourhoods, with a seed: on one map, or those of each point with tokens tied.
+
+    It imports its libraries when it is called, so that nobody waits for those of another.
+    """
+
+    lay_out: Callable[[Vectors, Neighbourhood, UmapParameters, int], Coordinates]
+    lay_out_aligned: Callable[[Sequence[Vectors], Sequence[Neighbourhood], UmapParameters, int], list[Coordinates]]
+
+
+ENGINES = {
+    "compiled": Engine(compiled.lay_out, compiled.lay_out_aligned),
+    "umap-learn": Engine(umap_learn.lay_out, umap_learn.lay_out_aligned),
+}
+"""By the values of `umap.engine`."""
 
 
 def fit_map(vectors: Vectors, umap: UmapParameters, seed: int) -> Coordinates:
     """Coordinates `[vectors, 2]` of one map."""
-    return lay_out(vectors, neighbour_graph(vectors, umap), umap, seed)
+    return lay_out(vectors, neighbourhood(vectors, umap), umap, seed)
 
 
-def lay_out(
-    vectors: Vectors, graph: Graph | None, umap: UmapParameters, seed: int, progress: bool = False
-) -> Coordinates:
-    """Coordinates `[vectors, 2]`: what `umap.UMAP(random_state=seed).fit(vectors).embedding_` gives for the same graph.
-
-    The parts of an unconnected graph start in other places (`spectral_start`). Without a graph the vectors lie on a
-    line, in order.
-    """
-    if graph is None:
-        return _line(len(vectors))
-    random_state = np.random.RandomState(seed)
-    edges = graph.tocoo()
-    edges.data[edges.data < edges.data.max() / _pruning_epochs(len(vectors), umap.n_epochs)] = 0.0
-    edges.eliminate_zeros()
-    start = _scaled(spectral_start(vectors, edges, umap, random_state))
-    start = start + random_state.normal(scale=NOISE, size=start.shape).astype(np.float32)
-    low, high = start.min(axis=0), start.max(axis=0)
-    embedding = np.asarray(EXTENT * (start - low) / (high - low), dtype=np.float32, order="C")
-    every = epochs_between_samples(edges.data, umap.n_epochs)
-    states = np.full((len(embedding), 3), _three_integers(random_state), dtype=np.int64)
-    states += embedding[:, 0].astype(np.float64).view(np.int64).reshape(-1, 1)
-    negative_every = every / NEGATIVE_SAMPLES
-    arrays = (
-        embedding,
-        edges.row,
-        edges.col,
-        every,
-        *curve(umap.min_dist),
-        states,
-        negative_every,
-        negative_every.copy(),
-        every.copy(),
-    )
-    alphas = _learning_rates(umap.n_epochs)
-    _run_all(lambda first, last: run_epochs(first, last, alphas, *arrays), umap.n_epochs, progress)
-    return embedding
+def lay_out(vectors: Vectors, near: Neighbourhood | None, umap: UmapParameters, seed: int) -> Coordinates:
+    """Coordinates `[vectors, 2]` of one map; on a line, in order, without neighbourhoods."""
+    return _line(len(vectors)) if near is None else ENGINES[umap.engine].lay_out(vectors, near, umap, seed)
 
 
 def lay_out_aligned(
-    vectors: Sequence[Vectors], graphs: Sequence[Graph | None], umap: UmapParameters, seed: int, progress: bool = False
+    vectors: Sequence[Vectors], near: Sequence[Neighbourhood | None], umap: UmapParameters, seed: int
 ) -> list[Coordinates]:
     """Coordinates `[tokens, 2]` at each point, the same token tied from point to point.
 
-    What `umap.AlignedUMAP(transform_seed=seed)` computes for the same graphs; but here `min_dist` has its effect, and
-    the last point is tied too. A point without a graph is laid on a line and is not tied.
+    A point without neighbourhoods is laid on a line and is not tied.
     """
-    placed = [number for number, graph in enumerate(graphs) if graph is not None]
-    found = [_line(len(each)) for each in vectors]
-    if placed:
-        chosen = [vectors[number] for number in placed], [graphs[number] for number in placed]
-        for number, xy in zip(placed, _aligned(*chosen, umap, seed, progress), strict=True):
-            found[number] = xy
-    return found
-
-
-def _aligned(
-    vectors: Sequence[Vectors], graphs: Sequence[Graph], umap: UmapParameters, seed: int, progress: bool
-) -> list[Coordinates]:
-    random_state = np.random.RandomState(seed)
-    embeddings: list[Coordinates] = []
-    for each, graph in zip(vectors, graphs, strict=True):
-        start = _scaled(spectral_start(each, graph, umap, random_state))
-        embeddings.append(_turned(start, embeddings[-1]) if embeddings else start)
-    stacked = np.ascontiguousarray(np.stack(embeddings), dtype=np.float32)
-    edges = [graph.tocoo() for graph in graphs]
-    every = [epochs_between_samples(each.data, umap.n_epochs) for each in edges]
-    every_ME = _padded(every, np.float64)
-    with np.errstate(over="ignore"):  # an edge too weak for float32 is never sampled
-        every32_ME = every_ME.astype(np.float32)
-        negative_every = (every32_ME / NEGATIVE_SAMPLES).astype(np.float32)
-    arrays = (
-        stacked,
-        _padded([each.row for each in edges], np.int64),
-        _padded([each.col for each in edges], np.int64),
-        np.array([len(each) for each in every]),
-        every_ME,
-        *curve(umap.min_dist),
-        ties(graphs),
-        _three_integers(random_state),
-        negative_every,
-        negative_every.copy(),
-        every32_ME,
-    )
-    alphas = _learning_rates(umap.n_epochs)
-    _run_all(lambda first, last: run_aligned_epochs(first, last, alphas, *arrays), umap.n_epochs, progress)
-    return list(stacked)
-
-
-def curve(min_dist: float) -> tuple[float, float]:
-    """a and b of 1 / (1 + a x^2b), nearest to what is 1 up to `min_dist` and falls off as exp(min_dist - x) beyond."""
-    x = np.linspace(0, 3, 300)
-    wanted = np.where(x < min_dist, 1.0, np.exp(min_dist - x))
-    (a, b), _ = curve_fit(lambda at, a, b: 1.0 / (1.0 + a * at ** (2 * b)), x, wanted)
-    return float(a), float(b)
-
-
-def epochs_between_samples(weights: npt.NDArray[np.float32], epochs: int) -> npt.NDArray[np.float64]:
-    """`[edges]`: the strongest edge is sampled in every epoch, one half as strong in every second.
-
-    Infinite for an edge so weak that its share of the strongest is 0 in float32.
-    """
-    with np.errstate(divide="ignore"):
-        return np.asarray(epochs / (epochs * (weights / weights.max())).astype(np.float64))
-
-
-def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
-    """How strongly a token is tied to itself `offset - WINDOW` points on, `[points, 2 WINDOW, tokens]`.
-
-    The share of its neighbours that it keeps there (Jaccard), falling off with the distance in points. As in
-    umap-learn, the last point of the window is left out.
-    """
-    near = [(graph > 0).astype(np.float64) for graph in graphs]
-    numbers = [np.asarray(each.sum(axis=1)).ravel() for each in near]
-    pull = np.zeros((len(graphs), 2 * WINDOW, near[0].shape[0]))
-    for point in range(len(graphs)):
-        for place, offset in enumerate(range(-WINDOW, WINDOW)):
-            if offset and 0 <= (other := point + offset) < len(graphs):
-                shared = np.asarray(near[point].multiply(near[other]).sum(axis=1)).ravel()
-                either = numbers[point] + numbers[other] - shared
-                similar = np.divide(shared, either, out=np.ones_like(shared), where=either > 0).astype(np.float32)
-                pull[point, place] = TIE * np.exp(1.0 - abs(offset)) * similar
-    return pull
-
-
-def _turned(start: Coordinates, onto: Coordinates) -> Coordinates:
-    """`start`, turned and mirrored to lie as near to `onto` as it can (orthogonal Procrustes)."""
-    left, _, right = np.linalg.svd(start.T @ onto)
-    return np.asarray(start @ (left @ right), dtype=np.float32)
-
-
-def _scaled(coordinates: npt.NDArray[Any]) -> Coordinates:
-    return np.asarray(coordinates * (EXTENT / np.abs(coordinates).max()), dtype=np.float32, order="C")
-
-
-def _padded(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    rows = np.zeros((len(parts), max(map(len, parts))), dtype=dtype)
-    for row, part in zip(rows, parts, strict=True):
-        row[: len(part)] = part
-    return rows
-
-
-def _pruning_epochs(vectors: int, epochs: int) -> int:
-    """An edge that so many epochs would not sample once is left out; as in umap-learn, not judged by ten or fewer."""
-    if epochs > FEW_EPOCHS:
-        return epochs
-    return 500 if vectors <= 10_000 else 200
-
-
-def _learning_rates(epochs: int) -> npt.NDArray[np.float64]:
-    """Falling from 1 towards 0; the first is used twice, as in umap-learn."""
-    return 1.0 - np.maximum(np.arange(epochs) - 1, 0) / epochs
-
-
-def _three_integers(random_state: np.random.RandomState) -> npt.NDArray[np.int64]:
-    limits = np.iinfo(np.int32)
-    return random_state.randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
+    there = [(number, part) for number, part in enumerate(near) if part is not None]
+    maps = [_line(len(each)) for each in vectors]
+    if there:
+        chosen = [vectors[number] for number, _ in there], [part for _, part in there]
+        laid_out = ENGINES[umap.engine].lay_out_aligned(*chosen, umap, seed)
+        for (number, _), xy in zip(there, laid_out, strict=True):
+            maps[number] = xy
+    return maps
 
 
 def _line(number: int) -> Coordinates:
     return np.stack([np.arange(number), np.zeros(number)], axis=1).astype(np.float32)
 
 
-def _run_all(run: Callable[[int, int], None], epochs: int, progress: bool) -> None:
-    with tqdm(total=epochs, desc="epochs of the layout", disable=None if progress else True) as bar:
-        for first in range(0, epochs, EPOCHS_AT_ONCE):
-            last = min(first + EPOCHS_AT_ONCE, epochs)
-            run(first, last)
-            bar.update(last - first)
+class Fitted(NamedTuple):
+    """A layout: every seed's coordinates of every point, rows of the quality table, how many vectors were scored."""
+
+    maps: Maps
+    quality: list[Row]
+    scored: int
+
+
+def _joint(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    vectors = vectors_STD.reshape(-1, vectors_STD.shape[-1])
+    near = neighbourhood(vectors, umap)
+    calls = [(vectors, near, umap, seed) for seed in _seeds(umap)]
+    maps = in_parallel(lay_out, calls, "joint map, by seed")
+    scored = score_map(("joint", None, None), sites, vectors, maps, umap)
+    return Fitted(_by_seed(umap, sites, (np.split(each, len(sites)) for each in maps)), *scored)
+
+
+def _separate(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    calls = [(site, vectors, umap) for site, vectors in zip(sites, vectors_STD, strict=True)]
+    of_site, scored = zip(*in_parallel(_fit_alone, calls, "separate maps"), strict=True)
+    return _of_points("separate", _by_seed(umap, sites, zip(*of_site, strict=True)), scored)
+
+
+def _fit_alone(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[list[Coordinates], Scored]:
+    near = neighbourhood(vectors, umap)
+    maps = [lay_out(vectors, near, umap, seed) for seed in _seeds(umap)]
+    return maps, score_map(("separate", *site), (), vectors, maps, umap)
+
+
+def _aligned(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+    near = in_parallel(neighbourhood, [(vectors, umap) for vectors in vectors_STD], "neighbours at each point")
+    calls = [(vectors_STD, near, umap, seed) for seed in _seeds(umap)]
+    by_seed = in_parallel(lay_out_aligned, calls, "aligned maps, by seed")
+    of_site = zip(sites, vectors_STD, zip(*by_seed, strict=True), strict=True)
+    to_score = [(("aligned", *site), (), vectors, maps, umap) for site, vectors, maps in of_site]
+    scored = in_parallel(score_map, to_score, "scores of the aligned maps")
+    return _of_points("aligned", _by_seed(umap, sites, by_seed), scored)
+
+
+def _seeds(umap: UmapParameters) -> list[int]:
+    return [umap.seed, *umap.stability_seeds]
+
+
+def _by_seed(umap: UmapParameters, sites: list[Site], maps: Iterable[Sequence[Coordinates]]) -> Maps:
+    return {seed: dict(zip(sites, each, strict=True)) for seed, each in zip(_seeds(umap), maps, strict=True)}
+
+
+def _of_points(layout: str, maps: Maps, scored: Iterable[Scored]) -> Fitted:
+    rows, numbers = zip(*scored, strict=True)
+    by_site = [row for part in rows for row in part]
+    return Fitted(maps, whole_layout(layout, by_site) + by_site, sum(numbers))
+
+
+Fit = Callable[[list[Site], Vectors, UmapParameters], Fitted]
+FITS: dict[str, Fit] = {"joint": _joint, "separate": _separate, "aligned": _aligned}
+"""From the points and their vectors `[points, tokens, hidden]`, by the name of the layout."""

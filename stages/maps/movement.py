@@ -18,18 +18,17 @@ from stages.sites import Site, layer_input
 FULL_SPACE = "full_space"
 COLUMNS = ("layout", "seed", "layer", "step", "against", "spearman", "tokens")
 
-Lengths = npt.NDArray[np.float64]
 PAIRS_AT_ONCE = 64
 
 
 def transitions(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
     """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers."""
-    found = []
+    parts = []
     for layer in sorted({site.layer for site in sites} - {0}):
         before = layer_input(layer)
         middle, after = Site(layer, "attention_norm"), Site(layer, "layer_output")
-        found += [(layer, "attention", before, middle), (layer, "ffn", middle, after), (layer, "layer", before, after)]
-    return [step for step in found if step[2] in sites and step[3] in sites]
+        parts += [(layer, "attention", before, middle), (layer, "ffn", middle, after), (layer, "layer", before, after)]
+    return [part for part in parts if part[2] in sites and part[3] in sites]
 
 
 def movement_table(
@@ -62,7 +61,7 @@ def movement_table(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _pair_distances(a: Vectors, b: Vectors, metric: str) -> Lengths:
+def _pair_distances(a: Vectors, b: Vectors, metric: str) -> npt.NDArray[np.float64]:
     """Distance of each vector of `a` to the same row of `b`: `[vectors]`."""
     parts = []
     for start in range(0, len(a), PAIRS_AT_ONCE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import torch
 from scipy.spatial.distance import cdist
 
+from stages.maps.parallel import NUMBA_ALONE
 from stages.models.hardware import device
 
 TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
@@ -50,17 +50,13 @@ def _same(x_ND: torch.Tensor) -> torch.Tensor:
 def _half_squares(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
     """Half the squared Euclidean distance, from one matrix product; for unit vectors 1 - cosine."""
     a_A, b_B = (x_ND.square().sum(dim=1) / 2 for x_ND in (a_AD, b_BD))
-    found_AB = torch.addmm(b_B, a_AD, b_BD.T, alpha=-1).add_(a_A[:, None])
-    return found_AB.masked_fill_(found_AB < 2 * ROUNDING * a_A[:, None], 0)
+    half_AB = torch.addmm(b_B, a_AD, b_BD.T, alpha=-1).add_(a_A[:, None])
+    return half_AB.masked_fill_(half_AB < 2 * ROUNDING * a_A[:, None], 0)
 
 
 def _unit(x_ND: torch.Tensor) -> torch.Tensor:
     """Vectors of length 1; a vector of zeros gets a direction of its own, so that such are in the same place."""
     return torch.nn.functional.normalize(torch.cat([x_ND, (x_ND == 0).all(dim=1, keepdim=True)], dim=1))
-
-
-def _by_product(prepare: Callable[[torch.Tensor], torch.Tensor], finish: Callable[..., torch.Tensor]) -> Metric:
-    return Metric(prepare, _half_squares, finish)
 
 
 def _minkowski(p: float) -> Metric:
@@ -69,20 +65,20 @@ def _minkowski(p: float) -> Metric:
 
 def _scipy(name: Literal["braycurtis", "canberra"]) -> Metric:
     def distances(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
-        found_AB = torch.from_numpy(cdist(a_AD.cpu().numpy(), b_BD.cpu().numpy(), name))
+        apart_AB = torch.from_numpy(cdist(a_AD.cpu().numpy(), b_BD.cpu().numpy(), name))
         # As in umap-learn, 0 where the sum that is divided by is 0.
-        return found_AB.nan_to_num_(nan=0, posinf=0).to(a_AD.device)
+        return apart_AB.nan_to_num_(nan=0, posinf=0).to(a_AD.device)
 
     return Metric(_same, distances, _same)
 
 
 PRODUCTS: dict[str, Metric] = {
-    "cosine": _by_product(_unit, _same),
-    "correlation": _by_product(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _same),
-    "softmax_hellinger": _by_product(lambda x_ND: x_ND.softmax(dim=1).sqrt(), torch.sqrt),
+    "cosine": Metric(_unit, _half_squares, _same),
+    "correlation": Metric(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _half_squares, _same),
+    "softmax_hellinger": Metric(lambda x_ND: x_ND.softmax(dim=1).sqrt(), _half_squares, torch.sqrt),
     **dict.fromkeys(
         ("euclidean", "l2", "minkowski"),  # umap-learn's minkowski has p = 2 unless told
-        _by_product(_same, lambda half_squares: (2 * half_squares).sqrt()),
+        Metric(_same, _half_squares, lambda half_squares: (2 * half_squares).sqrt()),
     ),
 }
 DIFFERENCES: dict[str, Metric] = {
@@ -93,8 +89,6 @@ DIFFERENCES: dict[str, Metric] = {
 }
 METRICS: dict[str, Metric] = PRODUCTS | DIFFERENCES
 """By umap-learn's names."""
-
-_ALONE = threading.Lock()  # numba's plainest threads may be entered by one at a time
 
 
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Distances]:
@@ -117,9 +111,9 @@ def _exact(vectors: Vectors, k: int, metric: Metric) -> tuple[Indices, Distances
 
     def keep(first: int, block: torch.Tensor, first_column: int) -> None:
         rows = slice(first, first + len(block))
-        found = block.topk(min(k, block.shape[1]), largest=False, sorted=False)
-        candidates = torch.cat([nearest[rows], found.values], dim=1)
-        whose = torch.cat([indices[rows], found.indices + first_column], dim=1)
+        best = block.topk(min(k, block.shape[1]), largest=False, sorted=False)
+        candidates = torch.cat([nearest[rows], best.values], dim=1)
+        whose = torch.cat([indices[rows], best.indices + first_column], dim=1)
         nearest[rows], order = candidates.topk(k, largest=False, sorted=True)
         indices[rows] = whose.gather(1, order)
 
@@ -140,20 +134,12 @@ def _approximate(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indi
     """By nearest-neighbour descent, as in umap-learn; what is a matrix product is Euclidean after its preparation."""
     from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
 
-    by_product = metric in PRODUCTS
+    by_product, name = metric in PRODUCTS, metric
     if by_product:
-        vectors = METRICS[metric].prepare(torch.from_numpy(vectors)).numpy()
-    with _ALONE:
-        indices, distances, _ = nearest_neighbors(
-            vectors,
-            k,
-            "euclidean" if by_product else metric,
-            {},
-            False,
-            np.random.RandomState(seed),
-            n_jobs=1,
-            use_pynndescent=True,
-        )
+        vectors, name = METRICS[metric].prepare(torch.from_numpy(vectors)).numpy(), "euclidean"
+    random_state = np.random.RandomState(seed)
+    with NUMBA_ALONE:
+        indices, distances, _ = nearest_neighbors(vectors, k, name, {}, False, random_state, n_jobs=1)
     if by_product:
         distances = METRICS[metric].finish(torch.from_numpy(distances).to(torch.float64).square() / 2).numpy()
     return indices.astype(np.int32), distances.astype(np.float32)

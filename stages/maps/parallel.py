@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from stages.errors import InputError
 
 SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
 SECONDS_TO_ANSWER = 10
+NUMBA_ALONE = threading.Lock()  # code that numba itself runs in threads may be entered by one at a time
 Result = TypeVar("Result")
 
 
@@ -29,8 +31,7 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     try:
         with _backend() as workers:
             parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-            run = _one_thread if on_cluster() else _one_torch_thread
-            results = parallel(joblib.delayed(run)(function, *arguments) for arguments in calls)
+            results = parallel(joblib.delayed(_in_one_thread)(on_cluster(), function, *each) for each in calls)
             return list(tqdm(results, total=len(calls), desc=what, disable=None))
     finally:
         torch.set_num_threads(before)
@@ -68,17 +69,13 @@ def _backend() -> Iterator[int]:
         with _client() as client, joblib.parallel_config(backend="dask", client=client):
             yield -1
     else:
-        # The loops of a layout run without the interpreter lock, so threads are enough and start at once.
+        # Our loops and torch's run without the interpreter lock, so threads are enough and start at once.
         with threadpool_limits(1), joblib.parallel_config(backend="threading"):
             yield joblib.cpu_count()
 
 
-def _one_torch_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+def _in_one_thread(on_worker: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Torch is told in each thread; a worker's other libraries nobody else has told."""
     torch.set_num_threads(1)
-    return function(*arguments)
-
-
-def _one_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """On a worker, whose other libraries nobody has told."""
-    with threadpool_limits(1):
-        return _one_torch_thread(function, *arguments)
+    with threadpool_limits(1 if on_worker else None):
+        return function(*arguments)

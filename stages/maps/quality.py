@@ -1,4 +1,4 @@
-"""What a map is worth: the neighbourhoods and distances of the full space that it kept, against a layout by chance."""
+"""The measures of one map: what it kept of the full space's neighbourhoods and distances, and what is its seed's."""
 
 from __future__ import annotations
 
@@ -21,32 +21,28 @@ NEIGHBOURS = 15
 SCORED_VECTORS = 4096  # of a map, at most; a seeded draw with all points in their shares, each against all vectors
 BLOCK_DISTANCES = 2**22  # of the scored vectors to all, at once: 32 MB in float64
 PAIRED_VECTORS = 1024  # whose pairwise distances are compared, at most
-MEASURES = ("trustworthiness", "continuity", "neighbours_kept")
-DISTANCES = "distance_spearman"
+SCORES = ("trustworthiness", "continuity", "neighbours_kept")
 STABILITY = ("procrustes_distance", "neighbour_overlap")
-
 Scores = npt.NDArray[np.float64]
 
 
 def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: Rows | None = None) -> list[Scores]:
-    """For each of `layouts`, `[rows, 3]`: what each vector of `rows` adds to `MEASURES`; their mean is the map's score.
+    """For each of `layouts`, `[rows, 3]`: what each vector of `rows` adds to `SCORES`; their mean is the map's score.
 
     With k = 15 nearest neighbours, trustworthiness is 1 - 2 / (n k (2n - 3k - 1)) sum_i sum_j (r(i, j) - k) over
     the neighbours j of i on the map that are none in the full space, r their rank there; continuity is the
     same with map and full space exchanged (Venna and Kaski 2001). Both are NaN for up to 2k vectors, where the
     formula has no meaning. Distances of the full space are by `metric`, exact, also where the map was made
-    from approximate neighbours.
+    from approximate neighbours. At least two vectors.
     """
     n, k = len(vectors), min(NEIGHBOURS, len(vectors) - 1)
     rows = np.arange(n) if rows is None else rows
-    if k < 1:
-        return [np.full((len(rows), len(MEASURES)), np.nan) for _ in layouts]
     full = _Space(vectors, metric)
     maps = [_Space(xy, "euclidean") for xy in layouts]
-    step = max(1, BLOCK_DISTANCES // n)
+    at_once = max(1, BLOCK_DISTANCES // n)
     parts: list[list[torch.Tensor]] = [[] for _ in layouts]
-    for start in range(0, len(rows), step):
-        chosen = torch.from_numpy(rows[start : start + step]).to(device())
+    for start in range(0, len(rows), at_once):
+        chosen = torch.from_numpy(rows[start : start + at_once]).to(device())
         far = full.compared(chosen)
         near_full = far.topk(k + 1, largest=False).indices[:, 1:]
         for part, flat in zip(parts, maps, strict=True):
@@ -55,9 +51,9 @@ def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: 
             kept = (near_full[:, :, None] == near_map[:, None, :]).any(2).double().mean(1)
             excess = (_rank_excess(far, near_map), _rank_excess(apart, near_full))
             part.append(torch.stack([*excess, kept], dim=1).cpu())
-    found = [torch.cat(part).numpy() for part in parts]
+    summed = [torch.cat(part).numpy() for part in parts]
     scale = 2 / (k * (2 * n - 3 * k - 1)) if 2 * k < n else np.nan
-    return [np.column_stack([1 - scale * each[:, :2], each[:, 2]]) for each in found]
+    return [np.column_stack([1 - scale * each[:, :2], each[:, 2]]) for each in summed]
 
 
 class _Space:
@@ -97,8 +93,6 @@ def distance_correlation(vectors: Vectors, xy: Coordinates, metric: str, seed: i
     equally far from one another.
     """
     rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), PAIRED_VECTORS, seed)
-    if len(rows) < 3:
-        return float("nan")
     x_ND = torch.from_numpy(vectors[rows]).to(device(), torch.float64)
     distances = METRICS[metric].between(x_ND, x_ND).cpu().numpy()
     return spearman(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
@@ -115,25 +109,18 @@ def stability(layouts: Sequence[Coordinates], seed: int) -> dict[str, tuple[floa
     `procrustes_distance` is what is left of the squared distance between two maps, both scaled to 1, after the best
     translation, rotation, reflection and scaling (0: the same shape, 1: nothing in common); `neighbour_overlap` is the
     share of a vector's 15 nearest on one map that are among its 15 nearest on the other. Chance deals the places
-    of the second map out anew. NaN for fewer than 3 vectors.
+    of the second map out anew. At least three vectors.
     """
     number = len(layouts[0])
-    if number < 3:
-        return dict.fromkeys(STABILITY, (float("nan"), float("nan")))
     generator = np.random.default_rng(seed)
     rows = stratified_draw(np.zeros(number, dtype=np.int64), SCORED_VECTORS, seed)
-    found = []
+    pairs = []
     for one, other in combinations([xy.astype(np.float64) for xy in layouts], 2):
         dealt = other[generator.permutation(number)]
         near = _nearest(one, rows)
-        found.append(
-            [[procrustes(one, second)[2], _overlap(near, _nearest(second, rows))] for second in (other, dealt)]
-        )
-    (distance, overlap), (distance_chance, overlap_chance) = np.mean(found, axis=0)
-    return {
-        "procrustes_distance": (float(distance), float(distance_chance)),
-        "neighbour_overlap": (float(overlap), float(overlap_chance)),
-    }
+        pairs.append([[procrustes(one, xy)[2], _overlap(near, _nearest(xy, rows))] for xy in (other, dealt)])
+    value, chance = np.mean(pairs, axis=0).tolist()
+    return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
 
 
 def _nearest(xy: npt.NDArray[np.float64], rows: Rows) -> npt.NDArray[np.int64]:

@@ -1,0 +1,63 @@
+"""The rows of `features/maps/quality.parquet`: every measure of every map, beside chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from stages.maps.graphs import has_neighbourhoods
+from stages.maps.neighbours import Coordinates, Vectors
+from stages.maps.quality import SCORES, STABILITY, distance_correlation, scored_rows, scores, stability
+from stages.parameters import UmapParameters
+from stages.sites import Site
+from stages.vocabulary import MAP_MEASURES
+
+COLUMNS = ("layout", "layer", "point", "measure", "value", "chance")
+Where = tuple[str, int | None, str | None]
+Row = tuple[str, int | None, str | None, str, float, float]
+
+
+def score_map(
+    whole: Where, parts: Sequence[Site], vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters
+) -> tuple[list[Row], int]:
+    """Rows for one map and for each of its `parts`, if it has several points, and how many vectors were scored.
+
+    `parts` lie one after the other in `vectors`; `maps` are `[vectors, 2]`, the first with the seed of the parameters.
+    All values are NaN where there are no neighbourhoods.
+    """
+    if not has_neighbourhoods(vectors):
+        names = [name for name in MAP_MEASURES if len(maps) > 1 or name not in STABILITY]
+        return [(*whole, name, float("nan"), float("nan")) for name in names], 0
+    # By chance the same places are dealt out to the vectors; a part's tokens lie among the places of the whole map.
+    both = maps[0], np.random.default_rng(umap.seed).permutation(maps[0])
+    size = len(vectors) // max(1, len(parts))
+    rows = scored_rows(np.arange(len(vectors)) // size, umap.seed)
+    scored = [pd.DataFrame(each, columns=list(SCORES)) for each in scores(vectors, both, umap.metric, rows)]
+    by_part = [each.groupby(rows // size).mean() for each in scored]
+    table: list[Row] = []
+    for name in SCORES:
+        value, chance = (float(each[name].mean()) for each in scored)
+        table.append((*whole, name, value, chance))
+        pairs = zip(*(each[name].tolist() for each in by_part), strict=True)
+        table += [(whole[0], *site, name, *pair) for site, pair in zip(parts, pairs, strict=False)]
+    places = {whole: slice(None)} | {(whole[0], *site): slice(n * size, (n + 1) * size) for n, site in enumerate(parts)}
+    for where, part in places.items():
+        value, chance = (distance_correlation(vectors[part], xy[part], umap.metric, umap.seed) for xy in both)
+        table.append((*where, "distance_spearman", value, chance))
+    if len(maps) > 1:
+        table += [(*whole, name, *pair) for name, pair in stability(maps, umap.seed).items()]
+    return table, len(rows)
+
+
+def whole_layout(layout: str, rows: Sequence[Row]) -> list[Row]:
+    """The means over the points, for a layout that has a map for each."""
+    means = quality_table(rows).groupby("measure", sort=False)[["value", "chance"]].mean()
+    return [(layout, None, None, str(name), float(v), float(c)) for name, v, c in means.itertuples()]
+
+
+def quality_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS)).round(6)
+    return table.astype({"layer": "Int32", "point": "string", "value": "float64", "chance": "float64"})
