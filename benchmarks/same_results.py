@@ -3,8 +3,8 @@
     python -m benchmarks.same_results ../before .
 
 Both folders hold a finished run. Prints what is equal byte by byte, and of what is not the largest difference;
-exits with 1 where a file of the first is missing in the second, or a value differs. Rows and columns that the second has
-more are named and do not count, so that a release can add results without losing old ones.
+exits with 1 where a file of the first is missing in the second, or a value differs. What only the second has does not
+count, so that a release can add results without losing old ones.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from stages.command import run_stage
 from stages.errors import InputError
 from stages.maps.layouts import FITS, Fitted
 from stages.maps.movement import COLUMNS, movement_table
-from stages.maps.neighbours import Coordinates, Vectors
+from stages.maps.neighbours import Vectors
 from stages.maps.parallel import check_cluster
 from stages.maps.quality_table import quality_table
 from stages.mixing.ratios import RATIOS
@@ -49,7 +49,7 @@ def main(parameters: Parameters) -> None:
     movement = [pd.DataFrame(columns=list(COLUMNS))]
     for layout in umap.layouts:
         fitted = layouts[layout] = FITS[layout](sites, vectors_STD, umap)
-        write_map(layout, _map_table(drawn, fitted.maps[umap.seed]))
+        write_map(layout, drawn, fitted.maps[umap.seed])
         if layout in ONE_PLANE:
             features = dict(zip(sites, vectors_STD, strict=True))
             for seed, maps in fitted.maps.items():
@@ -57,16 +57,6 @@ def main(parameters: Parameters) -> None:
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(sites), len(sites))
     write_plot("movement", pd.concat(movement[1:] or movement, ignore_index=True))
     _write_quality(layouts, len(drawn), len(sites))
-
-
-def _map_table(tokens: pd.DataFrame, coordinates: Mapping[Site, Coordinates]) -> pd.DataFrame:
-    """`document, position, layer, point, x, y`, sites in the order of `coordinates`, each with all tokens."""
-    kept = tokens[["document", "position"]]
-    parts = (
-        kept.assign(layer=np.int32(site.layer), point=site.point, x=xy[:, 0], y=xy[:, 1])
-        for site, xy in coordinates.items()
-    )
-    return pd.concat(parts, ignore_index=True)
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:

@@ -769,7 +769,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     table.to_parquet(store.tokens_file(root), index=False)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
-        write_map(layout, map_table(table, places))
+        write_map(layout, table, places)
     quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
     write_quality(quality)

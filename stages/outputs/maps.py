@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from stages.outputs.files import read_table, write_table
@@ -14,9 +17,13 @@ MAPS = Path("features/maps")
 QUALITY = MAPS / "quality.parquet"
 
 
-def write_map(layout: str, table: pd.DataFrame) -> None:
-    """Write one layout's table: `document, position, layer, point, x, y`."""
-    write_table(MAPS / f"{layout}.parquet", table)
+def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArray[np.float32]]) -> None:
+    """Write `document, position, layer, point, x, y`, sites in the order of `places` `[tokens, 2]`."""
+    kept = tokens[["document", "position"]]
+    parts = (
+        kept.assign(layer=np.int32(site.layer), point=site.point, x=xy[:, 0], y=xy[:, 1]) for site, xy in places.items()
+    )
+    write_table(MAPS / f"{layout}.parquet", pd.concat(parts, ignore_index=True))
 
 
 def write_quality(table: pd.DataFrame) -> None:
