@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import chosen_documents
 from stages.models.encoding import batches_by_tokens
 from stages.models.hardware import device
