@@ -49,8 +49,8 @@ def capture_pipeline() -> None:
 
 def _batches() -> tuple[Any, list[list[int]], Iterator[tuple[list[int], Any]]]:
     """The pipeline's own model, token ids, and padded batches in its order."""
+    from stages.maps.neighbours import device
     from stages.models.encoding import batches_by_tokens, encode, padded
-    from stages.models.hardware import device
     from stages.models.loading import load_classifier, load_tokenizer
 
     capture = read_parameters().capture

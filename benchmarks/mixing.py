@@ -52,10 +52,10 @@ class _Ready(NamedTuple):
 
 
 def _ready() -> _Ready:
+    from stages.maps.neighbours import device
     from stages.mixing.batches import BatchMeasurer
     from stages.mixing.documents import chosen_documents
     from stages.models.encoding import batches_by_tokens
-    from stages.models.hardware import device
     from stages.models.loading import load_base, load_tokenizer
 
     parameters = read_parameters()

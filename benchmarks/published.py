@@ -18,11 +18,10 @@ import pandas as pd
 from tqdm import tqdm
 
 from stages.errors import InputError
+from stages.maps.neighbours import device
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import chosen_documents
 from stages.models.encoding import batches_by_tokens
-from stages.models.hardware import device
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.reviews.source import READERS
 

@@ -16,7 +16,7 @@ from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.outputs.reports import read_plot
 from stages.sites import EMBEDDING_POINTS, POINTS
-from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MEANINGS
+from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
 DOCUMENTS = ("README.md", "docs/measures.md")
 RESULTS = "docs/results.md"
@@ -33,7 +33,8 @@ def tables() -> dict[str, str]:
         (f"`{each.name}`", each.label, _code(each.definition), each.rows, each.source) for each in MATRICES.values()
     ]
     points = [
-        (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MEANINGS[point]) for point in POINTS
+        (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)
+        for point in POINTS
     ]
     return {
         "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),

@@ -22,19 +22,13 @@ from stages.reviews.source import read_splits
 
 def main(parameters: Parameters) -> None:
     fetch_model(parameters.model, PRETRAINED)
-    splits = read_splits(parameters.dataset, parameters.seed)
-    for split, reviews in splits.items():
+    tables = []
+    for split, reviews in read_splits(parameters.dataset, parameters.seed).items():
         write_split(split, reviews)
-    counts = pd.concat(splits, names=["split"]).groupby(["split", "label", "label_name"], sort=False).size()
-    table = counts.rename("reviews").reset_index().sort_values(["split", "label"], key=_in_order)
-    write_plot("reviews", table)
-    for row in table.itertuples():
-        logging.info("%s: %d reviews are %s", row.split, row.reviews, row.label_name)
-
-
-def _in_order(column: pd.Series) -> pd.Series:
-    """Splits as they are used, labels by number."""
-    return column.map({"train": 0, "validation": 1, "test": 2}) if column.name == "split" else column
+        counts = reviews.groupby(["label", "label_name"]).size().rename("reviews").reset_index()
+        tables.append(counts.assign(split=split)[["split", "label", "label_name", "reviews"]])
+        logging.info("%s: %s", split, ", ".join(f"{row.reviews} {row.label_name}" for row in counts.itertuples()))
+    write_plot("reviews", pd.concat(tables))
 
 
 if __name__ == "__main__":

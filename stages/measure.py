@@ -21,9 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.command import run_stage
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import CLASSES, Document, chosen_documents
-from stages.mixing.layers import layer_weights
+from stages.mixing.layers import attention_gain, layer_weights
 from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
 from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer

@@ -17,30 +17,22 @@ class Mark(NamedTuple):
     label: str
     color: str
     marker: str
+    meaning: str = ""
 
 
 # Okabe and Ito's colours, which people with any common colour blindness tell apart.
 POINT_MARKS = {
-    "word_embedding": Mark("Word embedding", "#000000", "o"),
-    "embedding_sum": Mark("Embedding sum", "#999999", "P"),
-    "embedding_output": Mark("Embedding output", "#CC79A7", "D"),
-    "attention_heads": Mark("Attention heads", "#56B4E9", "v"),
-    "attention_output": Mark("Attention output", "#0072B2", "s"),
-    "attention_residual": Mark("Attention + skip", "#B8A600", "p"),
-    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^"),
-    "ffn_output": Mark("Feed-forward output", "#D55E00", "X"),
-    "layer_output": Mark("Layer output", "#009E73", "h"),
-}
-POINT_MEANINGS = {
-    "word_embedding": "after the token embedding",
-    "embedding_sum": "word + position + segment, before LayerNorm",
-    "embedding_output": "after LayerNorm",
-    "attention_heads": "heads concatenated, before the last Linear of attention",
-    "attention_output": "after that Linear, before the skip connection",
-    "attention_residual": "after the skip connection, before LayerNorm",
-    "attention_norm": "after skip connection and LayerNorm",
-    "ffn_output": "feed-forward output, before the skip connection",
-    "layer_output": "after skip connection and LayerNorm",
+    "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
+    "embedding_sum": Mark("Embedding sum", "#999999", "P", "word + position + segment, before LayerNorm"),
+    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "after LayerNorm"),
+    "attention_heads": Mark(
+        "Attention heads", "#56B4E9", "v", "heads concatenated, before the last Linear of attention"
+    ),
+    "attention_output": Mark("Attention output", "#0072B2", "s", "after that Linear, before the skip connection"),
+    "attention_residual": Mark("Attention + skip", "#B8A600", "p", "after the skip connection, before LayerNorm"),
+    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^", "after skip connection and LayerNorm"),
+    "ffn_output": Mark("Feed-forward output", "#D55E00", "X", "feed-forward output, before the skip connection"),
+    "layer_output": Mark("Layer output", "#009E73", "h", "after skip connection and LayerNorm"),
 }
 STEP_MARKS = {
     "heads": Mark("Attention heads", "#56B4E9", "v"),
@@ -70,22 +62,9 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours the same with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-TOKEN_CLASSES = {
-    "cls": "[CLS]",
-    "sep": "[SEP]",
-    "punctuation": "punctuation",
-    "subword": "word piece",
-    "word": "word",
-}
+TOKEN_CLASSES = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "punctuation", "subword": "word piece", "word": "word"}
 TOKEN_MARKS = {"[CLS]": Mark("[CLS]", "#D55E00", "^"), "[SEP]": Mark("[SEP]", "#000000", "s")}
-WORD_MARKS = (
-    ("#E69F00", "D"),
-    ("#56B4E9", "v"),
-    ("#CC79A7", "P"),
-    ("#009E73", "X"),
-    ("#0072B2", "p"),
-    ("#999999", "*"),
-)
+WORD_MARKS = tuple(zip(("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#0072B2", "#999999"), "DvPXp*", strict=True))
 
 
 def layer_label(layer: int) -> str:

@@ -12,9 +12,8 @@ import torch
 from mixing_reference import rolled, run_reference
 
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.datafree import attention_gain
 from stages.mixing.documents import Document, chosen_documents
-from stages.mixing.layers import layer_weights
+from stages.mixing.layers import attention_gain, layer_weights
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.mixing.whole_document import DocumentMeasurer

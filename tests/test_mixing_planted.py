@@ -135,15 +135,15 @@ def test_contributions_do_not_depend_on_the_block_size(
 def test_a_wrong_part_breaks_the_identities(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
     layer = seen(weights, attention_of("uniform"), x, value)
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    for error in identity_errors(weights, layer, mask):
+    for error in identity_errors(weights, layer, mask).values():
         assert float(error.max()) < 1e-12
     other = replace(weights, output=weights.output._replace(b=weights.output.b * 1.1))
-    for error in identity_errors(other, layer, mask):
+    for error in identity_errors(other, layer, mask).values():
         assert float(error.min()) > 1e-4
     # What lies outside the mask does not count.
     layer.attention_output[:, -1] = 100
     mask[:, -1] = False
-    assert float(identity_errors(weights, layer, mask).attention_output.max()) < 1e-12
+    assert float(identity_errors(weights, layer, mask)["attention_output"].max()) < 1e-12
 
 
 def document(length: int, seed: int, vocabulary: int) -> Document:

@@ -9,10 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from stages.maps.neighbours import METRICS, Coordinates, Vectors
+from stages.maps.neighbours import METRICS, Coordinates, Vectors, device
 from stages.maps.quality import spearman
 from stages.mixing.ratios import RATIOS
-from stages.models.hardware import device
 from stages.sites import Site, layer_input
 
 FULL_SPACE = "full_space"

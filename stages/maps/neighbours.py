@@ -11,7 +11,6 @@ import torch
 from scipy.spatial.distance import cdist
 
 from stages.maps.parallel import NUMBA_ALONE
-from stages.models.hardware import device
 
 TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
 # The most vectors whose neighbours are found exactly: beyond, nearest-neighbour descent is faster, its compilation
@@ -26,6 +25,11 @@ Indices = npt.NDArray[np.int32]
 Distances = npt.NDArray[np.float32]
 # What float64 products leave of a difference of 0, relative to what is subtracted.
 ROUNDING = 1e-13
+
+
+def device() -> torch.device:
+    """This process's accelerator, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class Metric(NamedTuple):

@@ -12,8 +12,7 @@ import torch
 from scipy.spatial import cKDTree, procrustes
 from scipy.spatial.distance import pdist
 
-from stages.maps.neighbours import METRICS, Coordinates, Vectors
-from stages.models.hardware import device
+from stages.maps.neighbours import METRICS, Coordinates, Vectors, device
 from stages.ranks import rank_correlation
 from stages.reviews.draw import Rows, stratified_draw
 

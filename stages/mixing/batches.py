@@ -63,8 +63,8 @@ class BatchMeasurer:
             for layer, (weights, seen) in enumerate(zip(self.weights, layers, strict=True), start=1):
                 ratios.append(self._ratios(weights, seen))
                 errors = identity_errors(weights, seen, mask)
-                self._check(layer, documents, ratios[-1], mask, errors._asdict())
-                identities.append(torch.stack(list(errors), dim=-1))
+                self._check(layer, documents, ratios[-1], mask, errors)
+                identities.append(torch.stack(list(errors.values()), dim=-1))
             ratios_MBLT = torch.stack(ratios, dim=2).cpu().numpy()
             identities_BL2 = torch.stack(identities, dim=1).double().cpu().numpy()
             for place, document in enumerate(documents):

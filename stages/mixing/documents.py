@@ -43,27 +43,18 @@ def chosen_documents(
     A drawn document is cut to `max_length`; one that is captured too is measured once, as it was
     captured, and its first `max_length` tokens count.
     """
-    texts = {
-        True: dict(captured),
-        False: {name: text for name, text in drawn.items() if name not in captured},
-    }
-    cut = {True: captured_max_length, False: max_length}
+    only_drawn = {name: text for name, text in drawn.items() if name not in captured}
     chosen = []
-    for is_captured, named in texts.items():
+    for named, cut, is_captured in ((captured, captured_max_length, True), (only_drawn, max_length, False)):
         names = list(named)
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
-            encoded = tokenizer([named[name] for name in block], truncation=True, max_length=cut[is_captured])
+            encoded = tokenizer([named[name] for name in block], truncation=True, max_length=cut)
             for name, encoding in zip(block, encoded.encodings, strict=True):
-                chosen.append(
-                    Document(
-                        name=name,
-                        ids=np.asarray(encoding.ids, dtype=np.int32),
-                        classes=token_classes(tokenizer, named[name], encoding),
-                        counted=min(len(encoding.ids), max_length) if name in drawn else 0,
-                        captured=is_captured,
-                    )
-                )
+                ids = np.asarray(encoding.ids, dtype=np.int32)
+                counted = min(len(ids), max_length) if name in drawn else 0
+                classes = token_classes(tokenizer, named[name], encoding)
+                chosen.append(Document(name, ids, classes, counted, is_captured))
     return chosen
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from stages.mixing.layers import LayerPass, LayerWeights
@@ -12,22 +10,16 @@ from stages.mixing.ratios import normalised, scaled_heads
 Tensor = torch.Tensor
 
 
-class IdentityErrors(NamedTuple):
-    """Largest error of each identity `[B]`, relative to the largest component of the true vectors."""
+def identity_errors(weights: LayerWeights, seen: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
+    """How far sum_j F_ij + b_O is from `attention_output`, and the sum of T from `attention_norm`, in a batch.
 
-    attention_output: Tensor
-    attention_norm: Tensor
-
-
-def identity_errors(weights: LayerWeights, seen: LayerPass, mask_BT: Tensor) -> IdentityErrors:
-    """How far sum_j F_ij + b_O is from attention_output, and the sum of T from attention_norm, in a batch.
-
-    F_ii and the sum over the other sources are taken from attention weights and values, each through
+    Each `[B]` is the largest error relative to the largest component of the true vectors. F_ii and the sum over the other sources are taken from attention weights and values, each through
     W_O on its own, not from attention_output. Tokens outside `mask_BT` do not count.
     """
     # One document at a time, so that its vectors stay in the cache.
     errors = [_of_document(weights, seen.document(place), mask.unsqueeze(-1)) for place, mask in enumerate(mask_BT)]
-    return IdentityErrors(*(torch.stack(column) for column in zip(*errors, strict=True)))
+    names = ("attention_output", "attention_norm")
+    return {name: torch.stack(column) for name, column in zip(names, zip(*errors, strict=True), strict=True)}
 
 
 def _of_document(weights: LayerWeights, seen: LayerPass, mask_T1: Tensor) -> tuple[Tensor, Tensor]:

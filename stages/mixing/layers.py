@@ -87,6 +87,19 @@ def layer_weights(base: PreTrainedModel) -> list[LayerWeights]:
     return [read(base.get_submodule(names["layer"].format(layer=i))) for i in range(config.num_hidden_layers)]
 
 
+def attention_gain(weights: LayerWeights) -> float:
+    """|[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
+
+    The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1]: the root mean square by
+    which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
+    """
+    W_O = weights.output.W.double()
+    linear = weights.value.W.double() @ W_O
+    constant = weights.value.b.double() @ W_O + weights.output.b.double()
+    square = linear.square().sum() + constant.square().sum()
+    return float(torch.sqrt(square / (linear.shape[0] + 1)))
+
+
 def norm_of(module: Any) -> Norm:
     """A LayerNorm module's weights."""
     return Norm(module.weight.detach(), module.bias.detach(), module.eps)

@@ -109,7 +109,9 @@ def plot_tables(
             frames[file].append(_with_counts(_table(methods | {column: labels}, interval(ratios, tokens)), tokens))
         places = {"checkpoint": [name], "site": sites, "measure": GEOMETRY_MEASURES}
         geometry = _table(places, interval(part.geometry, np.ones(len(part.tokens))))
-        frames["geometry"].append(_with_layer_and_point(geometry).assign(documents=len(part.tokens)))
+        geometry.insert(1, "layer", [site.layer for site in geometry["site"]])
+        geometry["site"] = [site.point for site in geometry["site"]]
+        frames["geometry"].append(geometry.rename(columns={"site": "point"}).assign(documents=len(part.tokens)))
         steps = interval(part.steps, part.tokens)
         frames["steps"].append(_table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, steps))
         frames["mixing_gradient"].append(_agreement(name, part, mixing))
@@ -182,10 +184,3 @@ def _with_counts(frame: pd.DataFrame, counts: Doubles) -> pd.DataFrame:
     repeats = len(frame) // counts.shape[1]
     tokens, documents = (np.tile(each.sum(0), repeats) for each in (counts.astype(int), counts > 0))
     return frame.assign(tokens=tokens, documents=documents)[tokens > 0]
-
-
-def _with_layer_and_point(frame: pd.DataFrame) -> pd.DataFrame:
-    """The column `site` as two."""
-    frame.insert(1, "layer", [site.layer for site in frame["site"]])
-    frame.insert(2, "point", [site.point for site in frame["site"]])
-    return frame.drop(columns="site")

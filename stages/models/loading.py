@@ -30,32 +30,23 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
-    """The checkpoint as a sequence classifier in float32 and eval mode.
+    """The checkpoint as a sequence classifier; one without a classification head gets a new one, from torch's seed.
 
-    A checkpoint without a classification head gets a new one, drawn from torch's seed.
     `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
     """
-    try:
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32, **options
-        )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
-    model.eval()
-    return model
+    return _load(AutoModelForSequenceClassification, folder, **options)
 
 
 def load_base(folder: Path) -> PreTrainedModel:
-    """The checkpoint without any head, in float32 and eval mode, with attention weights to be had ("eager")."""
+    """The checkpoint without any head, with attention weights to be had ("eager")."""
+    return _load(AutoModel, folder, attn_implementation="eager")
+
+
+def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
+    """In float32 and eval mode."""
+    known = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     try:
-        model: PreTrainedModel = AutoModel.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=torch.float32,
-            attn_implementation="eager",
-        )
+        model: PreTrainedModel = kind.from_pretrained(folder, **known, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
     model.eval()

@@ -18,8 +18,7 @@ import pandas as pd
 import zarr
 
 from stages.errors import InputError
-from stages.outputs.arrays import CHUNK_BYTES, create_array
-from stages.outputs.files import made, read_table, writing
+from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, writing
 from stages.sites import POINTS, Site, in_forward_order
 
 ACTIVATIONS = Path("features/activations")

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
 
-from stages.outputs.arrays import CHUNK_BYTES, create_array
-from stages.outputs.files import made, read_table, writing
+from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, writing
 
 MIXING = Path("features/mixing")
 TOKENS = "tokens.parquet"
