@@ -16,7 +16,7 @@ from stages.outputs.maps import made_layouts, map_sites, read_map, read_quality
 from stages.outputs.mixing import HEADS, read_matrix, read_ratios, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
-from stages.pictures.limits import square_limits
+from stages.pictures.style import square_limits
 from stages.sites import STEP_POINTS, Site, layer_input
 from stages.vocabulary import (
     CAPTURED_CHECKPOINT,
