@@ -16,15 +16,7 @@ from matplotlib.figure import Figure
 
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
-from stages.pictures.style import (
-    PAGE_HEIGHT,
-    TWO_COLUMNS,
-    key_of,
-    printable,
-    save_figure,
-    set_limits,
-    square_limits,
-)
+from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, key_of, printable, save_figure, set_limits, square_limits
 from stages.sites import Site
 from stages.vocabulary import ONE_PLANE, POINT_MARKS, TOKEN_MARKS, WORD_MARKS, Mark, layer_label
 
