@@ -16,9 +16,8 @@ from stages.outputs.maps import made_layouts, read_map
 from stages.outputs.reports import FIGURES
 from stages.page.assembly import write_page
 from stages.parameters import Parameters
-from stages.pictures.animation import write_animation
 from stages.pictures.atlas import draw_atlas
-from stages.pictures.joint_pages import draw_joint_pages
+from stages.pictures.joint_pages import draw_joint_pages, write_animation
 from stages.pictures.mixing_figures import draw_mixing_figures
 from stages.pictures.style import paper_style
 
@@ -30,7 +29,7 @@ def main(parameters: Parameters) -> None:
     with paper_style():
         if "joint" in layouts:
             pages = draw_joint_pages(read_map("joint"), FIGURES / "joint", figures)
-            write_animation([page.pixels for page in pages], FIGURES / "joint.gif", figures.frames_per_second)
+            write_animation(pages, FIGURES / "joint.gif", figures.frames_per_second)
         else:
             logging.info("no pages and no animation of the joint map: umap.layouts does not hold joint")
         # The last one shows single points best.

@@ -13,11 +13,9 @@ from conftest import digest
 from PIL import Image
 
 from stages.parameters import FiguresParameters
-from stages.pictures.animation import write_animation
-from stages.pictures.atlas import draw_atlas
-from stages.pictures.joint_pages import JointFigure, draw_joint_pages
+from stages.pictures.atlas import draw_atlas, frequent_words, words
+from stages.pictures.joint_pages import JointFigure, draw_joint_pages, write_animation
 from stages.pictures.style import PAGE_HEIGHT, paper_style, printable
-from stages.pictures.words import frequent_words, words
 from stages.sites import LAYER_POINTS, Site
 from stages.vocabulary import POINT_MARKS
 
@@ -48,7 +46,7 @@ def test_every_layer_and_point_has_a_page_in_every_format_and_a_frame(tmp_path: 
     table = map_of(tokens_table(["[CLS]", "a", "film", "[SEP]"]), layers=2)
     with paper_style():
         pages = draw_joint_pages(table, tmp_path / "joint", FIGURES)
-        write_animation([page.pixels for page in pages], tmp_path / "joint.gif", FIGURES.frames_per_second)
+        write_animation(pages, tmp_path / "joint.gif", FIGURES.frames_per_second)
     expected = 2 + 2 * len(LAYER_POINTS)
     for suffix in FIGURES.formats:
         names = sorted(path.stem for path in (tmp_path / "joint").glob(f"*.{suffix}"))
@@ -63,7 +61,7 @@ def test_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
     table = map_of(tokens_table(["a"] * 40), layers=1)
     with paper_style():
         pages = draw_joint_pages(table, tmp_path, FIGURES.model_copy(update={"formats": ["png"]}))
-    inked = [(page.pixels[:, : page.pixels.shape[1] // 2] < 250).any(axis=-1).sum() for page in pages]
+    inked = [(page[:, : page.shape[1] // 2] < 250).any(axis=-1).sum() for page in pages]
     # Only the newest points have an edge, so a page may lose a rim and no more.
     assert all(later > 0.95 * earlier for earlier, later in pairwise(inked))
     assert inked[-1] > 1.5 * inked[0]
@@ -86,7 +84,7 @@ def test_same_map_is_drawn_to_the_same_bytes(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with paper_style():
             pages = draw_joint_pages(table, tmp_path / name / "joint", FIGURES)
-            write_animation([page.pixels for page in pages], tmp_path / name / "joint.gif", 4)
+            write_animation(pages, tmp_path / name / "joint.gif", 4)
             draw_atlas("joint", table, tokens, tmp_path / name / "atlas", FIGURES)
     assert digest(tmp_path / "first") == digest(tmp_path / "second")
 

@@ -16,8 +16,6 @@ LARGEST = 65_534  # of a quantised value
 MISSING = 65_535
 SHARE_LEVELS = 255
 
-Floats = npt.NDArray[Any]
-
 
 def encoded(array: npt.NDArray[Any]) -> str:
     """Little-endian bytes as base64."""
@@ -25,14 +23,14 @@ def encoded(array: npt.NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(little).tobytes()).decode("ascii")
 
 
-def quantised(values: Floats, low: float, high: float) -> str:
+def quantised(values: npt.NDArray[Any], low: float, high: float) -> str:
     """16 bits for each value between `low` and `high`; NaN has a number of its own."""
     scale = LARGEST / (high - low) if high > low else 0.0
     levels = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING)
     return encoded(levels.astype(np.uint16))
 
 
-def largest_shares(matrices: Floats, keep: int) -> dict[str, Any]:
+def largest_shares(matrices: npt.NDArray[Any], keep: int) -> dict[str, Any]:
     """The `keep` largest sources of each row of `[..., tokens, tokens]`, as shares of the row's sum.
 
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
@@ -57,16 +55,10 @@ def packed(data: Any) -> str:
 
 def visible(text: str, kept: str = "\n\t") -> str:
     """Text whose control characters, but for those `kept`, are spelt by signs: a page drops or obeys them."""
-    shown = []
-    for char in text:
-        code = ord(char)
-        if code < 0x20 and char not in kept:
-            shown.append(chr(0x2400 + code))
-        elif code in DIRECTIONS or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000:
-            shown.append(f"⟨U+{code:04X}⟩")
-        else:
-            shown.append(char)
-    return "".join(shown)
+    return text.translate(SIGNS | {ord(char): char for char in kept})
 
 
-DIRECTIONS = frozenset([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
+    code: f"⟨U+{code:04X}⟩" for code in (*DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
+}

@@ -29,8 +29,8 @@ EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 def write_page(parameters: Parameters) -> None:
     """Write `reports/index.html`, from what the earlier stages left."""
-    captured = captured_tokens()
-    data = page_data(captured.tokens, parameters.figures.frames_per_second)
+    tokens, left_out = captured_tokens()
+    data = page_data(tokens, parameters.figures.frames_per_second)
     own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
@@ -55,7 +55,7 @@ def write_page(parameters: Parameters) -> None:
         cautions=cautions(),
         changed=changed_parameters(parameters),
         versions=versions(),
-        left_out=captured.left_out,
+        left_out=left_out,
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from stages import vocabulary
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs import activations as store
@@ -16,18 +17,8 @@ from stages.outputs.maps import made_layouts, map_sites, read_map, read_quality
 from stages.outputs.mixing import HEADS, read_matrix, read_ratios, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
-from stages.pictures.limits import square_limits
+from stages.pictures.style import square_limits
 from stages.sites import STEP_POINTS, Site, layer_input
-from stages.vocabulary import (
-    CAPTURED_CHECKPOINT,
-    CHECKPOINTS,
-    MAP_MEASURES,
-    ONE_PLANE,
-    STEP_MARKS,
-    STEP_MEASURES,
-    TOKEN_CLASSES,
-    site_label,
-)
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 9_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -35,20 +26,12 @@ SOURCES = 16  # kept for each token
 HEAD_SOURCES = 8
 
 
-class Captured(NamedTuple):
-    """The tokens on the page, `[tokens]` rows of the tokens table, and how many documents stayed off it."""
-
-    tokens: pd.DataFrame
-    left_out: int
-
-
-def captured_tokens() -> Captured:
-    """The captured documents' tokens, whole documents in order."""
+def captured_tokens() -> tuple[pd.DataFrame, int]:
+    """The captured documents' rows of the tokens table, whole documents in order; the number of those left out."""
     tokens = store.read_tokens(store.ACTIVATIONS)
     lengths = tokens.groupby("document", sort=False).size()
     kept = lengths[(lengths.cumsum() <= PAGE_TOKENS) | (np.arange(len(lengths)) == 0)]
-    chosen = tokens[tokens["document"].isin(kept.index)].reset_index(names="row")
-    return Captured(chosen, len(lengths) - len(kept))
+    return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
 def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
@@ -59,15 +42,15 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         "framesPerSecond": frames_per_second,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
-            "checkpoints": CHECKPOINTS,
+            "checkpoints": vocabulary.CHECKPOINTS,
             "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
-            "steps": {name: mark.label for name, mark in STEP_MARKS.items()},
-            "stepMeasures": STEP_MEASURES,
-            "mapMeasures": MAP_MEASURES,
+            "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
+            "stepMeasures": vocabulary.STEP_MEASURES,
+            "mapMeasures": vocabulary.MAP_MEASURES,
         },
-        "captured": CAPTURED_CHECKPOINT,
-        "onePlane": ONE_PLANE,
-        "stepColors": {name: mark.color for name, mark in STEP_MARKS.items()},
+        "captured": vocabulary.CAPTURED_CHECKPOINT,
+        "onePlane": vocabulary.ONE_PLANE,
+        "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": preferred_ratio([row["method"] for row in curves]),
         "curves": curves,
@@ -76,7 +59,7 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         "movement": _records("movement", "reduce"),
         "documents": _documents(tokens),
         "tokens": [visible(token, kept="") for token in tokens["token"]],
-        "classNames": list(TOKEN_CLASSES.values()),
+        "classNames": list(vocabulary.TOKEN_CLASSES.values()),
         "classes": _classes(tokens, ratios),
         "ratios": _ratios(tokens, ratios),
         **_contributions(tokens),
@@ -98,27 +81,27 @@ def _documents(tokens: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _of_tokens(tokens: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """`columns` of the `rows` with each token's document and position; NaN where there is none."""
-    keys = ["document", "position"]
-    return tokens[keys].merge(rows[[*keys, *columns]], on=keys, how="left")[list(columns)]
+def _of_tokens(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:
+    """`values` of the `rows`, with a column for each of the `tokens`; NaN where there is none."""
+    columns = ["document", "position"]
+    wide = rows.pivot(index=index, columns=columns, values=values)
+    return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[columns]))
 
 
 def _classes(tokens: pd.DataFrame, ratios: pd.DataFrame) -> list[int]:
-    known = ratios.drop_duplicates(["document", "position"])
-    return [list(TOKEN_CLASSES).index(name) for name in _of_tokens(tokens, known, ["token_class"])["token_class"]]
+    first = ratios[ratios["checkpoint"] == ratios["checkpoint"].iloc[0]]
+    return [
+        list(vocabulary.TOKEN_CLASSES).index(name) for name in _of_tokens(first, tokens, "layer", "token_class").iloc[0]
+    ]
 
 
 def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
     """`[layers, tokens]` for each checkpoint and method, 0 to 1."""
     methods = [method for method in RATIOS if method in ratios]
-    values: dict[str, Any] = {}
-    for checkpoint, of_checkpoint in ratios.groupby("checkpoint", sort=False):
-        layers = [_of_tokens(tokens, rows, methods) for _, rows in of_checkpoint.groupby("layer")]
-        values[str(checkpoint)] = {
-            method: quantised(np.stack([layer[method].to_numpy(np.float64) for layer in layers]), 0, 1)
-            for method in methods
-        }
+    values = {
+        str(name): {each: quantised(_of_tokens(rows, tokens, "layer", each).to_numpy(float), 0, 1) for each in methods}
+        for name, rows in ratios.groupby("checkpoint", sort=False)
+    }
     return {"methods": methods, "layers": int(ratios["layer"].max()), "values": values}
 
 
@@ -132,7 +115,7 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     heads = spent = 0
     for document in tokens["document"].unique():
         entries: dict[str, Any] = {}
-        for checkpoint in CHECKPOINTS:
+        for checkpoint in vocabulary.CHECKPOINTS:
             stored = stored_matrices(checkpoint, document)
             if not stored:
                 continue
@@ -156,16 +139,19 @@ def _maps(tokens: pd.DataFrame) -> dict[str, Any]:
     read = {name: read_map(name) for name in made_layouts()}
     sites = map_sites(next(iter(read.values())))
     return {
-        "sites": [{"layer": site.layer, "point": site.point, "label": site_label(site)} for site in sites],
-        "maps": {name: _coordinates(table, tokens, sites, name in ONE_PLANE) for name, table in read.items()},
+        "sites": [{"layer": site.layer, "point": site.point, "label": vocabulary.site_label(site)} for site in sites],
+        "maps": {
+            name: _coordinates(table, tokens, sites, name in vocabulary.ONE_PLANE) for name, table in read.items()
+        },
         "quality": _quality(sites),
     }
 
 
 def _coordinates(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> dict[str, Any]:
     """`x` and `y` are `[points, tokens]`, quantised within `ranges`, one for each point or one for all."""
-    groups = table.groupby(["layer", "point"], sort=False)
-    xy = np.stack([_of_tokens(tokens, groups.get_group(tuple(site)), ["x", "y"]).to_numpy(float) for site in sites])
+    points = pd.MultiIndex.from_tuples(sites)
+    wide = [_of_tokens(table, tokens, ["layer", "point"], axis).reindex(points) for axis in "xy"]
+    xy = np.stack([each.to_numpy(float) for each in wide], axis=-1)
     limits = np.stack([square_limits(xy.reshape(-1, 2))] if shared else [square_limits(each) for each in xy])
     low, high = limits[:, None, :, 0], limits[:, None, :, 1]
     scaled = (xy - low) / (high - low)
@@ -189,26 +175,21 @@ def _token_steps(tokens: pd.DataFrame) -> dict[str, str]:
 
     Of the steps after which features were captured, in all layers.
     """
-    sites = store.stored_sites(store.ACTIVATIONS)
+    sites = set(store.stored_sites(store.ACTIVATIONS))
     layers = range(1, max(site.layer for site in sites) + 1)
     rows = tokens["row"].to_numpy(np.int64)
 
-    def units(wanted: Sequence[Site]) -> list[npt.NDArray[np.float64]]:
-        return [_unit(store.read_rows(store.ACTIVATIONS, site, rows)) for site in wanted]
+    def unit(site: Site) -> npt.NDArray[np.float64]:
+        vectors = store.read_rows(store.ACTIVATIONS, site, rows).astype(np.float64)
+        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
-    inputs = [layer_input(layer) for layer in layers]
-    if not layers or not set(inputs) <= set(sites):
+    if not layers or not sites.issuperset(map(layer_input, layers)):
         return {}
-    before = units(inputs)
-    cosines = {}
-    for step, point in STEP_POINTS.items():
-        after = [Site(layer, point) for layer in layers] if point else []
-        if after and set(after) <= set(sites):
-            each = [(a * b).sum(axis=1) for a, b in zip(before, units(after), strict=True)]
-            cosines[step] = quantised(np.stack(each), -1, 1)
-    return cosines
-
-
-def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    wide = vectors.astype(np.float64)
-    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12))
+    points = {step: point for step, point in STEP_POINTS.items() if point}
+    points = {step: point for step, point in points.items() if sites.issuperset(Site(n, point) for n in layers)}
+    cosines: dict[str, list[Any]] = {step: [] for step in points}
+    for layer in layers:
+        before = unit(layer_input(layer))
+        for step, point in points.items():
+            cosines[step].append((before * unit(Site(layer, point))).sum(axis=1))
+    return {step: quantised(np.stack(each), -1, 1) for step, each in cosines.items()}

@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,18 +20,10 @@ from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
 
-class Changed(NamedTuple):
-    """A parameter that differs from its default, both in YAML's words."""
-
-    key: str
-    value: str
-    default: str
-
-
-def changed_parameters(parameters: Parameters) -> list[Changed]:
-    """The parameters that differ from the defaults, in the file's order."""
+def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
+    """Key, value and default of each parameter that differs from its default, in YAML's words and the file's order."""
     own, defaults = (_flat(each.model_dump()) for each in (parameters, Parameters()))
-    return [Changed(key, _plain(own[key]), _plain(defaults[key])) for key in own if own[key] != defaults[key]]
+    return [(key, _plain(own[key]), _plain(defaults[key])) for key in own if own[key] != defaults[key]]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,12 +65,11 @@ def facts() -> dict[str, str]:
 
 def findings() -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
-    test, reviews = read_metrics("finetune")["test"], read_plot("reviews", "download")
+    test, run = read_metrics("finetune")["test"], facts()
     return [
-        f"The fine-tuned classifier is right on {percent(test['accuracy'], 1)} of "
-        f"{reviews.loc[reviews['split'] == 'test', 'reviews'].sum()} test reviews "
+        f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
-        f"naming the more frequent class every time would be on {percent(test['majority_accuracy'], 1)}.",
+        f"naming the more frequent class every time would be on {run['majority baseline']}.",
         *_mixing(read_plot("mixing", "measure")),
         *_difference(read_plot("mixing_difference", "measure")),
         *_map(made_layouts()[0]),
@@ -157,13 +148,12 @@ def _map(layout: str) -> list[str]:
             f"neighbours kept (chance {percent(chance['neighbours_kept'], 1)}). Far distances are less to be trusted: "
             f"their rank correlation with those of the full space is {value['distance_spearman']:.2f}."
         )
-    movement = read_plot("movement", "reduce")
-    movement = movement[movement["layout"] == layout]
-    seeds = movement["seed"].unique().tolist()
+    movement = read_plot("movement", "reduce").query("layout == @layout")
+    seeds = " and ".join(", ".join(map(str, movement["seed"].unique())).rsplit(", ", 1))
     overlap = value.get("neighbour_overlap")
     if overlap is not None and np.isfinite(overlap):
         sentences.append(
-            f"What of the {layout} map is due to its seed: maps with seeds {_listed(seeds)} share {percent(overlap)} "
+            f"What of the {layout} map is due to its seed: maps with seeds {seeds} share {percent(overlap)} "
             f"of each vector's neighbours (chance {percent(chance['neighbour_overlap'], 1)})."
         )
     return sentences + _movement(layout, movement)
@@ -196,8 +186,3 @@ def _shown_checkpoint(table: pd.DataFrame) -> str:
 def _interval(row: Mapping[str, Any] | pd.Series) -> str:
     digits = 0 if percent(row["ci_low"]) != percent(row["ci_high"]) else 1
     return f"95 % interval {percent(row['ci_low'], digits)} to {percent(row['ci_high'], digits)}"
-
-
-def _listed(values: list[Any]) -> str:
-    *first, last = map(str, values)
-    return f"{', '.join(first)} and {last}" if first else last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
-from stages.pictures.figure_files import save_figure
-from stages.pictures.limits import square_limits
-from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, printable
-from stages.pictures.words import SPECIAL, frequent_words, words
+from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, key_of, printable, save_figure, set_limits, square_limits
 from stages.sites import Site
-from stages.vocabulary import ONE_PLANE, POINT_MARKS, TOKEN_MARKS, WORD_MARKS, Mark
+from stages.vocabulary import ONE_PLANE, POINT_MARKS, TOKEN_MARKS, WORD_MARKS, Mark, layer_label
 
 PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 SIDES = {"left": 0.05, "right": 0.99, "wspace": 0.08}
 SEQUENTIAL = "viridis"
+SPECIAL = {"[CLS]": "[CLS]", "[SEP]": "[SEP]", "<s>": "[CLS]", "</s>": "[SEP]"}
+CONTINUES = "##"  # WordPiece: goes on with the word before
+BEGINS = "Ġ"  # byte-level BPE: begins a word
 
 Selected = list[tuple[Mark, npt.NDArray[np.bool_]]]
 
@@ -56,35 +56,24 @@ def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Pat
     colors = Normalize(0, max(int(tokens["position"].max()), 1))
     plane = table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else None
 
-    def panel(axes: Axes, site: Site) -> None:
-        xy = groups.get_group((site.layer, site.point))[["x", "y"]].to_numpy(np.float64)
+    cells = {site: embedding[0, column] for column, site in enumerate(levels)}
+    cells |= {Site(layer, point): grid[i, j] for i, layer in enumerate(layers) for j, point in enumerate(points)}
+    for site, cell in cells.items():
+        axes = figure.add_subplot(cell)
+        xy = groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64)
         _draw_map(axes, xy, tokens["position"].to_numpy(), colors, selected)
-        _limit(axes, xy if plane is None else plane)
-
-    for column, site in enumerate(levels):
-        axes = figure.add_subplot(embedding[0, column])
-        panel(axes, site)
-        axes.set_title(POINT_MARKS[site.point].label, fontsize=7, pad=3)
-        if column == 0:
-            axes.set_ylabel("Embedding", fontsize=7)
-    for row, layer in enumerate(layers):
-        for column, point in enumerate(points):
-            axes = figure.add_subplot(grid[row, column])
-            panel(axes, Site(layer, point))
-            if row == 0:
-                axes.set_title(_two_lines(POINT_MARKS[point].label), fontsize=7, pad=3)
-            if column == 0:
-                axes.set_ylabel(f"Layer {layer}", fontsize=7)
+        limits = square_limits(xy if plane is None else plane)
+        set_limits(axes, limits.mean(axis=1), np.diff(limits)[:, 0])
+        if cell.is_first_row():
+            axes.set_title(POINT_MARKS[site.point].label.replace(", ", ",\n"), fontsize=7, pad=3)
+        if cell.is_first_col():
+            axes.set_ylabel(layer_label(site.layer), fontsize=7)
     _key(figure, embedding[0, len(levels) :], selected, colors)
     documents = tokens["document"].unique()
     whose = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
     each = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
     figure.suptitle(f"{layout.capitalize()} maps of {whose}, {each}", y=1 - 0.1 / height, va="top", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
-
-
-def _two_lines(label: str) -> str:
-    return label.replace(", ", ",\n")
 
 
 def _selected(tokens: pd.DataFrame, number: int) -> Selected:
@@ -98,43 +87,42 @@ def _selected(tokens: pd.DataFrame, number: int) -> Selected:
 
 
 def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: Selected) -> None:
-    marked = np.any([rows for _, rows in selected], axis=0) if selected else np.zeros(len(xy), dtype=bool)
     size = float(np.clip(900 / len(xy), 1.5, 9))
-    axes.scatter(
-        xy[~marked, 0], xy[~marked, 1], c=positions[~marked], cmap=SEQUENTIAL, norm=colors, s=size, linewidths=0
-    )
+    plain = ~np.any([np.zeros(len(xy), dtype=bool), *(rows for _, rows in selected)], axis=0)
+    axes.scatter(xy[plain, 0], xy[plain, 1], c=positions[plain], cmap=SEQUENTIAL, norm=colors, s=size, linewidths=0)
+    edge: dict[str, Any] = {"linewidths": 0.3, "edgecolors": "white"}
     for mark, rows in selected:
-        x, y = xy[rows].T
-        edge: dict[str, Any] = {"linewidths": 0.3, "edgecolors": "white"}
-        axes.scatter(x, y, s=3 * size, color=mark.color, marker=mark.marker, zorder=3, **edge)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(True)
-        spine.set_color("0.8")
-
-
-def _limit(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
-    """A square around `xy`, widened to the axes' shape: both directions have one scale."""
-    limits = square_limits(xy)
-    box = axes.get_window_extent()
-    half = (limits[0, 1] - limits[0, 0]) / 2
-    wide, tall = half * np.array([box.width, box.height]) / min(box.width, box.height)
-    x, y = limits.mean(axis=1)
-    axes.set(xlim=(x - wide, x + wide), ylim=(y - tall, y + tall))
+        axes.scatter(xy[rows, 0], xy[rows, 1], s=3 * size, color=mark.color, marker=mark.marker, zorder=3, **edge)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color="0.8")
 
 
 def _key(figure: Figure, cell: Any, selected: Selected, colors: Normalize) -> None:
     """Legend and colour bar in the cells beside the embedding's maps."""
     axes = figure.add_subplot(cell)
     axes.axis("off")
-    handles = [
-        Line2D([], [], linestyle="none", marker=mark.marker, color=mark.color, markersize=4, label=mark.label)
-        for mark, _ in selected
-    ]
-    if handles:
-        legend = axes.legend(handles=handles, loc="upper center", ncols=2, columnspacing=1.2, handletextpad=0.2)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+    if selected:
+        handles = key_of([mark for mark, _ in selected], 4)
+        axes.legend(handles=handles, loc="upper center", ncols=2, columnspacing=1.2, handletextpad=0.2)
     bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
     figure.colorbar(ScalarMappable(colors, SEQUENTIAL), cax=bar, orientation="horizontal", label="Position in the text")
+
+
+def words(tokens: pd.DataFrame) -> pd.Series:
+    """For each token the whole word that it begins, in lower case.
+
+    Empty within a word, and for punctuation, [CLS] and [SEP].
+    """
+    token, document = tokens["token"], tokens["document"]
+    begins = token.str.startswith(BEGINS)
+    goes_on = ~begins if begins.any() else token.str.startswith(CONTINUES)
+    pieces = token.str.removeprefix(BEGINS).str.removeprefix(CONTINUES).str.lower()
+    in_word = ~token.isin(SPECIAL) & pieces.map(lambda piece: any(map(str.isalnum, piece)))
+    first = in_word & ~(goes_on & in_word.shift(fill_value=False) & (document == document.shift()))
+    return pieces.where(in_word, "").groupby(first.cumsum()).transform("sum").where(first, "")
+
+
+def frequent_words(tokens: pd.DataFrame, number: int) -> list[str]:
+    """The `number` most frequent words that occur more than once; among equals, the one that comes first."""
+    counts = Counter(word for word in words(tokens) if word)
+    return [word for word, count in counts.most_common(number) if count > 1]

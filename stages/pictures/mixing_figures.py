@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs.mixing import contributions_folder, read_matrix, read_ratios, row_shares, stored_matrices
 from stages.outputs.reports import FIGURES, read_plot
 from stages.parameters import FiguresParameters
-from stages.pictures.figure_files import save_figure
-from stages.pictures.style import ONE_COLUMN, PAGE_HEIGHT, TWO_COLUMNS, new_figure, printable
-from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
+from stages.pictures.style import ONE_COLUMN, PAGE_HEIGHT, TWO_COLUMNS, printable, save_figure
+from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES, Mark
 
 STEPS_SHOWN = ("cosine_input", "cosine_previous")
 SHARE_TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
@@ -38,10 +38,11 @@ def draw_mixing_figures(figures: FiguresParameters) -> None:
     """
     _draw_by_layer(read_plot("mixing", "measure"), FIGURES / "mixing_by_layer", figures)
     _draw_steps(read_plot("steps", "measure"), FIGURES / "mixing_steps", figures)
-    table = read_ratios()
-    for document in _captured(table):
+    document: Any
+    for document, rows in read_ratios().groupby("document", sort=False):
+        if not contributions_folder(rows["checkpoint"].iloc[0], document).is_dir():  # not captured
+            continue
         name = document.replace("/", "_")
-        rows = table[table["document"] == document]
         _draw_strip(rows, document, FIGURES / f"mixing_tokens_{name}", figures)
         for checkpoint, part in rows.groupby("checkpoint", sort=False):
             tokens = part.loc[part["layer"] == 1, "token"].tolist()
@@ -53,42 +54,28 @@ def draw_mixing_figures(figures: FiguresParameters) -> None:
                     _draw_matrices(str(checkpoint), document, tokens, methods, path, figures)
 
 
-def _captured(table: pd.DataFrame) -> list[str]:
-    checkpoint = str(table["checkpoint"].iloc[0])
-    return [name for name in table["document"].unique() if contributions_folder(checkpoint, name).is_dir()]
-
-
 def _draw_by_layer(mixing: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
-    checkpoints = mixing["checkpoint"].unique().tolist()
-    alone = len(checkpoints) == 1
-    figure = new_figure(ONE_COLUMN if alone else TWO_COLUMNS, 3.2 if alone else 2.6)
-    panels = figure.subplots(1, len(checkpoints), sharey=True, squeeze=False)[0]
-    for axes, checkpoint in zip(panels, checkpoints, strict=True):
-        for method, part in mixing[mixing["checkpoint"] == checkpoint].groupby("method", sort=False):
-            mark = RATIOS[str(method)].mark
-            axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
-            axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, linewidth=0)
-        axes.set(title=CHECKPOINTS[checkpoint], xlabel="Layer", ylim=(0, 1))
-        axes.set_xticks(sorted(mixing["layer"].unique()))
+    by_checkpoint = mixing.groupby("checkpoint", sort=False)
+    alone = len(by_checkpoint) == 1
+    figure = Figure(figsize=(ONE_COLUMN, 3.2) if alone else (TWO_COLUMNS, 2.6), layout="constrained")
+    panels = figure.subplots(1, len(by_checkpoint), sharey=True, squeeze=False)[0]
+    for axes, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
+        _draw_curves(axes, rows, "method", {name: ratio.mark for name, ratio in RATIOS.items()})
+        axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel="Layer", ylim=(0, 1))
     panels[0].set_ylabel("Mixing ratio (95 % interval)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=1 if alone else 3)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
 def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
-    checkpoints = steps["checkpoint"].unique().tolist()
-    figure = new_figure(TWO_COLUMNS, 2.2 * len(checkpoints) + 0.6)
-    grid = figure.subplots(len(checkpoints), len(STEPS_SHOWN), sharex=True, sharey=True, squeeze=False)
-    for row, checkpoint in zip(grid, checkpoints, strict=True):
+    by_checkpoint = steps.groupby("checkpoint", sort=False)
+    figure = Figure(figsize=(TWO_COLUMNS, 2.2 * len(by_checkpoint) + 0.6), layout="constrained")
+    grid = figure.subplots(len(by_checkpoint), len(STEPS_SHOWN), sharex=True, sharey=True, squeeze=False)
+    for row, (checkpoint, rows) in zip(grid, by_checkpoint, strict=True):
         for axes, measure in zip(row, STEPS_SHOWN, strict=True):
-            chosen = steps[(steps["checkpoint"] == checkpoint) & (steps["measure"] == measure)]
-            for step, part in chosen.groupby("step", sort=False):
-                mark = STEP_MARKS[str(step)]
-                axes.plot(part["layer"], part["mean"], color=mark.color, marker=mark.marker, label=mark.label)
-                axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=mark.color, alpha=0.25, lw=0)
+            _draw_curves(axes, rows[rows["measure"] == measure], "step", STEP_MARKS)
             axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
-            axes.set_title(f"{CHECKPOINTS[checkpoint]}: {STEP_MEASURES[measure]}")
-            axes.set_xticks(sorted(steps["layer"].unique()))
+            axes.set_title(f"{CHECKPOINTS[str(checkpoint)]}: {STEP_MEASURES[measure]}")
         row[0].set_ylabel("Cosine")
     for axes in grid[-1]:
         axes.set_xlabel("Layer")
@@ -96,45 +83,44 @@ def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> 
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
+def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str, Mark]) -> None:
+    """A curve with its interval for each name in `column`, over the layers."""
+    for name, part in rows.groupby(column, sort=False):
+        label, color, marker = marks[str(name)]
+        axes.plot(part["layer"], part["mean"], color=color, marker=marker, label=label)
+        axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=color, alpha=0.25, linewidth=0)
+    axes.set_xticks(sorted(rows["layer"].unique()))
+
+
 def _draw_strip(rows: pd.DataFrame, document: str, path: Path, figures: FiguresParameters) -> None:
     """A row of cells for each layer, a column for each token, wrapped like text; a block for each checkpoint."""
     method = preferred_ratio(rows.columns)
-    checkpoints = rows["checkpoint"].unique().tolist()
     grids = {
-        name: part.pivot_table(index="layer", columns="position", values=method)
+        CHECKPOINTS[str(name)]: part.pivot_table(index="layer", columns="position", values=method)
         for name, part in rows.groupby("checkpoint", sort=False)
     }
-    tokens = rows[(rows["checkpoint"] == checkpoints[0]) & (rows["layer"] == 1)]["token"].tolist()
-    layers = len(grids[checkpoints[0]])
-    row_height = len(checkpoints) * (0.08 * layers + 0.5)
+    tokens = rows.drop_duplicates("position")["token"].tolist()
+    layers = rows["layer"].nunique()
+    row_height = len(grids) * (0.08 * layers + 0.5)
     on_page = TOKENS_IN_ROW * max(1, int((PAGE_HEIGHT - 0.5) / row_height))
     shown_tokens = min(len(tokens), TOKENS_IN_STRIP, on_page)
     starts = range(0, shown_tokens, TOKENS_IN_ROW)
-    figure = new_figure(TWO_COLUMNS, len(starts) * row_height + 0.5)
-    panels = figure.subplots(len(starts) * len(checkpoints), 1, squeeze=False)[:, 0]
+    figure = Figure(figsize=(TWO_COLUMNS, len(starts) * row_height + 0.5), layout="constrained")
+    panels = figure.subplots(len(starts) * len(grids), 1, squeeze=False)[:, 0]
     largest = max(float(np.nanmax(grid.to_numpy())) for grid in grids.values())
-    for number, start in enumerate(starts):
-        for place, checkpoint in enumerate(checkpoints):
-            axes = panels[number * len(checkpoints) + place]
-            shown = np.full((layers, TOKENS_IN_ROW), np.nan)
-            part = grids[checkpoint].to_numpy()[:, start : min(start + TOKENS_IN_ROW, shown_tokens)]
-            shown[:, : part.shape[1]] = part
-            image = axes.imshow(shown, vmin=0, vmax=largest, aspect="auto", origin="lower")
-            _label_tokens(axes, tokens[start : start + TOKENS_IN_ROW], "x")
-            axes.set_yticks([0, layers - 1], ["1", str(layers)])
-            axes.set_ylabel(f"{CHECKPOINTS[checkpoint]},\nlayer", fontsize=6)
+    for axes, (start, (checkpoint, grid)) in zip(panels, product(starts, grids.items()), strict=True):
+        shown = grid.reindex(columns=range(start, start + TOKENS_IN_ROW))
+        image = axes.imshow(shown, vmin=0, vmax=largest, aspect="auto", origin="lower")
+        _label_tokens(axes, tokens[start : start + TOKENS_IN_ROW], "x")
+        axes.set_yticks([0, layers - 1], ["1", str(layers)])
+        axes.set_ylabel(f"{checkpoint},\nlayer", fontsize=6)
     figure.colorbar(image, ax=panels.tolist(), label=RATIOS[method].mark.label, fraction=0.02, aspect=40)
     figure.suptitle(f"Mixing ratio by layer in {document}{_part(shown_tokens, len(tokens))}", fontsize=8)
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
 def _draw_matrices(
-    checkpoint: str,
-    document: str,
-    tokens: list[str],
-    methods: Sequence[str],
-    path: Path,
-    figures: FiguresParameters,
+    checkpoint: str, document: str, tokens: list[str], methods: Sequence[str], path: Path, figures: FiguresParameters
 ) -> None:
     """A row for each measure, a column for the first, a middle and the last layer; row token, column source.
 
@@ -175,9 +161,5 @@ def _part(shown: int, tokens: int) -> str:
 
 
 def _label_tokens(axes: Axes, tokens: list[str], side: Any) -> None:
-    labels = [printable(token).replace("$", r"\$") for token in tokens]
-    axes.tick_params(side, length=0, pad=1)
-    if side == "x":
-        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=LABEL_SIZE)
-    else:
-        axes.set_yticks(range(len(labels)), labels, fontsize=LABEL_SIZE)
+    axes.tick_params(side, length=0, pad=1, labelsize=LABEL_SIZE, labelrotation=90 if side == "x" else 0)
+    axes.set(**{f"{side}ticks": range(len(tokens)), f"{side}ticklabels": [printable(token) for token in tokens]})

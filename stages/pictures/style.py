@@ -1,34 +1,75 @@
-"""One style for every figure: palette, markers, names for people, sizes."""
+"""What all figures share: sizes, style, limits, keys, and files that are the same every time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+
+from stages.vocabulary import Mark
 
 ONE_COLUMN = 3.3  # inches
 TWO_COLUMNS = 7.0
 PAGE_HEIGHT = 9.5  # at most
-STYLE_SHEET = Path(__file__).with_name("paper.mplstyle")
+ROOM = 1.08  # of a map's points' larger extent
+# No date and no version of the program in the file.
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+}
 
 
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Matplotlib's settings for the time of drawing and saving."""
-    with mpl.rc_context(fname=STYLE_SHEET):
+    with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
         yield
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of `width` x `height` inches outside pyplot's global state; use it under `paper_style`."""
-    return Figure(figsize=(width, height), layout="constrained")
+def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int) -> None:
+    """Save as `path` with each format's suffix; draw under `paper_style`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in formats:
+        figure.savefig(path.with_suffix(f".{suffix}"), dpi=dpi, metadata=METADATA[suffix])
 
 
 def printable(text: str) -> str:
     """Text that the figures' font can draw: other characters become their code points, `<U+1F600>`."""
     known = get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap()
     return "".join(char if ord(char) in known and char.isprintable() else f"<U+{ord(char):04X}>" for char in text)
+
+
+def key_of(marks: Iterable[Mark], size: float) -> list[Line2D]:
+    """What stands for `marks` in a legend."""
+    return [
+        Line2D([], [], linestyle="none", marker=mark.marker, color=mark.color, markersize=size, label=mark.label)
+        for mark in marks
+    ]
+
+
+def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Limits of x and of y `[2, 2]`, equally long, around the points `[vectors, 2]`; NaN has no place."""
+    points = xy[np.isfinite(xy).all(axis=1)]
+    low, high = (points.min(axis=0), points.max(axis=0)) if len(points) else (np.zeros(2), np.ones(2))
+    half = max(float((high - low).max()), 1e-3) * ROOM / 2
+    middle = (low + high) / 2
+    return np.stack([middle - half, middle + half], axis=1)
+
+
+def set_limits(axes: Axes, middle: npt.NDArray[np.float64], extent: npt.NDArray[np.float64]) -> None:
+    """Limits that hold `extent` of x and y around `middle`, widened to the axes' shape: both have one scale."""
+    figure: Any = axes.figure
+    shape = np.array(axes.get_position().size) * figure.get_size_inches()
+    half = shape * (extent / shape).max() / 2
+    (left, bottom), (right, top) = middle - half, middle + half
+    axes.set(xlim=(left, right), ylim=(bottom, top))

@@ -1,6 +1,5 @@
 // What the charts have in common.
 
-import { data } from "./data.js";
 import { state } from "./state.js";
 
 // A finger scrolls the page; what it would drag or zoom stays as it is.
@@ -29,35 +28,11 @@ export function drawChart(chart, traces, layout, heard = {}) {
   }
 }
 
-/** Draw curves over the layers, with a mark at the chosen one. */
-export function drawByLayer(chart, traces, top, yaxis, heard) {
-  const lines = { gridcolor: state.colours.line, zerolinecolor: state.colours.line, linecolor: state.colours.line };
-  const line = { color: state.colours.soft, width: 1, dash: "dot" };
-  const layout = {
-    margin: { l: 56, r: 16, t: top, b: 48 },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
-    shapes: [{ type: "line", x0: state.layer, x1: state.layer, yref: "paper", y0: 0, y1: 1, line }],
-    xaxis: { ...lines, title: { text: "layer" }, dtick: data.ratios.layers > 16 ? 2 : 1 },
-    yaxis: { ...lines, ...yaxis },
-  };
-  drawChart(chart, traces, layout, heard);
-}
-
 /** A trace of points, from pairs of x and y. */
 export function pointsAt(places, name) {
   const [x, y] = [0, 1].map((axis) => places.map((at) => at[axis]));
   return { type: "scatter", mode: "markers", x, y, name, showlegend: false };
 }
 
-/** A curve of means with its interval; `look` goes into the trace of the means. */
-export function band(rows, name, color, look) {
-  const common = { type: "scatter", x: rows.map((row) => row.layer), legendgroup: name };
-  const edge = { ...common, mode: "lines", line: { color, width: 0 }, hoverinfo: "skip", showlegend: false };
-  const [low, high, mean] = ["ci_low", "ci_high", "mean"].map((column) => rows.map((row) => row[column]));
-  const customdata = rows.map((row) => [row.ci_low, row.ci_high]);
-  return [
-    { ...edge, y: low },
-    { ...edge, y: high, fill: "tonexty", fillcolor: `${color}33` },
-    { ...common, mode: "lines+markers", y: mean, customdata, name, ...look },
-  ];
-}
+/** Charts read a few tags in their labels. */
+export const forChart = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");

@@ -1,7 +1,25 @@
 // The data of the page, decoded once, and what is looked up in them. Tokens are numbered from 0 over all documents.
 
-import { UNKNOWN, bytes, codes, unpacked, value } from "./decode.js";
 import { byId } from "./elements.js";
+
+// What `arrays.py` packed: deflated JSON, and in it arrays of unsigned integers as base64.
+const UNKNOWN = 65535; // the code of a value that is not there
+const LARGEST = 65534; // the code of the upper limit of a quantised value
+
+async function unpacked(text) {
+  const stream = new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+function bytes(text) {
+  const raw = atob(text);
+  const found = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
+  return found;
+}
+
+const codes = (text) => new Uint16Array(bytes(text).buffer);
+const value = (code, low, high) => (code === UNKNOWN ? null : low + (code * (high - low)) / LARGEST);
 
 export const data = await unpacked(byId("data").textContent.trim());
 export const { tokens } = data;
@@ -23,14 +41,16 @@ export function ratioOf(token, layer, checkpoint, method) {
   return value(ratios[checkpoint][method][(layer - 1) * tokens.length + token], 0, 1);
 }
 
-const largest = new Map();
+/** A function that finds its result once for each argument. */
+export function once(find) {
+  const found = new Map();
+  return (key) => found.get(key) ?? found.set(key, find(key)).get(key);
+}
+
+const largestOf = once((all) => all.reduce((most, code) => Math.max(most, value(code, 0, 1)), 0) || 1);
 
 /** The largest ratio of all tokens and layers, which has the strongest colour. */
-export function largestRatio(checkpoint, method) {
-  const all = ratios[checkpoint][method];
-  if (!largest.has(all)) largest.set(all, all.reduce((most, code) => Math.max(most, value(code, 0, 1)), 0) || 1);
-  return largest.get(all);
-}
+export const largestRatio = (checkpoint, method) => largestOf(ratios[checkpoint][method]);
 
 const UNIT = [0, 1];
 
@@ -50,7 +70,7 @@ export function cosinesOf(token, step) {
   return Array.from({ length: all.length / tokens.length }, (_, i) => value(all[i * tokens.length + token], -1, 1));
 }
 
-const decoded = new Map();
+const decoded = once((part) => ({ sources: codes(part.sources), shares: bytes(part.shares) }));
 
 /**
  * The largest shares that a token took, its sources in order; null where the text's matrices are not on the page, and
@@ -62,8 +82,7 @@ export function sourcesOf(token, layer, checkpoint, matrix, head) {
   if (!matrices || matrix === undefined) return null;
   const byHead = matrix === "attention" && head !== "mean";
   const part = matrices[checkpoint][byHead ? "heads" : matrix];
-  if (!decoded.has(part)) decoded.set(part, { sources: codes(part.sources), shares: bytes(part.shares) });
-  const { sources, shares } = decoded.get(part);
+  const { sources, shares } = decoded(part);
   const row = byHead ? (layer - 1) * part.number + head : layer - 1;
   const from = (row * length + positionOf(token)) * part.keep;
   if (sources[from] === UNKNOWN) return [];

@@ -2,14 +2,11 @@
 
 import { drawMapLegend } from "./colours.js";
 import { drawControls, drawHeads, drawPlay, drawPoint, drawSelection } from "./controls.js";
+import { drawDifference, drawMixing, drawSteps } from "./curves.js";
 import { byId } from "./elements.js";
-import { drawMap } from "./map.js";
-import { drawDifference, drawMixing } from "./mixing.js";
-import { drawSources } from "./sources.js";
+import { drawMap, drawMovement, drawQuality } from "./map.js";
 import { change, show, state } from "./state.js";
-import { drawSteps } from "./steps.js";
-import { buildWords, drawPointed, drawTextLegend, drawWords } from "./text.js";
-import { drawMovement, drawQuality } from "./trust.js";
+import { buildWords, drawPointed, drawSources, drawTextLegend, drawWords } from "./text.js";
 
 const root = document.documentElement;
 const scheme = matchMedia("(prefers-color-scheme: dark)");

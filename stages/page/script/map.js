@@ -1,15 +1,19 @@
-// The view Map: the tokens at one capture point, with the way that the selected one took.
+// The view Map: the tokens at one capture point, the way that the selected one took, and how far to trust all that.
 
-import { PRINTED, drawChart, pointsAt } from "./charts.js";
+import { FONT, PRINTED, drawChart, forChart, pointsAt } from "./charts.js";
 import { colourOf } from "./colours.js";
-import { CAPTURED, data, documentOf, inOnePlane, limits, place, positionOf, ratioOf, tokens } from "./data.js";
-import { forChart } from "./decode.js";
-import { byId, percent } from "./elements.js";
+import { CAPTURED, data, documentOf, inOnePlane, limits, once, place, positionOf, ratioOf, tokens } from "./data.js";
+import { byId, element, percent } from "./elements.js";
 import { change, state } from "./state.js";
-import { MARGIN, SIZE, withRoom } from "./words.js";
 
 const chart = byId("map-chart");
 const SURROUNDINGS = 2000; // points at most
+const MARGIN = 8; // pixels around the map
+const SIZE = 11; // pixels
+
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = `${SIZE}px ${FONT}`;
+const widthOf = once((token) => pen.measureText(tokens[token]).width);
 
 function hoverText(token) {
   const site = data.sites[state.point];
@@ -25,10 +29,31 @@ function shownTokens() {
   return chosen.map((token) => ({ token, at: place(state.layout, state.point, token) })).filter(({ at }) => at);
 }
 
+/** Pixels for one unit of the map, which is as long upwards as sideways. */
+function pixelsPerUnit(ranges) {
+  const sizes = state.printing ? [PRINTED.width, PRINTED.tall] : [chart.clientWidth, chart.clientHeight];
+  return Math.min(...sizes.map((size, i) => (size - 2 * MARGIN) / Math.abs(ranges[i][1] - ranges[i][0])));
+}
+
+/** Those of the shown tokens whose words do not lie on one another, the selected one first. */
+function withRoom(shown, ranges) {
+  const scale = pixelsPerUnit(ranges);
+  const taken = [];
+  const found = new Set();
+  for (const { token, at } of shown.toSorted((a, b) => (b.token === state.token) - (a.token === state.token))) {
+    const [x, y] = at.map((each) => each * scale);
+    const half = widthOf(token) / 2 + 1;
+    if (taken.some((other) => Math.abs(x - other.x) < half + other.half && Math.abs(y - other.y) < SIZE)) continue;
+    taken.push({ x, y, half });
+    found.add(token);
+  }
+  return found;
+}
+
 function looksOfWords(shown, color, range) {
   // A chart keeps what its reader zoomed to until the layout changes.
   const seen = chart.layout && chart.layout.uirevision === state.layout;
-  const fits = withRoom(shown, chart, seen ? [chart.layout.xaxis.range, chart.layout.yaxis.range] : range);
+  const fits = withRoom(shown, seen ? [chart.layout.xaxis.range, chart.layout.yaxis.range] : range);
   // A space, as plotly never draws a text again that was once empty.
   const text = shown.map(({ token }) => (fits.has(token) ? forChart(data.tokens[token]) : " "));
   const textfont = { size: SIZE, color: state.colours.ink };
@@ -62,20 +87,13 @@ function surroundingsTrace() {
 /** The selected token's way to this point. */
 function trailTrace() {
   const color = state.colours.mark;
-  const points = [...data.sites.keys()].slice(0, state.point + 1);
-  const way = points.filter((point) => place(state.layout, point, state.token));
-  const places = way.map((point) => place(state.layout, point, state.token));
-  const customdata = way.map((point) => data.sites[point].label);
-  const line = { color, width: 1.5 };
-  const told = { customdata, hovertemplate: "%{customdata}<extra>trail</extra>" };
-  return {
-    ...pointsAt(places, "trail"),
-    ...told,
-    mode: "lines+markers",
-    line,
-    marker: { size: 5, color },
-    opacity: 0.75,
-  };
+  const sites = data.sites.slice(0, state.point + 1);
+  const way = sites.map(({ label }, point) => ({ label, at: place(state.layout, point, state.token) }));
+  const found = way.filter(({ at }) => at);
+  const told = { customdata: found.map(({ label }) => label), hovertemplate: "%{customdata}<extra>trail</extra>" };
+  const looks = { mode: "lines+markers", line: { color, width: 1.5 }, marker: { size: 5, color }, opacity: 0.75 };
+  const places = found.map(({ at }) => at);
+  return { ...pointsAt(places, "trail"), ...told, ...looks };
 }
 
 function selectedTrace(at) {
@@ -120,4 +138,47 @@ export function drawMap() {
     plotly_relayout: () => state.shape === "words" && !state.printing && drawMap(),
   });
   drawNote(shown, selected);
+}
+
+const number = (found) => (found === null ? "–" : found.toFixed(3));
+
+export function drawQuality() {
+  const { whole, points } = data.quality[state.layout];
+  const rowOf = (name) => {
+    const [here] = points[state.point][name] || [null]; // the joint map has no seeds' scores by point
+    const cells = [whole[name][0], here, whole[name][1]].map((found) => element("td", {}, number(found)));
+    return element(
+      "tr",
+      { "data-measure": name },
+      element("th", { scope: "row" }, data.labels.mapMeasures[name]),
+      ...cells,
+    );
+  };
+  const rows = Object.keys(data.labels.mapMeasures).filter((name) => name in whole);
+  byId("quality").tBodies[0].replaceChildren(...rows.map(rowOf));
+}
+
+/** A rank correlation, that of the shown seed first, and its range over the seeds. */
+function correlation([shown, ...refits]) {
+  if (shown.spearman === null) return "none (constant)";
+  const all = [shown, ...refits].map((row) => row.spearman).filter((each) => each !== null);
+  const ends = [Math.min(...all), Math.max(...all)].map((each) => each.toFixed(2));
+  const range = all.length > 1 ? ` (${ends.join(" to ")} with ${all.length} seeds)` : "";
+  return shown.spearman.toFixed(2) + range;
+}
+
+function movement() {
+  if (!inOnePlane(state.layout)) return "Separate maps share no plane, so there is no trail from one to the next.";
+  const { layer } = data.sites[state.point];
+  const step = data.wholeLayer.includes(state.method) ? "layer" : "attention";
+  const moves = data.movement.filter((row) => row.layout === state.layout && row.layer === layer && row.step === step);
+  const [full, mixed] = ["full_space", state.method].map((name) => moves.filter((row) => row.against === name));
+  if (full.length === 0) return ""; // the points before and after the step were not captured
+  const where = `In ${step === "layer" ? "the whole" : "the attention step"} of layer ${layer}`;
+  const against = mixed.length === 0 ? "" : `, and of ${correlation(mixed)} with the mixing ratio`;
+  return `${where}, moves on this map have a rank correlation of ${correlation(full)} with moves in the full space${against}.`;
+}
+
+export function drawMovement() {
+  byId("movement").textContent = movement();
 }

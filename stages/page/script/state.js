@@ -8,13 +8,8 @@ const values = Object.assign(
   // Of the map; `timer` runs while it plays.
   { point: 0, layout: layouts[0], colour: "position", shape: "points", everyone: true, timer: null },
   // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources.
-  {
-    checkpoint: checkpoints.at(-1),
-    matrix: data.matrices.find((name) => name === "alti") ?? data.matrices[0],
-    head: "mean",
-    hovered: null,
-    pointed: null,
-  },
+  { checkpoint: checkpoints.at(-1), head: "mean", hovered: null, pointed: null },
+  { matrix: data.matrices.includes("alti") ? "alti" : data.matrices[0] },
   // Of the curves and the steps.
   { curveCheckpoint: checkpoints.length > 1 ? "both" : checkpoints[0] },
   { stepMeasure: "cosine_input", stepCheckpoint: checkpoints.at(-1) },

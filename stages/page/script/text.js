@@ -1,20 +1,26 @@
-// The view Text: the words of one text, shaded by their mixing ratio.
+// The view Text: the words of one text, shaded by their mixing ratio, and what a word took from others.
 
 import { data, largestRatio, positionOf, ratioOf, sourcesOf, tokens } from "./data.js";
-import { byId, element, percent, ramp } from "./elements.js";
+import { byId, element, inText, percent, ramp } from "./elements.js";
 import { change, state } from "./state.js";
 
 const box = byId("words");
 const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 const SPACE = "\u0120"; // of a tokenizer on bytes, which marks where words begin; WordPiece marks where they go on
 const onBytes = data.tokens.some((each) => each.startsWith(SPACE));
+const LISTED = 12;
+const NOT_HERE =
+  "What this text's words took from each other is not on the page, which would grow too large; " +
+  "it is in features/mixing/contributions.";
+const NOT_MEASURED = "Contribution matrices were not measured (mixing.matrices).";
+const NOT_TRUSTED = "The row of this token is too small to be told from rounding, so it is not shown.";
 
 const isPiece = (token) => data.tokens[token].startsWith("##") && data.tokens[token].length > 2;
 const isGlued = (token) => (onBytes ? !data.tokens[token].startsWith(SPACE) : data.tokens[token].startsWith("##"));
 
 /** The token whose sources are shown: that under the mouse, or the selected one. */
-export const lookedAt = () => (state.hovered === null ? state.token : state.hovered);
-export const sourcesHere = (token) => sourcesOf(token, state.layer, state.checkpoint, state.matrix, state.head);
+const lookedAt = () => (state.hovered === null ? state.token : state.hovered);
+const sourcesHere = (token) => sourcesOf(token, state.layer, state.checkpoint, state.matrix, state.head);
 
 const spanOf = (token) => byId(`token-${token}`);
 const tokenAt = (event) => {
@@ -69,6 +75,45 @@ export function drawTextLegend() {
 export function drawPointed() {
   for (const span of box.querySelectorAll(".pointed")) span.classList.remove("pointed");
   if (state.pointed !== null) spanOf(state.pointed).classList.add("pointed");
+}
+
+function ratioLine(looked) {
+  const share = ratioOf(looked, state.layer, state.checkpoint, state.method);
+  const by = inText(data.labels.methods[state.method]);
+  const line = share === null ? "" : `Layer ${state.layer}: ${percent(share)} from others (${by}).`;
+  return element("p", { class: "small" }, line);
+}
+
+function howLine() {
+  const head = state.matrix === "attention" && state.head !== "mean" ? `, head ${state.head + 1}` : "";
+  const where = state.matrix.endsWith("_rollout") ? "from the embedding to" : "in";
+  return element("p", {}, `By ${data.labels.matrices[state.matrix]}${head}, ${where} layer ${state.layer}:`);
+}
+
+function listed(found, looked) {
+  const items = found.map(({ token, share }) => {
+    const bar = element("i", { "aria-hidden": "true", style: `width: ${(100 * share) / found[0].share}%` });
+    const which = token === looked ? " (itself)" : element("small", {}, ` ${positionOf(token)}`);
+    const name = element("bdi", {}, tokens[token], which);
+    return element("li", { "data-token": token }, bar, name, element("span", {}, percent(share)));
+  });
+  return element("ol", {}, ...items);
+}
+
+function sourcesOfToken(looked) {
+  const found = sourcesHere(looked);
+  if (found === null) return [element("p", { class: "note" }, data.matrices.length > 0 ? NOT_HERE : NOT_MEASURED)];
+  if (found.length === 0) return [element("p", { class: "note" }, NOT_TRUSTED)];
+  const shown = found.slice(0, LISTED);
+  const others = Math.max(0, 1 - shown.reduce((sum, { share }) => sum + share, 0));
+  return [howLine(), listed(shown, looked), element("p", { class: "small" }, `All others: ${percent(others)}.`)];
+}
+
+export function drawSources() {
+  const looked = lookedAt();
+  byId("sources-title").textContent = looked === null ? "Took from" : `“${tokens[looked]}” took from`;
+  const none = [element("p", { class: "small" }, "Select a word.")];
+  byId("sources").replaceChildren(...(looked === null ? none : [ratioLine(looked), ...sourcesOfToken(looked)]));
 }
 
 /** The token that a key leads to, null for none; undefined where the key is not one of a list's. */
