@@ -21,6 +21,7 @@ from stages.errors import InputError
 from stages.maps.neighbours import device
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.documents import chosen_documents
+from stages.mixing.layers import attention_gain
 from stages.models.encoding import batches_by_tokens
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.reviews.source import READERS

@@ -13,8 +13,9 @@ Tensor = torch.Tensor
 def identity_errors(weights: LayerWeights, seen: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """How far sum_j F_ij + b_O is from `attention_output`, and the sum of T from `attention_norm`, in a batch.
 
-    Each `[B]` is the largest error relative to the largest component of the true vectors. F_ii and the sum over the other sources are taken from attention weights and values, each through
-    W_O on its own, not from attention_output. Tokens outside `mask_BT` do not count.
+    Each `[B]` is the largest error relative to the largest component of the true vectors. F_ii and the sum over the
+    other sources are taken from attention weights and values, each through W_O on its own, not from attention_output.
+    Tokens outside `mask_BT` do not count.
     """
     # One document at a time, so that its vectors stay in the cache.
     errors = [_of_document(weights, seen.document(place), mask.unsqueeze(-1)) for place, mask in enumerate(mask_BT)]

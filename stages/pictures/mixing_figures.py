@@ -86,7 +86,7 @@ def _draw_steps(steps: pd.DataFrame, path: Path, figures: FiguresParameters) -> 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str, Mark]) -> None:
     """A curve with its interval for each name in `column`, over the layers."""
     for name, part in rows.groupby(column, sort=False):
-        label, color, marker = marks[str(name)]
+        label, color, marker, _ = marks[str(name)]
         axes.plot(part["layer"], part["mean"], color=color, marker=marker, label=label)
         axes.fill_between(part["layer"], part["ci_low"], part["ci_high"], color=color, alpha=0.25, linewidth=0)
     axes.set_xticks(sorted(rows["layer"].unique()))
