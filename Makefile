@@ -42,9 +42,8 @@ format: $(INSTALLED) ## Format the code
 docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
 	@$(IN_VENV) python -m docs.tables
 
-bench: $(INSTALLED) ## Time the stages beside the plain way
+bench: $(INSTALLED) ## Time the stages beside the strongest plain way, into benchmarks/RESULTS.md
 	@$(IN_VENV) python -m benchmarks.stages
-	@$(IN_VENV) python -m benchmarks.mixing models/pretrained models/finetuned
 
 paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)
 	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)

@@ -60,7 +60,7 @@ compiled* numba finds an empty folder, as after an installation.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
     parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
