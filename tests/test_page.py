@@ -728,6 +728,15 @@ def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any)
     shown.close()
 
 
+def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
+    shutil.rmtree(MIXING / "contributions")
+    shown = shown_again(chromium)
+    assert "contribution matrices in mixing.matrices" in shown.page.locator("#text").inner_text()
+    shown.page.locator("#token-1").click()
+    assert "mixing.matrices" in shown.page.locator("#sources").inner_text()
+    shown.close()
+
+
 def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:
     (MAPS / "joint.parquet").unlink()
     shown = shown_again(chromium)
@@ -797,7 +806,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
 def test_page_of_one_token_of_512_and_of_40_documents(
     workspace: Any, run: Path, chromium: Any, lengths: list[int], layers: int, heads: int
 ) -> None:
-    write_run(workspace(), run, lengths, layers, heads)
+    write_run(workspace(capture={"documents": list(range(len(lengths)))}), run, lengths, layers, heads)
     shown = shown_again(chromium)
     assert PAGE.stat().st_size < 15e6
     page = shown.page
@@ -820,9 +829,9 @@ def test_page_of_one_token_of_512_and_of_40_documents(
 def test_documents_that_do_not_fit_are_counted(
     workspace: Any, run: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(workspace(), run, [30, 30, 30], 3)
-    monkeypatch.setattr("stages.page.contents.PAGE_TOKENS", 70)
-    monkeypatch.setattr("stages.page.contents.CONTRIBUTION_BYTES", 1)
+    write_run(workspace(capture={"documents": [0, 1, 2]}), run, [30, 30, 30], 3)
+    monkeypatch.setattr("stages.page.payload.PAGE_TOKENS", 70)
+    monkeypatch.setattr("stages.page.payload.CONTRIBUTION_BYTES", 1)
     shown = shown_again(chromium)
     assert "1 more captured documents are not on this page" in shown.page.locator("#selection").inner_text()
     choose(shown.page, "document", "1")
