@@ -36,7 +36,6 @@ def captured_tokens() -> tuple[pd.DataFrame, int]:
 
 def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
     """Everything that the page's script reads."""
-    curves = _records("mixing", "measure")
     ratios = read_ratios(filters=[("document", "in", tokens["document"].unique().tolist())])
     return {
         "framesPerSecond": frames_per_second,
@@ -52,8 +51,8 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         "onePlane": vocabulary.ONE_PLANE,
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
-        "method": preferred_ratio([row["method"] for row in curves]),
-        "curves": curves,
+        "method": preferred_ratio(ratios.columns),
+        "curves": _records("mixing", "measure"),
         "differences": _records("mixing_difference", "measure"),
         "steps": _records("steps", "measure"),
         "movement": _records("movement", "reduce"),
