@@ -51,10 +51,12 @@ def results() -> dict[str, str]:
 def _overall() -> str:
     means = read_plot("mixing_overall", "measure").set_index(["method", "checkpoint"])
     rows = []
-    for method, ratio in RATIOS.items():
+    for method in means.index.unique("method"):
         before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
         interval = f"{change['mean']:+.1f} [{change['ci_low']:+.1f}, {change['ci_high']:+.1f}]"
-        rows.append((f"`{method}`", ratio.mark.label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval))
+        rows.append(
+            (f"`{method}`", RATIOS[method].mark.label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval)
+        )
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
 
 

@@ -95,9 +95,10 @@ class FinetuneParameters(_Section):
 class CaptureParameters(_Section):
     documents: list[Annotated[int, Field(ge=0)]] = [3]
     texts: list[str] = []
-    points: Annotated[list[Point], Field(min_length=1)] = (
-        "word_embedding embedding_output attention_heads attention_output attention_norm ffn_output layer_output".split()
-    )
+    points: Annotated[list[Point], Field(min_length=1)] = [
+        *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
+        *("ffn_output", "layer_output"),
+    ]
     max_length: Tokens = 512
     dtype: Literal["float16", "float32"] = "float16"
     batch_tokens: Count = 8192
