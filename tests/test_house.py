@@ -23,10 +23,11 @@ NO_DEPENDENCY = frozenset({"errors.py", "command.py", "parameters.py", "resume.p
 
 
 @cache
-def imported_by(module: Path) -> frozenset[Path]:
-    """Modules of `stages` that a module imports when it runs, also those that it imports late."""
+def imported_by(module: Path, types: bool = False) -> frozenset[Path]:
+    """Modules of `stages` that a module imports when it runs, also those that it imports late, or for its `types`."""
     found = set()
-    for node in ast.walk(_without_type_checking(ast.parse(module.read_text(encoding="utf-8")))):
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    for node in ast.walk(tree if types else _without_type_checking(tree)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
@@ -46,14 +47,14 @@ def _without_type_checking(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def reached_from(module: Path, past: frozenset[str] = frozenset()) -> set[Path]:
+def reached_from(module: Path, past: frozenset[str] = frozenset(), types: bool = False) -> set[Path]:
     """Every module that is imported by way of `module`, but not by way of those named in `past`."""
     reached, left = set(), [module]
     while left:
         here = left.pop()
         if here not in reached and here.name not in past:
             reached.add(here)
-            left += imported_by(here)
+            left += imported_by(here, types)
     return reached
 
 
@@ -67,7 +68,11 @@ def declared(stage: str) -> list[str]:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    circles = [module for module in modules() if any(module in reached_from(each) for each in imported_by(module))]
+    circles = [
+        module
+        for module in modules()
+        if any(module in reached_from(each, types=True) for each in imported_by(module, types=True))
+    ]
     assert circles == []
 
 

@@ -92,13 +92,13 @@ def test_zeroed_values_contribute_nothing(weights: LayerWeights, x: torch.Tensor
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
         torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
     layer = seen(weights, attention, x, nothing).document(0)
-    raw = layer_contributions(list(LAYER_MATRICES), weights, layer)
+    raw = layer_contributions(list(LAYER_MATRICES.values()), weights, layer)
     for method in ("norm", "value_zeroing"):
         assert float(raw[method].abs().max()) < 1e-15
     for method in ("alti", "globenc"):
         torch.testing.assert_close(rows_to_one(raw[method]), torch.eye(TOKENS).double())
     all_layers = contributions(
-        list(LAYER_MATRICES), [weights] * 2, [seen(weights, attention, x, nothing).document(0)] * 2
+        list(LAYER_MATRICES.values()), [weights] * 2, [seen(weights, attention, x, nothing).document(0)] * 2
     )
     assert all_layers.matrices["value_zeroing"].isnan().all()
     assert (all_layers.value_zeroing_raw_sums < LEAST_RAW_SUM).all()
@@ -108,7 +108,7 @@ def test_one_zeroed_value_empties_its_column_only(weights: LayerWeights, x: torc
     changed = value.clone()
     changed[:, 2] = 0
     layer = seen(weights, attention_of("uniform"), x, changed).document(0)
-    raw = layer_contributions(list(LAYER_MATRICES), weights, layer)
+    raw = layer_contributions(list(LAYER_MATRICES.values()), weights, layer)
     for method in ("norm", "value_zeroing"):
         empty = raw[method].amax(0) < 1e-15
         assert empty.tolist() == [column == 2 for column in range(TOKENS)]
@@ -116,7 +116,7 @@ def test_one_zeroed_value_empties_its_column_only(weights: LayerWeights, x: torc
 
 def test_rows_of_normalised_matrices_sum_to_one(weights: LayerWeights, x: torch.Tensor, value: torch.Tensor) -> None:
     layer = seen(weights, attention_of("uniform"), x, value).document(0)
-    found = contributions(list(LAYER_MATRICES), [weights] * 3, [layer] * 3).matrices
+    found = contributions(list(LAYER_MATRICES.values()), [weights] * 3, [layer] * 3).matrices
     for method in set(found) - {"norm"}:
         torch.testing.assert_close(found[method].sum(-1), torch.ones(3, TOKENS, dtype=torch.float64))
 
@@ -126,9 +126,9 @@ def test_contributions_do_not_depend_on_the_block_size(
 ) -> None:
     attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
     layer = seen(weights, attention, x, value).document(0)
-    whole = layer_contributions(list(LAYER_MATRICES), weights, layer)
+    whole = layer_contributions(list(LAYER_MATRICES.values()), weights, layer)
     monkeypatch.setattr("stages.mixing.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
-    for method, matrix in layer_contributions(list(LAYER_MATRICES), weights, layer).items():
+    for method, matrix in layer_contributions(list(LAYER_MATRICES.values()), weights, layer).items():
         torch.testing.assert_close(matrix, whole[method])
 
 

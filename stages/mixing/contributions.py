@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from stages.mixing.declared import LayerMatrix
 from stages.mixing.layers import LayerPass, LayerWeights, Norm
-from stages.mixing.matrices import LAYER_MATRICES, with_rollouts
 
 Tensor = torch.Tensor
 
@@ -29,26 +29,27 @@ class Contributions(NamedTuple):
     value_zeroing_raw_sums: Tensor | None
 
 
-def contributions(methods: Sequence[str], weights: list[LayerWeights], layers: Sequence[LayerPass]) -> Contributions:
-    """The matrices of one document by `methods`, with their rollouts; weights and passes are float64.
+def contributions(
+    declared: Sequence[LayerMatrix], weights: list[LayerWeights], layers: Sequence[LayerPass]
+) -> Contributions:
+    """The declared matrices of one document, and their rollouts; weights and passes are float64.
 
     A row of `value_zeroing` whose raw sum is below `LEAST_RAW_SUM` is NaN; in the rollout it counts as it is, and
     where nothing at all comes through attention as the skip connection's identity.
     """
-    by_layer = [layer_contributions(methods, *layer) for layer in zip(weights, layers, strict=True)]
+    by_layer = [layer_contributions(declared, *layer) for layer in zip(weights, layers, strict=True)]
     matrices: dict[str, Tensor] = {}
     raw_sums = None
-    for method in methods:
-        raw = torch.stack([raw[method] for raw in by_layer])
-        declared = LAYER_MATRICES[method]
-        rows = matrices[method] = rows_to_one(raw) if declared.rows == "made to sum to 1" else raw
-        if declared.rollout is not None:
-            skipped = rows / 2 + _identity(rows) / 2 if declared.rollout == "with identity" else rows
-            matrices[f"{method}_rollout"] = rollout(skipped)
-        if method == "value_zeroing":
+    for each in declared:
+        raw = torch.stack([raw[each.name] for raw in by_layer])
+        rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
+        if each.rollout is not None:
+            skipped = rows / 2 + _identity(rows) / 2 if each.rollout == "with identity" else rows
+            matrices[each.rolled_out().name] = rollout(skipped)
+        if each.name == "value_zeroing":
             raw_sums = raw.sum(-1)
-            matrices[method] = rows.masked_fill((raw_sums < LEAST_RAW_SUM).unsqueeze(-1), torch.nan)
-    return Contributions({name: matrices[name] for name in with_rollouts(methods)}, raw_sums)
+            matrices[each.name] = rows.masked_fill((raw_sums < LEAST_RAW_SUM).unsqueeze(-1), torch.nan)
+    return Contributions(matrices, raw_sums)
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
@@ -69,8 +70,8 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
     return torch.stack(rolled)
 
 
-def layer_contributions(methods: Sequence[str], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
-    """Raw matrices `[T, T]` of one layer by `methods`, none normalised."""
+def layer_contributions(declared: Sequence[LayerMatrix], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
+    """The declared matrices `[T, T]` of one layer by name, none normalised."""
     tokens = len(seen.x)
     value_THd = seen.value.unflatten(-1, (weights.heads, -1))
     W_HdD = weights.output.W.unflatten(0, (weights.heads, -1))
@@ -78,14 +79,14 @@ def layer_contributions(methods: Sequence[str], weights: LayerWeights, seen: Lay
     full = _Layer.run(weights, seen.x, torch.einsum("hij,jhd->id", seen.attention, f_THD))
     # F_ij W_1 is linear in the heads: H products of a number and a vector, not D of them.
     g_THM = (_centred(f_THD) * weights.attention_norm.gamma) @ weights.feed_forward_in.W
-    raw = {method: seen.x.new_empty(tokens, tokens) for method in methods}
+    raw = {each.name: seen.x.new_empty(tokens, tokens) for each in declared}
     size = max(1, BLOCK_NUMBERS // (tokens * weights.feed_forward_in.W.shape[1]))
     for start in range(0, tokens, size):
         sources = slice(start, min(start + size, tokens))
         attention_JTH = seen.attention[:, :, sources].permute(2, 1, 0)
         block = SourceBlock(weights, full, seen.x, sources, attention_JTH, f_THD[sources], g_THM[sources])
-        for method, matrix in raw.items():
-            matrix[:, sources] = LAYER_MATRICES[method].formula(block).T
+        for each in declared:
+            raw[each.name][:, sources] = each.formula(block).T
     return raw
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from stages.mixing.contributions import Contributions, contributions
 from stages.mixing.gradients import REFERENCES, embedding_norm, jacobian_norms
 from stages.mixing.layers import LayerPass, layer_weights, run_layers
-from stages.mixing.matrices import with_rollouts
+from stages.mixing.matrices import LAYER_MATRICES, with_rollouts
 from stages.mixing.ratios import mixing_ratios
 from stages.ranks import rank_correlation
 from stages.sites import Site
@@ -29,6 +29,7 @@ class DocumentMeasurer:
     def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
         self.base, self.folder = copy.deepcopy(base).double(), folder
         self.methods, self.matrices = methods, matrices
+        self.declared = [LAYER_MATRICES[name] for name in matrices]
         self.weights, self.weights_32 = layer_weights(self.base), layer_weights(base)
         self.embedding_norm_32 = embedding_norm(base)
 
@@ -36,7 +37,7 @@ class DocumentMeasurer:
         """The document's matrices, and its attention weights `[layers, heads, tokens, tokens]`."""
         layers, _ = self._run(ids)
         with torch.inference_mode():
-            return contributions(self.matrices, self.weights, layers), torch.stack([seen.attention for seen in layers])
+            return contributions(self.declared, self.weights, layers), torch.stack([seen.attention for seen in layers])
 
     def agreement(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> Doubles:
         """Spearman `[references, layers, methods]` of every ratio and matrix with the gradient reference.
@@ -47,7 +48,7 @@ class DocumentMeasurer:
         layers, embedding_sum = self._run(ids)
         names = with_rollouts(self.matrices)
         with torch.inference_mode():
-            matrices = contributions(self.matrices, self.weights, layers).matrices
+            matrices = contributions(self.declared, self.weights, layers).matrices
             ratios = [mixing_ratios(self.methods, *layer) for layer in zip(self.weights, layers, strict=True)]
         agreement = np.empty((len(REFERENCES), len(layers), len(self.methods) + len(names)))
         # Copies, as no derivative is taken of an inference mode's tensors.
