@@ -506,6 +506,13 @@ def outputs() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (*MAPS.iterdir(), *Path("reports").rglob("*.*")) if path.is_file()}
 
 
+def outputs_of(workers: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What `reduce` writes with so many workers."""
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
+    reduce.main(read_parameters())
+    return outputs()
+
+
 def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,11 +520,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
 
     workspace(umap={"n_epochs": 20, "layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
-    runs = []
-    for workers in ("1", "2"):
-        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
-        reduce.main(read_parameters())
-        runs.append(outputs())
+    runs = [outputs_of(workers, monkeypatch) for workers in ("1", "2")]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     # Workers that know nothing: neither the scheduler's name nor that one thread is wanted.
@@ -545,11 +548,7 @@ def test_umap_learn_gives_the_same_bytes_with_one_worker_and_with_two(
 ) -> None:
     workspace(umap={"n_epochs": 20, "engine": "umap-learn", "stability_seeds": [3]})
     write_stores(60)
-    runs = []
-    for workers in ("1", "2"):
-        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
-        reduce.main(read_parameters())
-        runs.append(outputs())
+    runs = [outputs_of(workers, monkeypatch) for workers in ("1", "2")]
     assert runs[1] == runs[0]
 
 
