@@ -20,28 +20,43 @@ class Mark(NamedTuple):
     meaning: str = ""
 
 
-# Okabe and Ito's colours, which people with any common colour blindness tell apart.
+# Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
-    "embedding_sum": Mark("Embedding sum", "#999999", "P", "word + position + segment, before LayerNorm"),
-    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "after LayerNorm"),
+    "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
+    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "what enters the first layer"),
     "attention_heads": Mark(
         "Attention heads", "#56B4E9", "v", "heads concatenated, before the last Linear of attention"
     ),
-    "attention_output": Mark("Attention output", "#0072B2", "s", "after that Linear, before the skip connection"),
-    "attention_residual": Mark("Attention + skip", "#B8A600", "p", "after the skip connection, before LayerNorm"),
-    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^", "after skip connection and LayerNorm"),
-    "ffn_output": Mark("Feed-forward output", "#D55E00", "X", "feed-forward output, before the skip connection"),
-    "layer_output": Mark("Layer output", "#009E73", "h", "after skip connection and LayerNorm"),
+    "attention_output": Mark(
+        "Attention output", "#0072B2", "s", "after that Linear and its norm, if any, before the skip connection"
+    ),
+    "attention_residual": Mark("Attention + skip", "#B8A600", "p", "after the skip connection, before any norm"),
+    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^", "after skip connection and norm"),
+    "cross_attention_output": Mark(
+        "Cross-attention output", "#000000", "<", "the decoder's attention to the encoder, before its skip connection"
+    ),
+    "cross_attention_norm": Mark(
+        "Cross-attention + skip, normalised", "#999999", ">", "after skip connection and norm of cross-attention"
+    ),
+    "ffn_output": Mark(
+        "Feed-forward output", "#D55E00", "X", "after the feed-forward network and its norm, if any, before the skip"
+    ),
+    "layer_output": Mark("Layer output", "#009E73", "h", "after the last skip connection and its norm, if any"),
+    "decoder_embedding_output": Mark(
+        "Decoder embedding output", "#CC79A7", "*", "what enters the first layer of the decoder"
+    ),
 }
 STEP_MARKS = {
     "heads": Mark("Attention heads", "#56B4E9", "v"),
     "output_linear": Mark("Output Linear", "#0072B2", "s"),
     "attention_skip": Mark("Skip", "#B8A600", "p"),
     "attention_norm": Mark("LayerNorm", "#E69F00", "^"),
+    "cross_attention": Mark("Cross-attention", "#000000", "<"),
+    "cross_attention_norm": Mark("Cross-attention LayerNorm", "#999999", ">"),
     "feed_forward": Mark("Feed-forward", "#D55E00", "X"),
-    "ffn_skip": Mark("Second skip", "#CC79A7", "D"),
-    "ffn_norm": Mark("Second LayerNorm", "#009E73", "h"),
+    "ffn_skip": Mark("Last skip", "#CC79A7", "D"),
+    "ffn_norm": Mark("Last LayerNorm", "#009E73", "h"),
 }
 STEP_MEASURES = {
     "cosine_previous": "cosine to the step before",

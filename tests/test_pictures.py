@@ -17,7 +17,7 @@ from stages.pictures.atlas import draw_atlas, frequent_words, words
 from stages.pictures.joint_pages import JointFigure, draw_joint_pages, write_animation
 from stages.pictures.style import PAGE_HEIGHT, paper_style, printable
 from stages.sites import LAYER_POINTS, Site
-from stages.vocabulary import POINT_MARKS
+from stages.vocabulary import POINT_MARKS, STEP_MARKS, Mark
 
 FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, frames_per_second=4)
 HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "##s", "film", "[SEP]"]
@@ -150,6 +150,9 @@ def test_words_are_put_together_from_their_pieces() -> None:
     assert words(byte_level).tolist() == ["", "a", "film", "", "", "a", ""]
 
 
-def test_every_kind_of_point_has_its_own_colour_and_shape() -> None:
-    assert len({mark.color for mark in POINT_MARKS.values()}) == len(POINT_MARKS)
-    assert len({mark.marker for mark in POINT_MARKS.values()}) == len(POINT_MARKS)
+@pytest.mark.parametrize("marks", [POINT_MARKS, STEP_MARKS])
+def test_no_two_points_and_no_two_steps_look_alike(marks: dict[str, Mark]) -> None:
+    assert len({mark.marker for mark in marks.values()}) == len(marks)
+    assert len({mark.label for mark in marks.values()}) == len(marks)
+    okabe_ito = {"#000000", "#999999", "#CC79A7", "#56B4E9", "#0072B2", "#B8A600", "#E69F00", "#D55E00", "#009E73"}
+    assert {mark.color for mark in marks.values()} == okabe_ito
