@@ -21,12 +21,19 @@ PAIRS_AT_ONCE = 64
 
 
 def transitions(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
-    """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers."""
+    """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers.
+
+    Attention ends with its skip connection, and the norm where one follows. No point stands between the two where both
+    are added at once; before the `ffn` of a decoder beside an encoder stands the attention to that encoder.
+    """
     parts = []
     for layer in sorted({site.layer for site in sites} - {0}):
-        before = layer_input(layer)
-        middle, after = Site(layer, "attention_norm"), Site(layer, "layer_output")
-        parts += [(layer, "attention", before, middle), (layer, "ffn", middle, after), (layer, "layer", before, after)]
+        before, after = layer_input(layer, sites), Site(layer, "layer_output")
+        attended = [Site(layer, point) for point in ("attention_residual", "attention_norm")]
+        entered = [*attended, Site(layer, "cross_attention_norm")]
+        parts += [(layer, "attention", before, middle) for middle in attended if middle in sites][-1:]
+        parts += [(layer, "ffn", middle, after) for middle in entered if middle in sites][-1:]
+        parts.append((layer, "layer", before, after))
     return [part for part in parts if part[2] in sites and part[3] in sites]
 
 
