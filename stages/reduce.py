@@ -32,6 +32,7 @@ from stages.reviews.draw import Rows, stratified_draw
 from stages.sites import Site
 from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
@@ -41,22 +42,24 @@ def main(parameters: Parameters) -> None:
     tokens = store.read_tokens(store.ACTIVATIONS)
     sites = store.stored_sites(store.ACTIVATIONS)
     rows = _drawn_tokens(tokens, len(sites), umap)
-    vectors_STD = _read(sites, rows)
+    by_width = _read(sites, rows)
+    in_stream = _residual_stream(by_width)
+    everywhere = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
     drawn = tokens.iloc[rows].reset_index(drop=True)
     ratios = _ratios(drawn)
     shutil.rmtree(MAPS, ignore_errors=True)
     layouts: dict[str, Fitted] = {}
     movement = [pd.DataFrame(columns=list(COLUMNS))]
     for layout in umap.layouts:
-        fitted = layouts[layout] = FITS[layout](sites, vectors_STD, umap)
+        chosen, vectors = in_stream if layout in ONE_PLANE else (sites, [everywhere[site] for site in sites])
+        fitted = layouts[layout] = FITS[layout](chosen, vectors, umap)
         write_map(layout, drawn, fitted.maps[umap.seed])
         if layout in ONE_PLANE:
-            features = dict(zip(sites, vectors_STD, strict=True))
             for seed, maps in fitted.maps.items():
-                movement.append(movement_table(layout, seed, features, maps, ratios, umap.metric))
-        logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(sites), len(sites))
+                movement.append(movement_table(layout, seed, everywhere, maps, ratios, umap.metric))
+        logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
     write_plot("movement", pd.concat(movement[1:] or movement, ignore_index=True))
-    _write_quality(layouts, len(drawn), len(sites))
+    _write_quality(layouts, len(drawn))
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -71,15 +74,32 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _read(sites: list[Site], rows: Rows) -> Vectors:
-    """The drawn tokens' vectors `[sites, tokens, hidden]`, read a block of a store at a time."""
-    hidden = store.open_store(store.ACTIVATIONS, sites[0]).shape[1]
-    vectors_STD = np.empty((len(sites), len(rows), hidden), dtype=np.float32)
-    for number, site in enumerate(sites):
-        vectors_STD[number] = store.read_rows(store.ACTIVATIONS, site, rows)
-        if not np.isfinite(vectors_STD[number]).all():
-            raise InputError(f"{store.ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`")
-    return vectors_STD
+def _read(sites: list[Site], rows: Rows) -> dict[int, tuple[list[Site], Vectors]]:
+    """The sites of each width, and the drawn tokens' vectors `[sites, tokens, width]`, a block of a store at a time."""
+    widths = {site: int(store.open_store(store.ACTIVATIONS, site).shape[1]) for site in sites}
+    read: dict[int, tuple[list[Site], Vectors]] = {}
+    for width in dict.fromkeys(widths.values()):
+        chosen = [site for site in sites if widths[site] == width]
+        vectors_STD = np.empty((len(chosen), len(rows), width), dtype=np.float32)
+        for vectors_TD, site in zip(vectors_STD, chosen, strict=True):
+            vectors_TD[:] = store.read_rows(store.ACTIVATIONS, site, rows)
+            if not np.isfinite(vectors_TD).all():
+                raise InputError(
+                    f"{store.ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`"
+                )
+        read[width] = chosen, vectors_STD
+    return read
+
+
+def _residual_stream(by_width: Mapping[int, tuple[list[Site], Vectors]]) -> tuple[list[Site], Vectors]:
+    """The sites as wide as the residual stream, the only ones that one plane can hold, and their vectors."""
+    points = {width: dict.fromkeys(site.point for site in sites) for width, (sites, _) in by_width.items()}
+    stream = max(points, key=lambda width: len(points[width].keys() - OTHER_WIDTHS))
+    left_out = [f"{point} ({width})" for width in points if width != stream for point in points[width]]
+    if left_out:
+        layouts, names = " and ".join(ONE_PLANE), ", ".join(left_out)
+        logging.info("%s: without %s, which are not as wide as the residual stream (%d)", layouts, names, stream)
+    return by_width[stream]
 
 
 def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
@@ -97,13 +117,15 @@ def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(by_layer, ignore_index=True)[["layer", *methods]]
 
 
-def _write_quality(layouts: Mapping[str, Fitted], tokens: int, points: int) -> None:
+def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
     """Every map's scores, the whole layouts' where a person reads them, and the three that say most."""
     quality = quality_table([row for fitted in layouts.values() for row in fitted.quality])
     write_quality(quality)
     scored = pd.Series({layout: fitted.scored for layout, fitted in layouts.items()})
+    points = {layout: len(next(iter(fitted.maps.values()))) for layout, fitted in layouts.items()}
     whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]]
-    counted = whole.assign(tokens=tokens, points=points, scored_vectors=whole["layout"].map(scored))
+    of_layout = {"points": whole["layout"].map(points), "scored_vectors": whole["layout"].map(scored)}
+    counted = whole.assign(tokens=tokens, **of_layout)
     write_plot("map_quality", counted)
     values = whole.set_index(["layout", "measure"])["value"].to_dict()
     shown = {layout: [name for name in METRICS if (layout, name) in values] for layout in layouts}

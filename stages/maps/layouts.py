@@ -20,6 +20,8 @@ from stages.sites import Site
 
 Maps = dict[int, dict[Site, Coordinates]]
 Scored = tuple[list[Row], int]
+Blocks = Vectors | Sequence[Vectors]
+"""Vectors of each point, `[points, tokens, hidden]` where all are equally wide."""
 
 
 class Engine(NamedTuple):
@@ -78,8 +80,8 @@ class Fitted(NamedTuple):
     scored: int
 
 
-def _joint(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
-    vectors = vectors_STD.reshape(-1, vectors_STD.shape[-1])
+def _joint(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
+    vectors = np.asarray(vectors_STD).reshape(-1, vectors_STD[0].shape[-1])
     near = neighbourhood(vectors, umap)
     calls = [(vectors, near, umap, seed) for seed in _seeds(umap)]
     maps = in_parallel(lay_out, calls, "joint map, by seed")
@@ -87,7 +89,7 @@ def _joint(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fit
     return Fitted(_by_seed(umap, sites, (np.split(each, len(sites)) for each in maps)), *scored)
 
 
-def _separate(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+def _separate(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
     calls = [(site, vectors, umap) for site, vectors in zip(sites, vectors_STD, strict=True)]
     of_site, scored = zip(*in_parallel(_fit_alone, calls, "separate maps"), strict=True)
     return _of_points("separate", _by_seed(umap, sites, zip(*of_site, strict=True)), scored)
@@ -99,7 +101,7 @@ def _fit_alone(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[list
     return maps, score_map(("separate", *site), (), vectors, maps, umap)
 
 
-def _aligned(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> Fitted:
+def _aligned(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
     near = in_parallel(neighbourhood, [(vectors, umap) for vectors in vectors_STD], "neighbours at each point")
     calls = [(vectors_STD, near, umap, seed) for seed in _seeds(umap)]
     by_seed = in_parallel(lay_out_aligned, calls, "aligned maps, by seed")
@@ -123,6 +125,6 @@ def _of_points(layout: str, maps: Maps, scored: Iterable[Scored]) -> Fitted:
     return Fitted(maps, whole_layout(layout, by_site) + by_site, sum(numbers))
 
 
-Fit = Callable[[list[Site], Vectors, UmapParameters], Fitted]
+Fit = Callable[[list[Site], Blocks, UmapParameters], Fitted]
 FITS: dict[str, Fit] = {"joint": _joint, "separate": _separate, "aligned": _aligned}
-"""From the points and their vectors `[points, tokens, hidden]`, by the name of the layout."""
+"""From the points and their vectors, by the name of the layout; only `separate` takes points of several widths."""
