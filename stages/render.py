@@ -13,28 +13,30 @@ import shutil
 from stages.command import run_stage
 from stages.outputs.activations import ACTIVATIONS, read_tokens
 from stages.outputs.maps import made_layouts, read_map
-from stages.outputs.reports import FIGURES
+from stages.outputs.reports import FIGURES, read_plot
 from stages.page.assembly import write_page
 from stages.parameters import Parameters
 from stages.pictures.atlas import draw_atlas
 from stages.pictures.joint_pages import draw_joint_pages, write_animation
 from stages.pictures.mixing_figures import draw_mixing_figures
 from stages.pictures.style import paper_style
+from stages.pictures.tokens import read_captured, with_classes
 
 
 def main(parameters: Parameters) -> None:
     figures = parameters.figures
     shutil.rmtree(FIGURES, ignore_errors=True)
     layouts = made_layouts()
+    captured = read_captured(with_classes(read_tokens(ACTIVATIONS)), read_plot("steps", "measure"))
     with paper_style():
         if "joint" in layouts:
-            pages = draw_joint_pages(read_map("joint"), FIGURES / "joint", figures)
+            pages = draw_joint_pages(read_map("joint"), FIGURES / "joint", figures, captured.encoder)
             write_animation(pages, FIGURES / "joint.gif", figures.frames_per_second)
         else:
             logging.info("no pages and no animation of the joint map: umap.layouts does not hold joint")
         # The last one shows single points best.
-        draw_atlas(layouts[-1], read_map(layouts[-1]), read_tokens(ACTIVATIONS), FIGURES / "atlas", figures)
-        draw_mixing_figures(figures)
+        draw_atlas(layouts[-1], read_map(layouts[-1]), captured, FIGURES / "atlas", figures)
+        draw_mixing_figures(figures, captured)
     write_page(parameters)
 
 

@@ -10,14 +10,19 @@ import pytest
 from conftest import write_parameters, write_reviews, write_tiny_bert
 
 from stages import measure
+from stages.outputs.mixing import read_ratios
+from stages.outputs.reports import read_plot
 from stages.parameters import Parameters, read_parameters
 from stages.pictures.mixing_figures import draw_mixing_figures
 from stages.pictures.style import paper_style
+from stages.pictures.tokens import read_captured
 
 
 def draw(parameters: Parameters) -> None:
+    """Of the measured tokens, as nothing was captured."""
+    tokens = read_ratios().drop_duplicates(["document", "position"])
     with paper_style():
-        draw_mixing_figures(parameters.figures)
+        draw_mixing_figures(parameters.figures, read_captured(tokens, read_plot("steps", "measure")))
 
 
 @pytest.fixture(scope="module")

@@ -381,7 +381,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     steps = pd.read_csv("reports/plots/steps.csv").query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"
     )
-    found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Second LayerNorm")
+    found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Last LayerNorm")
     assert found["y"] == steps["mean"].tolist()
 
 

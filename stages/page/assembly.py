@@ -8,6 +8,7 @@ import logging
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,7 +21,7 @@ from stages.page.payload import captured_tokens, page_data
 from stages.page.sentences import cautions, changed_parameters, facts, findings, versions
 from stages.parameters import Parameters
 from stages.reviews.chosen import chosen_texts
-from stages.vocabulary import LAYOUTS
+from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import [^;]+ from "\./(\w+)\.js";\n', re.MULTILINE)
@@ -59,10 +60,21 @@ def write_page(parameters: Parameters) -> None:
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
+        points_left_out=_points_left_out(data),
+        encoder=data["encoder"],
+        decoders=data["ratios"]["layers"] - (data["encoder"] or 0),
+        heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
     )
     with writing(PAGE) as path:
         path.write_text(text, encoding="utf-8", newline="\n")
     logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
+
+
+def _points_left_out(data: dict[str, Any]) -> dict[str, str]:
+    """The points that a layout leaves out, by its name; without those that hold every point."""
+    labels = [in_text(POINT_MARKS[site["point"]].label) for site in data["sites"]]
+    absent = {name: [labels[number] for number in each["absent"]] for name, each in data["maps"].items()}
+    return {name: " and ".join(dict.fromkeys(points)) for name, points in absent.items() if points}
 
 
 def page_script(folder: Path = HERE / "script") -> str:

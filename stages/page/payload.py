@@ -18,7 +18,8 @@ from stages.outputs.mixing import HEADS, read_matrix, read_ratios, stored_matric
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
 from stages.pictures.style import square_limits
-from stages.sites import STEP_POINTS, Site, layer_input
+from stages.pictures.tokens import Captured, Piece, read_captured, with_classes
+from stages.sites import LAYER_POINTS, STEP_POINTS, Site, in_forward_order, layer_input
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 9_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -37,6 +38,9 @@ def captured_tokens() -> tuple[pd.DataFrame, int]:
 def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
     """Everything that the page's script reads."""
     ratios = read_ratios(filters=[("document", "in", tokens["document"].unique().tolist())])
+    steps = read_plot("steps", "measure").dropna(subset="mean")
+    captured = read_captured(with_classes(tokens), steps)
+    layers = int(ratios["layer"].max())
     return {
         "framesPerSecond": frames_per_second,
         "labels": {
@@ -46,31 +50,47 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,
             "mapMeasures": vocabulary.MAP_MEASURES,
+            "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in range(layers + 1)],
         },
         "captured": vocabulary.CAPTURED_CHECKPOINT,
         "onePlane": vocabulary.ONE_PLANE,
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": preferred_ratio(ratios.columns),
-        "curves": _records("mixing", "measure"),
-        "differences": _records("mixing_difference", "measure"),
-        "steps": _records("steps", "measure"),
-        "movement": _records("movement", "reduce"),
+        "curves": _records(read_plot("mixing", "measure")),
+        "differences": _records(read_plot("mixing_difference", "measure")),
+        "steps": _records(steps),
+        "movement": _records(read_plot("movement", "reduce")),
         "documents": _documents(tokens),
-        "tokens": [visible(token, kept="") for token in tokens["token"]],
-        "classNames": list(vocabulary.TOKEN_CLASSES.values()),
-        "classes": _classes(tokens, ratios),
+        "encoder": captured.encoder,
+        "readings": [_reading(reading) for reading in captured.readings],
+        "classNames": _class_names(captured),
         "ratios": _ratios(tokens, ratios),
         **_contributions(tokens),
-        "tokenSteps": _token_steps(tokens),
-        **_maps(tokens),
+        "tokenSteps": _token_steps(tokens, steps, layers),
+        **_maps(captured),
     }
 
 
-def _records(name: str, stage: str) -> list[dict[str, Any]]:
-    table = read_plot(name, stage)
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
+
+
+def _reading(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Of each token its name, what stands for it within the text, whether it stands apart there, and its class."""
+    return {
+        "names": [visible(piece.label, kept="") for piece in pieces],
+        "words": [visible(piece.text, kept="") for piece in pieces],
+        "apart": [int(piece.begins) for piece in pieces],
+        "classes": [vocabulary.TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+    }
+
+
+def _class_names(captured: Captured) -> list[str]:
+    """By number of the class; empty for special tokens that the texts do not have."""
+    special = [visible(captured.called(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
+    return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
 def _documents(tokens: pd.DataFrame) -> list[dict[str, Any]]:
@@ -85,13 +105,6 @@ def _of_tokens(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str],
     columns = ["document", "position"]
     wide = rows.pivot(index=index, columns=columns, values=values)
     return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[columns]))
-
-
-def _classes(tokens: pd.DataFrame, ratios: pd.DataFrame) -> list[int]:
-    first = ratios[ratios["checkpoint"] == ratios["checkpoint"].iloc[0]]
-    return [
-        list(vocabulary.TOKEN_CLASSES).index(name) for name in _of_tokens(first, tokens, "layer", "token_class").iloc[0]
-    ]
 
 
 def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
@@ -134,14 +147,27 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     return {"contributions": contributions, "matrices": matrices, "heads": heads}
 
 
-def _maps(tokens: pd.DataFrame) -> dict[str, Any]:
+def _maps(captured: Captured) -> dict[str, Any]:
     read = {name: read_map(name) for name in made_layouts()}
-    sites = map_sites(next(iter(read.values())))
+    of_layout = {name: map_sites(table) for name, table in read.items()}
+    sites = in_forward_order(set[Site]().union(*of_layout.values()))
+    coordinates = {
+        name: _coordinates(table, captured.tokens, sites, name in vocabulary.ONE_PLANE) for name, table in read.items()
+    }
+    absent = {
+        name: [number for number, site in enumerate(sites) if site not in there] for name, there in of_layout.items()
+    }
     return {
-        "sites": [{"layer": site.layer, "point": site.point, "label": vocabulary.site_label(site)} for site in sites],
-        "maps": {
-            name: _coordinates(table, tokens, sites, name in vocabulary.ONE_PLANE) for name, table in read.items()
-        },
+        "sites": [
+            {
+                "layer": site.layer if site.point in LAYER_POINTS else 0,
+                "point": site.point,
+                "label": vocabulary.site_label(site, captured.encoder),
+                "reading": captured.reading(site),
+            }
+            for site in sites
+        ],
+        "maps": {name: map_ | {"absent": absent[name]} for name, map_ in coordinates.items()},
         "quality": _quality(sites),
     }
 
@@ -169,26 +195,27 @@ def _quality(sites: Sequence[Site]) -> dict[str, Any]:
     return layouts
 
 
-def _token_steps(tokens: pd.DataFrame) -> dict[str, str]:
+def _token_steps(tokens: pd.DataFrame, steps: pd.DataFrame, layers: int) -> dict[str, str]:
     """Cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
 
-    Of the steps after which features were captured, in all layers.
+    Of the `steps` that a layer has, as far as their features were captured and are as wide as the layer's input.
     """
     sites = set(store.stored_sites(store.ACTIVATIONS))
-    layers = range(1, max(site.layer for site in sites) + 1)
     rows = tokens["row"].to_numpy(np.int64)
 
     def unit(site: Site) -> npt.NDArray[np.float64]:
         vectors = store.read_rows(store.ACTIVATIONS, site, rows).astype(np.float64)
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
-    if not layers or not sites.issuperset(map(layer_input, layers)):
-        return {}
-    points = {step: point for step, point in STEP_POINTS.items() if point}
-    points = {step: point for step, point in points.items() if sites.issuperset(Site(n, point) for n in layers)}
-    cosines: dict[str, list[Any]] = {step: [] for step in points}
-    for layer in layers:
-        before = unit(layer_input(layer))
-        for step, point in points.items():
-            cosines[step].append((before * unit(Site(layer, point))).sum(axis=1))
-    return {step: quantised(np.stack(each), -1, 1) for step, each in cosines.items()}
+    cosines: dict[str, npt.NDArray[np.float64]] = {}
+    for layer in range(1, layers + 1):
+        before, names = layer_input(layer, sites), set(steps.loc[steps["layer"] == layer, "step"])
+        points = {step: STEP_POINTS[step] for step in names}
+        if "ffn_skip" in names and "ffn_norm" not in names:
+            points["ffn_skip"] = "layer_output"  # where no norm follows
+        there = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
+        start = unit(before) if before in sites and there else None
+        for step, site in there.items():
+            if start is not None and (after := unit(site)).shape == start.shape:
+                cosines.setdefault(step, np.full((layers, len(rows)), np.nan))[layer - 1] = (start * after).sum(axis=1)
+    return {step: quantised(each, -1, 1) for step, each in cosines.items()}

@@ -17,6 +17,7 @@ from stages.outputs.reports import read_metrics, read_plot
 from stages.parameters import Parameters
 from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
+LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
 
@@ -101,9 +102,10 @@ def _mixing(curves: pd.DataFrame) -> list[str]:
     weights = curves[(curves["method"] == "attn_w") & (curves["layer"] == most["layer"])]
     if len(weights) and method != "attn_w":
         same = weights.iloc[0]
+        left_out = LEFT_OUT_BY_WEIGHTS.get(method, "how long the mixed vectors are, and the skip connection")
         sentences.append(
             f"The attention weights alone would say {percent(same['mean'])} for layer {most['layer']} "
-            f"({_interval(same)}): they leave out how long the mixed vectors are, and the skip connection."
+            f"({_interval(same)}): they leave out {left_out}."
         )
     return sentences
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,63 @@ from matplotlib.figure import Figure
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, key_of, printable, save_figure, set_limits, square_limits
-from stages.sites import Site
-from stages.vocabulary import ONE_PLANE, POINT_MARKS, TOKEN_MARKS, WORD_MARKS, Mark, layer_label
+from stages.pictures.tokens import Captured, frequent_words, words
+from stages.sites import LAYER_POINTS, Site
+from stages.vocabulary import ONE_PLANE, POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, Mark, layer_label
 
 PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 SIDES = {"left": 0.05, "right": 0.99, "wspace": 0.08}
 SEQUENTIAL = "viridis"
-SPECIAL = {"[CLS]": "[CLS]", "[SEP]": "[SEP]", "<s>": "[CLS]", "</s>": "[SEP]"}
-CONTINUES = "##"  # WordPiece: goes on with the word before
-BEGINS = "Ġ"  # byte-level BPE: begins a word
 
-Selected = list[tuple[Mark, npt.NDArray[np.bool_]]]
+Selected = list[tuple[Mark, list[npt.NDArray[np.bool_]]]]
+"""Kinds of tokens with their marks, and for each reading of the text which tokens are of that kind."""
 
 
-def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Path, figures: FiguresParameters) -> None:
-    """Write the atlas of one layout; `tokens` is the tokens table, of which the maps may hold a part.
+def draw_atlas(layout: str, table: pd.DataFrame, captured: Captured, path: Path, figures: FiguresParameters) -> None:
+    """Write the atlas of one layout; the maps may hold a part of the captured tokens.
 
     Maps of one plane (`joint`, `aligned`) have the same limits, `separate` ones each its own. Draw under
     `paper_style`.
     """
     sites = map_sites(table)
-    levels = [site for site in sites if site.layer == 0]
-    layers = sorted({site.layer for site in sites if site.layer})
-    points = list(dict.fromkeys(site.point for site in sites if site.layer))
+    groups = table.groupby(["layer", "point"], sort=False)
+    on_map = groups.get_group(tuple(sites[0]))[["document", "position"]]
+    selected = _selected(captured, on_map, figures.frequent_words)
+    positions = on_map["position"].to_numpy()
+    colors = Normalize(0, max(int(positions.max()), 1))
+    plane = table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else None
+
+    figure, cells, rest = _grid(sites)
+    height = figure.get_size_inches()[1]
+    named: set[Any] = set()  # rows and columns that have their name
+    for site, cell in cells.items():
+        axes = figure.add_subplot(cell)
+        xy = groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64)
+        reading = captured.reading(site)
+        _draw_map(axes, xy, positions, colors, [(mark, rows[reading]) for mark, rows in selected])
+        limits = square_limits(xy if plane is None else plane)
+        set_limits(axes, limits.mean(axis=1), np.diff(limits)[:, 0])
+        column, row = site.point, layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
+        if column not in named:
+            axes.set_title(POINT_MARKS[site.point].label.replace(", ", ",\n"), fontsize=7, pad=3)
+        if row not in named:
+            axes.set_ylabel(row, fontsize=7)
+        named |= {column, row}
+    _key(figure, rest, [mark for mark, _ in selected], colors)
+    documents = on_map["document"].unique()
+    whose = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
+    each = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
+    figure.suptitle(f"{layout.capitalize()} maps of {whose}, {each}", y=1 - 0.1 / height, va="top", fontsize=8)
+    save_figure(figure, path, figures.formats, figures.dpi)
+
+
+def _grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
+    """A figure, a cell for each site (embeddings in the first row, a row for each layer), and the rest of that row."""
+    levels = [site for site in sites if site.point not in LAYER_POINTS]
+    in_layers = [site for site in sites if site.point in LAYER_POINTS]
+    layers = sorted({site.layer for site in in_layers})
+    points = [point for point in LAYER_POINTS if any(site.point == point for site in in_layers)]
     columns = max(len(points), len(levels) + 2)  # the legend stands beside the embedding's maps
     panel_height = min(PANEL, (PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
     height = HEAD + panel_height * (len(layers) + 1) + GAP + FOOT
@@ -49,44 +82,27 @@ def draw_atlas(layout: str, table: pd.DataFrame, tokens: pd.DataFrame, path: Pat
     other_rows = {"top": 1 - (HEAD + panel_height + GAP) / height, "bottom": FOOT / height}
     embedding = figure.add_gridspec(1, columns, **SIDES, **first_row)
     grid = figure.add_gridspec(max(len(layers), 1), max(len(points), 1), **SIDES, **other_rows, hspace=0.1)
-    groups = table.groupby(["layer", "point"], sort=False)
-    on_map = groups.get_group(tuple(sites[0]))[["document", "position"]]
-    tokens = on_map.merge(tokens, on=["document", "position"], how="left")
-    selected = _selected(tokens, figures.frequent_words)
-    colors = Normalize(0, max(int(tokens["position"].max()), 1))
-    plane = table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else None
-
     cells = {site: embedding[0, column] for column, site in enumerate(levels)}
-    cells |= {Site(layer, point): grid[i, j] for i, layer in enumerate(layers) for j, point in enumerate(points)}
-    for site, cell in cells.items():
-        axes = figure.add_subplot(cell)
-        xy = groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64)
-        _draw_map(axes, xy, tokens["position"].to_numpy(), colors, selected)
-        limits = square_limits(xy if plane is None else plane)
-        set_limits(axes, limits.mean(axis=1), np.diff(limits)[:, 0])
-        if cell.is_first_row():
-            axes.set_title(POINT_MARKS[site.point].label.replace(", ", ",\n"), fontsize=7, pad=3)
-        if cell.is_first_col():
-            axes.set_ylabel(layer_label(site.layer), fontsize=7)
-    _key(figure, embedding[0, len(levels) :], selected, colors)
-    documents = tokens["document"].unique()
-    whose = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
-    each = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
-    figure.suptitle(f"{layout.capitalize()} maps of {whose}, {each}", y=1 - 0.1 / height, va="top", fontsize=8)
-    save_figure(figure, path, figures.formats, figures.dpi)
+    cells |= {site: grid[layers.index(site.layer), points.index(site.point)] for site in in_layers}
+    return figure, cells, embedding[0, len(levels) :]
 
 
-def _selected(tokens: pd.DataFrame, number: int) -> Selected:
-    """[CLS], [SEP] and the most frequent words, each with its mark and its rows."""
-    special = tokens["token"].map(SPECIAL)
-    kinds: Selected = [(mark, (special == name).to_numpy()) for name, mark in TOKEN_MARKS.items()]
-    of_token = words(tokens)
-    for word, (color, marker) in zip(frequent_words(tokens, number), WORD_MARKS, strict=False):
-        kinds.append((Mark(printable(word), color, marker), (of_token == word).to_numpy()))
-    return [(mark, rows) for mark, rows in kinds if rows.any()]
+def _selected(captured: Captured, on_map: pd.DataFrame, number: int) -> Selected:
+    """The special tokens and the most frequent words, as far as they are on the map."""
+    keys = ["document", "position"]
+    place = pd.MultiIndex.from_frame(captured.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(on_map[keys]))
+
+    kinds: Selected = []
+    classes = [np.array([piece.token_class for piece in reading])[place] for reading in captured.readings]
+    for name, looks in SPECIAL_LOOKS.items():
+        kinds.append((Mark(printable(captured.called(name)), *looks), [each == name for each in classes]))
+    begun = [np.array(words(reading))[place] for reading in captured.readings]
+    for word, looks in zip(frequent_words(begun[0].tolist(), number), WORD_MARKS, strict=False):
+        kinds.append((Mark(printable(word), *looks), [each == word for each in begun]))
+    return [(mark, rows) for mark, rows in kinds if np.any(rows)]
 
 
-def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: Selected) -> None:
+def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: Sequence[tuple[Mark, Any]]) -> None:
     size = float(np.clip(900 / len(xy), 1.5, 9))
     plain = ~np.any([np.zeros(len(xy), dtype=bool), *(rows for _, rows in selected)], axis=0)
     axes.scatter(xy[plain, 0], xy[plain, 1], c=positions[plain], cmap=SEQUENTIAL, norm=colors, s=size, linewidths=0)
@@ -97,32 +113,12 @@ def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: 
     axes.spines[:].set(visible=True, color="0.8")
 
 
-def _key(figure: Figure, cell: Any, selected: Selected, colors: Normalize) -> None:
+def _key(figure: Figure, cell: Any, marks: list[Mark], colors: Normalize) -> None:
     """Legend and colour bar in the cells beside the embedding's maps."""
     axes = figure.add_subplot(cell)
     axes.axis("off")
-    if selected:
-        handles = key_of([mark for mark, _ in selected], 4)
+    if marks:
+        handles = key_of(marks, 4)
         axes.legend(handles=handles, loc="upper center", ncols=2, columnspacing=1.2, handletextpad=0.2)
     bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
     figure.colorbar(ScalarMappable(colors, SEQUENTIAL), cax=bar, orientation="horizontal", label="Position in the text")
-
-
-def words(tokens: pd.DataFrame) -> pd.Series:
-    """For each token the whole word that it begins, in lower case.
-
-    Empty within a word, and for punctuation, [CLS] and [SEP].
-    """
-    token, document = tokens["token"], tokens["document"]
-    begins = token.str.startswith(BEGINS)
-    goes_on = ~begins if begins.any() else token.str.startswith(CONTINUES)
-    pieces = token.str.removeprefix(BEGINS).str.removeprefix(CONTINUES).str.lower()
-    in_word = ~token.isin(SPECIAL) & pieces.map(lambda piece: any(map(str.isalnum, piece)))
-    first = in_word & ~(goes_on & in_word.shift(fill_value=False) & (document == document.shift()))
-    return pieces.where(in_word, "").groupby(first.cumsum()).transform("sum").where(first, "")
-
-
-def frequent_words(tokens: pd.DataFrame, number: int) -> list[str]:
-    """The `number` most frequent words that occur more than once; among equals, the one that comes first."""
-    counts = Counter(word for word in words(tokens) if word)
-    return [word for word, count in counts.most_common(number) if count > 1]

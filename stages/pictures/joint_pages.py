@@ -40,7 +40,8 @@ Pixels = npt.NDArray[np.uint8]
 class JointFigure:
     """The frame that all pages share: axes with limits from the data, legend, title."""
 
-    def __init__(self, table: pd.DataFrame, dpi: int) -> None:
+    def __init__(self, table: pd.DataFrame, dpi: int, encoder: int | None = None) -> None:
+        self.encoder = encoder
         self.sites = map_sites(table)
         self.groups = table.groupby(["layer", "point"], sort=False)[["x", "y"]]
         self.size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
@@ -75,7 +76,7 @@ class JointFigure:
     def name(self, site: Site) -> None:
         """Put the capture point into the title."""
         number = self.sites.index(site) + 1
-        self.title.set_text(f"{site_label(site)} ({number} of {len(self.sites)})")
+        self.title.set_text(f"{site_label(site, self.encoder)} ({number} of {len(self.sites)})")
 
 
 def _pages(frame: JointFigure) -> Iterator[Pixels]:
@@ -97,10 +98,15 @@ def page_name(number: int, site: Site) -> str:
     return f"{number:02d}_layer_{site.layer:02d}_{site.point}"
 
 
-def draw_joint_pages(table: pd.DataFrame, folder: Path, figures: FiguresParameters) -> list[Pixels]:
-    """Write every page in every format; the pages `[height, width, 3]`. Draw under `paper_style`."""
+def draw_joint_pages(
+    table: pd.DataFrame, folder: Path, figures: FiguresParameters, encoder: int | None = None
+) -> list[Pixels]:
+    """Write every page in every format; the pages `[height, width, 3]`. Draw under `paper_style`.
+
+    `encoder` is how many layers are an encoder's, beside a decoder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    frame = JointFigure(table, figures.dpi)
+    frame = JointFigure(table, figures.dpi, encoder)
     made = list(_pages(frame))
     if "png" in figures.formats:
         for number, (site, pixels) in enumerate(zip(frame.sites, made, strict=True), 1):
@@ -112,14 +118,16 @@ def draw_joint_pages(table: pd.DataFrame, folder: Path, figures: FiguresParamete
         processes = max(1, min(joblib.cpu_count(), len(made) // PAGES_FOR_A_PROCESS))
         parts = np.array_split(np.arange(1, len(made) + 1), processes)
         draw = joblib.delayed(_draw_vector_pages)
-        joblib.Parallel(n_jobs=processes)(draw(table, folder, vector, part.tolist()) for part in parts)
+        joblib.Parallel(n_jobs=processes)(draw(table, folder, vector, part.tolist(), encoder) for part in parts)
     return made
 
 
-def _draw_vector_pages(table: pd.DataFrame, folder: Path, formats: list[str], numbers: Sequence[int]) -> None:
+def _draw_vector_pages(
+    table: pd.DataFrame, folder: Path, formats: list[str], numbers: Sequence[int], encoder: int | None
+) -> None:
     """PDF and SVG of some pages: text and the newest points as vectors, over an image of the points before."""
     with paper_style():
-        frame = JointFigure(table, VECTOR_DPI)
+        frame = JointFigure(table, VECTOR_DPI, encoder)
         below = JointFigure(table, VECTOR_DPI)  # draws nothing but points
         below.axes.set_axis_off()
         below.figure.patch.set_visible(False)

@@ -1,6 +1,6 @@
 // The colours of the tokens on the map, and what they mean.
 
-import { CAPTURED, checkpoints, data, documentOf, largestRatio, positionOf, ratioOf } from "./data.js";
+import { CAPTURED, checkpoints, data, documentOf, largestRatio, positionOf, ratioOf, readings } from "./data.js";
 import { byId, element, inText, percent, ramp } from "./elements.js";
 import { state } from "./state.js";
 
@@ -26,7 +26,7 @@ function ofDocument(number) {
 export function colourOf(token) {
   const number = documentOf[token];
   if (state.colour === "position") return viridis(positionOf(token) / Math.max(data.documents[number].length - 1, 1));
-  if (state.colour === "class") return KINDS[data.classes[token]];
+  if (state.colour === "class") return KINDS[readings[data.sites[state.point].reading].classes[token]];
   if (state.colour === "document") return ofDocument(number);
   const share = ratioOf(token, data.sites[state.point].layer, CAPTURED, state.method);
   return share === null ? state.colours.soft : viridis(share / largestRatio(CAPTURED, state.method));
@@ -53,7 +53,7 @@ export function drawMapLegend() {
   const scale = VIRIDIS.map((_, i) => viridis(i / (VIRIDIS.length - 1)));
   const legends = {
     position: () => ramp("first token", "last token", scale),
-    class: () => data.classNames.map((name, number) => dotted(name, KINDS[number])),
+    class: () => data.classNames.flatMap((name, kind) => (name ? [dotted(name, KINDS[kind])] : [])),
     document: documentLegend,
     ratio: () => ratioLegend(scale),
   };

@@ -1,6 +1,6 @@
 // The controls, which say what is chosen and change it; the name of the selected token; the walk through the model.
 
-import { checkpoints, data, layouts, positionOf, tokens } from "./data.js";
+import { checkpoints, data, layouts, nameOf, positionOf } from "./data.js";
 import { byId, element, fill } from "./elements.js";
 import { change, state } from "./state.js";
 
@@ -14,7 +14,7 @@ const SELECTS = [
   ["layout", "layout", layouts.map((name) => [name, name])],
   ["colour", "colour"],
   ["shape", "shape"],
-  ["layer", "layer", Array.from({ length: data.ratios.layers }, (_, i) => [i + 1, `Layer ${i + 1}`])],
+  ["layer", "layer", data.labels.layers.map((name, layer) => [layer, name]).slice(1)],
   ["checkpoint", "checkpoint", measured],
   ["ratio-method", "method", named(data.ratios.methods, data.labels.methods)],
   ["matrix", "matrix", named(data.matrices, data.labels.matrices)],
@@ -58,7 +58,7 @@ export function drawSelection() {
     return;
   }
   const where = `, position ${positionOf(state.token)} of ${data.documents[state.document].name}`;
-  byId("selected").replaceChildren("Selected: ", element("b", {}, element("bdi", {}, tokens[state.token])), where);
+  byId("selected").replaceChildren("Selected: ", element("b", {}, element("bdi", {}, nameOf(state.token))), where);
 }
 
 // Through the model: the slider over the capture points, and Play.

@@ -1,11 +1,11 @@
 // The views Mixing and Steps: curves over the layers.
 
 import { drawChart, forChart, pointsAt } from "./charts.js";
-import { CAPTURED, checkpoints, cosinesOf, data, ratioOf } from "./data.js";
+import { CAPTURED, checkpoints, cosinesOf, data, nameOf, ratioOf } from "./data.js";
 import { byId, inText } from "./elements.js";
 import { change, state } from "./state.js";
 
-const SYMBOLS = ["triangle-down", "square", "pentagon", "triangle-up", "x", "circle", "hexagon"];
+const SYMBOLS = "triangle-down square pentagon triangle-up triangle-left triangle-right x circle hexagon".split(" ");
 const SHARE = ".1%";
 const LENGTH = ".3f";
 
@@ -46,7 +46,7 @@ function band(rows, name, line, marker, format) {
 
 /** The selected token's own values, pairs of layer and value. */
 function ownTrace(places, label, format, looks) {
-  const name = forChart(data.tokens[state.token]) + label;
+  const name = forChart(nameOf(state.token)) + label;
   return { ...pointsAt(places, name), hovertemplate: `layer %{x}: %{y:${format}}`, ...looks };
 }
 
@@ -80,14 +80,20 @@ const points = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).to
 export function drawDifference() {
   const row = data.differences.find((each) => each.layer === state.layer && each.method === state.method);
   const [mean, low, high] = row ? [row.difference, row.ci_low, row.ci_high].map(points) : [];
-  const said = `Layer ${state.layer}, fine-tuned minus pretrained: ${mean} points (95 % interval ${low} to ${high}).`;
+  const said = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} points (95 % interval ${low} to ${high}).`;
   byId("difference").textContent = row ? said : "";
 }
 
-function tracesOfStep(step, number, rows) {
+function tracesOfStep(step, rows) {
   const color = data.stepColors[step];
   const name = data.labels.steps[step];
-  const traces = band(rows, name, { color, dash: "solid" }, { size: 8, symbol: SYMBOLS[number] }, LENGTH);
+  const traces = band(
+    rows,
+    name,
+    { color, dash: "solid" },
+    { size: 8, symbol: SYMBOLS[Object.keys(data.stepColors).indexOf(step)] },
+    LENGTH,
+  );
   if (state.token === null || state.stepMeasure !== "cosine_input" || state.stepCheckpoint !== CAPTURED) return traces;
   const own = cosinesOf(state.token, step).map((cosine, i) => [i + 1, cosine]);
   const marker = { symbol: "diamond-open", size: 12, color, line: { width: 2 } };
@@ -96,9 +102,9 @@ function tracesOfStep(step, number, rows) {
 
 export function drawSteps() {
   const rows = data.steps.filter((row) => row.checkpoint === state.stepCheckpoint && row.measure === state.stepMeasure);
-  const steps = [...new Set(rows.map((row) => row.step))];
+  const steps = Object.keys(data.stepColors).filter((step) => rows.some((row) => row.step === step));
   const ofStep = (step) => rows.filter((row) => row.step === step);
-  const traces = steps.flatMap((step, number) => tracesOfStep(step, number, ofStep(step)));
+  const traces = steps.flatMap((step) => tracesOfStep(step, ofStep(step)));
   const label = byId("step-measure").querySelector(`[value=${state.stepMeasure}]`).textContent;
   const title = { text: label.length > 40 ? "relative to the input" : label };
   drawByLayer(byId("steps-chart"), traces, 84, { title });

@@ -1,4 +1,5 @@
 // The data of the page, decoded once, and what is looked up in them. Tokens are numbered from 0 over all documents.
+// A decoder beside an encoder has a reading of its own: at each position it sees the token before.
 
 import { byId } from "./elements.js";
 
@@ -22,10 +23,14 @@ const codes = (text) => new Uint16Array(bytes(text).buffer);
 const value = (code, low, high) => (code === UNKNOWN ? null : low + (code * (high - low)) / LARGEST);
 
 export const data = await unpacked(byId("data").textContent.trim());
-export const { tokens } = data;
 export const documentOf = data.documents.flatMap((each, number) => Array(each.length).fill(number));
+export const tokens = [...documentOf.keys()];
 export const positionOf = (token) => token - data.documents[documentOf[token]].start;
 export const CAPTURED = data.captured; // the checkpoint whose vectors are on the maps
+export const readings = data.readings;
+export const readingOf = (layer) => readings[Number(layer > (data.encoder ?? Infinity))];
+/** What a token is called; beside a decoder, in both readings. */
+export const nameOf = (token) => [...new Set(readings.map(({ names }) => names[token]))].join(" / ");
 export const inOnePlane = (layout) => data.onePlane.includes(layout); // places at two points can be compared
 
 const mapValues = (object, act) => Object.fromEntries(Object.entries(object).map(([key, each]) => [key, act(each)]));

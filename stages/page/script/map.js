@@ -2,8 +2,20 @@
 
 import { FONT, PRINTED, drawChart, forChart, pointsAt } from "./charts.js";
 import { colourOf } from "./colours.js";
-import { CAPTURED, data, documentOf, inOnePlane, limits, once, place, positionOf, ratioOf, tokens } from "./data.js";
-import { byId, element, percent } from "./elements.js";
+import {
+  CAPTURED,
+  data,
+  documentOf,
+  inOnePlane,
+  limits,
+  once,
+  place,
+  positionOf,
+  ratioOf,
+  readings,
+  tokens,
+} from "./data.js";
+import { byId, element, inText, percent } from "./elements.js";
 import { change, state } from "./state.js";
 
 const chart = byId("map-chart");
@@ -13,19 +25,21 @@ const SIZE = 11; // pixels
 
 const pen = document.createElement("canvas").getContext("2d");
 pen.font = `${SIZE}px ${FONT}`;
-const widthOf = once((token) => pen.measureText(tokens[token]).width);
+const widthOf = once((name) => pen.measureText(name).width);
+/** What a token is called at the chosen point. */
+const nameHere = (token) => readings[data.sites[state.point].reading].names[token];
 
 function hoverText(token) {
   const site = data.sites[state.point];
   const share = ratioOf(token, site.layer, CAPTURED, state.method);
   const where = `position ${positionOf(token)} of ${data.documents[documentOf[token]].name}`;
   const mixed = share === null ? "" : `<br>${data.labels.methods[state.method]}: ${percent(share)} from others`;
-  return `<b>${forChart(data.tokens[token])}</b><br>${where}<br>${site.label}${mixed}`;
+  return `<b>${forChart(nameHere(token))}</b><br>${where}<br>${site.label}${mixed}`;
 }
 
 /** The tokens that are shown, with their place on the map. */
 function shownTokens() {
-  const chosen = [...tokens.keys()].filter((token) => state.everyone || documentOf[token] === state.document);
+  const chosen = tokens.filter((token) => state.everyone || documentOf[token] === state.document);
   return chosen.map((token) => ({ token, at: place(state.layout, state.point, token) })).filter(({ at }) => at);
 }
 
@@ -42,7 +56,7 @@ function withRoom(shown, ranges) {
   const found = new Set();
   for (const { token, at } of shown.toSorted((a, b) => (b.token === state.token) - (a.token === state.token))) {
     const [x, y] = at.map((each) => each * scale);
-    const half = widthOf(token) / 2 + 1;
+    const half = widthOf(nameHere(token)) / 2 + 1;
     if (taken.some((other) => Math.abs(x - other.x) < half + other.half && Math.abs(y - other.y) < SIZE)) continue;
     taken.push({ x, y, half });
     found.add(token);
@@ -55,7 +69,7 @@ function looksOfWords(shown, color, range) {
   const seen = chart.layout && chart.layout.uirevision === state.layout;
   const fits = withRoom(shown, seen ? [chart.layout.xaxis.range, chart.layout.yaxis.range] : range);
   // A space, as plotly never draws a text again that was once empty.
-  const text = shown.map(({ token }) => (fits.has(token) ? forChart(data.tokens[token]) : " "));
+  const text = shown.map(({ token }) => (fits.has(token) ? forChart(nameHere(token)) : " "));
   const textfont = { size: SIZE, color: state.colours.ink };
   const marker = { color, size: 6, line: { width: 0 } };
   return { mode: "markers+text", text, textposition: "top center", textfont, marker };
@@ -88,8 +102,9 @@ function surroundingsTrace() {
 function trailTrace() {
   const color = state.colours.mark;
   const sites = data.sites.slice(0, state.point + 1);
+  const { reading } = data.sites[state.point]; // from an encoder's points none leads to a decoder's
   const way = sites.map(({ label }, point) => ({ label, at: place(state.layout, point, state.token) }));
-  const found = way.filter(({ at }) => at);
+  const found = way.filter(({ at }, point) => at && sites[point].reading === reading);
   const told = { customdata: found.map(({ label }) => label), hovertemplate: "%{customdata}<extra>trail</extra>" };
   const looks = { mode: "lines+markers", line: { color, width: 1.5 }, marker: { size: 5, color }, opacity: 0.75 };
   const places = found.map(({ at }) => at);
@@ -104,7 +119,10 @@ function selectedTrace(at) {
 function drawNote(shown, selected) {
   const candidates = state.everyone ? tokens.length : data.documents[state.document].length;
   const off = state.token !== null && !selected ? " The selected token is not among them." : "";
-  const note = `${shown.length} of ${candidates} tokens are on this map (umap.max_points).${off}`;
+  const there = !data.maps[state.layout].absent.includes(state.point);
+  const note = there
+    ? `${shown.length} of ${candidates} tokens are on this map (umap.max_points).${off}`
+    : `The ${state.layout} layout leaves this capture point out.`;
   byId("map-note").textContent = shown.length === candidates ? "" : note;
   chart.setAttribute("aria-label", `${state.layout} map, ${data.sites[state.point].label}: ${shown.length} tokens`);
 }
@@ -170,11 +188,13 @@ function correlation([shown, ...refits]) {
 function movement() {
   if (!inOnePlane(state.layout)) return "Separate maps share no plane, so there is no trail from one to the next.";
   const { layer } = data.sites[state.point];
-  const step = data.wholeLayer.includes(state.method) ? "layer" : "attention";
-  const moves = data.movement.filter((row) => row.layout === state.layout && row.layer === layer && row.step === step);
+  const here = data.movement.filter((row) => row.layout === state.layout && row.layer === layer);
+  const parted = here.some((row) => row.step === "attention"); // or attention and feed-forward are added at once
+  const step = data.wholeLayer.includes(state.method) || !parted ? "layer" : "attention";
+  const moves = here.filter((row) => row.step === step);
   const [full, mixed] = ["full_space", state.method].map((name) => moves.filter((row) => row.against === name));
   if (full.length === 0) return ""; // the points before and after the step were not captured
-  const where = `In ${step === "layer" ? "the whole" : "the attention step"} of layer ${layer}`;
+  const where = `In ${step === "layer" ? "the whole" : "the attention step"} of ${inText(data.labels.layers[layer])}`;
   const against = mixed.length === 0 ? "" : `, and of ${correlation(mixed)} with the mixing ratio`;
   return `${where}, moves on this map have a rank correlation of ${correlation(full)} with moves in the full space${against}.`;
 }

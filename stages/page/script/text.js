@@ -1,13 +1,11 @@
 // The view Text: the words of one text, shaded by their mixing ratio, and what a word took from others.
 
-import { data, largestRatio, positionOf, ratioOf, sourcesOf, tokens } from "./data.js";
+import { data, largestRatio, positionOf, ratioOf, readingOf, readings, sourcesOf } from "./data.js";
 import { byId, element, inText, percent, ramp } from "./elements.js";
 import { change, state } from "./state.js";
 
 const box = byId("words");
 const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-const SPACE = "\u0120"; // of a tokenizer on bytes, which marks where words begin; WordPiece marks where they go on
-const onBytes = data.tokens.some((each) => each.startsWith(SPACE));
 const LISTED = 12;
 const NOT_HERE =
   "What this text's words took from each other is not on the page, which would grow too large; " +
@@ -15,8 +13,8 @@ const NOT_HERE =
 const NOT_MEASURED = "Contribution matrices were not measured (mixing.matrices).";
 const NOT_TRUSTED = "The row of this token is too small to be told from rounding, so it is not shown.";
 
-const isPiece = (token) => data.tokens[token].startsWith("##") && data.tokens[token].length > 2;
-const isGlued = (token) => (onBytes ? !data.tokens[token].startsWith(SPACE) : data.tokens[token].startsWith("##"));
+/** What a token is called in the chosen layer. */
+const nameThere = (token) => readingOf(state.layer).names[token];
 
 /** The token whose sources are shown: that under the mouse, or the selected one. */
 const lookedAt = () => (state.hovered === null ? state.token : state.hovered);
@@ -30,12 +28,13 @@ const tokenAt = (event) => {
 
 export function buildWords() {
   const { start, length, name } = data.documents[state.document];
+  // Only a decoder has words of its own, for which those of the text are put anew.
+  const { words, apart } = readings.length > 1 ? readingOf(state.layer) : readings[0];
   const parts = [];
   for (let token = start; token < start + length; token++) {
-    const word = isPiece(token) ? tokens[token].slice(2) : tokens[token].replace(SPACE, "");
     const attributes = { role: "option", id: `token-${token}`, "data-token": token };
-    if (token > start && !isGlued(token)) parts.push(" ");
-    parts.push(element("span", isPiece(token) ? { ...attributes, class: "piece" } : attributes, word));
+    if (token > start && apart[token]) parts.push(" ");
+    parts.push(element("span", apart[token] ? attributes : { ...attributes, class: "piece" }, words[token]));
   }
   box.replaceChildren(...parts);
   box.setAttribute("aria-label", `Words of ${name}`);
@@ -57,9 +56,9 @@ export function drawWords() {
     span.style.borderBottomColor = taken ? state.colours.took : "transparent";
     span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
     span.setAttribute("aria-selected", String(token === state.token));
-    const parts = [tokens[token], `position ${positionOf(token)}`];
+    const parts = [nameThere(token), `position ${positionOf(token)}`];
     if (share !== null) parts.push(`${percent(share)} from others`);
-    if (taken) parts.push(`gave ${percent(taken)} to ${tokens[looked]}`);
+    if (taken) parts.push(`gave ${percent(taken)} to ${nameThere(looked)}`);
     span.title = parts.join(", ");
   }
   if (state.token === null) box.removeAttribute("aria-activedescendant");
@@ -80,21 +79,25 @@ export function drawPointed() {
 function ratioLine(looked) {
   const share = ratioOf(looked, state.layer, state.checkpoint, state.method);
   const by = inText(data.labels.methods[state.method]);
-  const line = share === null ? "" : `Layer ${state.layer}: ${percent(share)} from others (${by}).`;
+  const line = share === null ? "" : `${data.labels.layers[state.layer]}: ${percent(share)} from others (${by}).`;
   return element("p", { class: "small" }, line);
 }
 
 function howLine() {
   const head = state.matrix === "attention" && state.head !== "mean" ? `, head ${state.head + 1}` : "";
   const where = state.matrix.endsWith("_rollout") ? "from the embedding to" : "in";
-  return element("p", {}, `By ${data.labels.matrices[state.matrix]}${head}, ${where} layer ${state.layer}:`);
+  return element(
+    "p",
+    {},
+    `By ${data.labels.matrices[state.matrix]}${head}, ${where} ${inText(data.labels.layers[state.layer])}:`,
+  );
 }
 
 function listed(found, looked) {
   const items = found.map(({ token, share }) => {
     const bar = element("i", { "aria-hidden": "true", style: `width: ${(100 * share) / found[0].share}%` });
     const which = token === looked ? " (itself)" : element("small", {}, ` ${positionOf(token)}`);
-    const name = element("bdi", {}, tokens[token], which);
+    const name = element("bdi", {}, nameThere(token), which);
     return element("li", { "data-token": token }, bar, name, element("span", {}, percent(share)));
   });
   return element("ol", {}, ...items);
@@ -111,7 +114,7 @@ function sourcesOfToken(looked) {
 
 export function drawSources() {
   const looked = lookedAt();
-  byId("sources-title").textContent = looked === null ? "Took from" : `“${tokens[looked]}” took from`;
+  byId("sources-title").textContent = looked === null ? "Took from" : `“${nameThere(looked)}” took from`;
   const none = [element("p", { class: "small" }, "Select a word.")];
   byId("sources").replaceChildren(...(looked === null ? none : [ratioLine(looked), ...sourcesOfToken(looked)]));
 }
