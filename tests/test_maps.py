@@ -22,7 +22,7 @@ from stages.errors import InputError
 from stages.maps import compiled, graphs, umap_learn
 from stages.maps.graphs import neighbourhood
 from stages.maps.layouts import ENGINES, fit_map, lay_out, lay_out_aligned
-from stages.maps.movement import movement_table
+from stages.maps.movement import movement_table, transitions
 from stages.maps.neighbours import METRICS, neighbours
 from stages.maps.parallel import in_parallel
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
@@ -434,6 +434,39 @@ def test_moves_are_set_against_the_full_space_and_the_ratios() -> None:
     }
     assert (table["tokens"] == 50).all()
     assert movement_table("joint", 2, {middle: maps[middle]}, {middle: maps[middle]}, ratios, "euclidean").empty
+
+
+ENTERED, LEFT = Site(0, "embedding_output"), Site(1, "layer_output")
+
+
+@pytest.mark.parametrize(
+    ("points", "attended", "fed"),
+    [
+        (("attention_residual", "attention_norm"), "attention_norm", "attention_norm"),
+        (("attention_norm",), "attention_norm", "attention_norm"),
+        (("attention_output", "attention_residual"), "attention_residual", "attention_residual"),
+        (("attention_output", "ffn_output"), None, None),
+        (("attention_norm", "cross_attention_norm"), "attention_norm", "cross_attention_norm"),
+    ],
+    ids=["post_ln", "without_skip", "pre_ln", "parallel", "decoder"],
+)
+def test_attention_ends_where_the_family_ends_it(
+    points: tuple[str, ...], attended: str | None, fed: str | None
+) -> None:
+    found = transitions([ENTERED, *(Site(1, point) for point in points), LEFT])
+    parts = [(1, "layer", ENTERED, LEFT)]
+    if attended and fed:
+        parts += [(1, "attention", ENTERED, Site(1, attended)), (1, "ffn", Site(1, fed), LEFT)]
+    assert sorted(found) == sorted(parts)
+
+
+def test_the_decoders_first_layer_begins_with_its_own_embedding() -> None:
+    own = Site(2, "decoder_embedding_output")
+    found = transitions([Site(2, "layer_output"), own, Site(3, "layer_output"), Site(4, "layer_output")])
+    assert found == [
+        (3, "layer", own, Site(3, "layer_output")),
+        (4, "layer", Site(3, "layer_output"), Site(4, "layer_output")),
+    ]
 
 
 def test_every_map_carries_its_scores(workspace: Workspace) -> None:

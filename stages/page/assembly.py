@@ -20,6 +20,7 @@ from stages.page.arrays import packed, visible
 from stages.page.payload import captured_tokens, page_data
 from stages.page.sentences import cautions, changed_parameters, facts, findings, versions
 from stages.parameters import Parameters
+from stages.pictures.tokens import SPACE
 from stages.reviews.chosen import chosen_texts
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
 
@@ -40,6 +41,7 @@ def write_page(parameters: Parameters) -> None:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"visible": visible}
+    lacking, points_left_out = _points_left_out(data)
     texts = chosen_texts(parameters.capture.documents, parameters.capture.texts)
     text = environment.get_template("template.html.j2").render(
         policy=_policy(charts, own),
@@ -60,7 +62,9 @@ def write_page(parameters: Parameters) -> None:
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
-        points_left_out=_points_left_out(data),
+        lacking=lacking,
+        points_left_out=points_left_out,
+        space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder=data["encoder"],
         decoders=data["ratios"]["layers"] - (data["encoder"] or 0),
         heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
@@ -70,11 +74,11 @@ def write_page(parameters: Parameters) -> None:
     logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
 
 
-def _points_left_out(data: dict[str, Any]) -> dict[str, str]:
-    """The points that a layout leaves out, by its name; without those that hold every point."""
-    labels = [in_text(POINT_MARKS[site["point"]].label) for site in data["sites"]]
-    absent = {name: [labels[number] for number in each["absent"]] for name, each in data["maps"].items()}
-    return {name: " and ".join(dict.fromkeys(points)) for name, points in absent.items() if points}
+def _points_left_out(data: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The layouts that do not hold every capture point, and the points that they leave out."""
+    absent = {name: each["absent"] for name, each in data["maps"].items() if each["absent"]}
+    points = (data["sites"][number]["point"] for numbers in absent.values() for number in numbers)
+    return list(absent), [in_text(POINT_MARKS[point].label) for point in dict.fromkeys(points)]
 
 
 def page_script(folder: Path = HERE / "script") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from stages.vocabulary import ONE_PLANE, POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS,
 PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 SIDES = {"left": 0.05, "right": 0.99, "wspace": 0.08}
+TITLE = 19  # characters in a line
 SEQUENTIAL = "viridis"
 
 Selected = list[tuple[Mark, list[npt.NDArray[np.bool_]]]]
@@ -56,7 +58,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: Captured, path: Path,
         set_limits(axes, limits.mean(axis=1), np.diff(limits)[:, 0])
         column, row = site.point, layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
         if column not in named:
-            axes.set_title(POINT_MARKS[site.point].label.replace(", ", ",\n"), fontsize=7, pad=3)
+            axes.set_title(fill(POINT_MARKS[site.point].label, TITLE, break_on_hyphens=False), fontsize=7, pad=3)
         if row not in named:
             axes.set_ylabel(row, fontsize=7)
         named |= {column, row}

@@ -23,7 +23,9 @@ CONTINUES = "##"
 METASPACE = "▁"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece, where its vocabulary lacks a character
 SPACE = "␣"  # in a label: a token without one goes on right where the one before it ended
+NEWLINE = "⏎"
 DECODER_TOKEN = "decoder_token"
+START_CLASS = "cls"
 
 
 def _byte_characters() -> dict[str, int]:
@@ -55,7 +57,7 @@ class Piece(NamedTuple):
     @property
     def text(self) -> str:
         """Its part of the text without spaces around it; the label where nothing is left."""
-        return spelt(self.raw).strip(" ") or self.label
+        return spelt(self.raw).strip(" ").replace("\n", NEWLINE) or self.label
 
 
 class Captured(NamedTuple):
@@ -91,8 +93,9 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> Captured:
     read = [_pieces(tokens["document"], tokens["token"], tokens["token_class"])]
     if DECODER_TOKEN in tokens:
         special = tokens[tokens["token_class"].isin(SPECIAL_LOOKS)].set_index("token")["token_class"].to_dict()
-        start = tokens[DECODER_TOKEN].map(special).fillna(next(iter(SPECIAL_LOOKS)))
-        classes = tokens.groupby("document")["token_class"].shift().fillna(start)  # it sees the token before
+        start = [special.get(token, START_CLASS) for token in tokens[DECODER_TOKEN]]
+        before = tokens.groupby("document")["token_class"].shift()  # the token that it sees
+        classes = before.where(before.notna(), pd.Series(start, tokens.index))
         read.append(_pieces(tokens["document"], tokens[DECODER_TOKEN], classes))
     crossing = steps.loc[steps["step"] == "cross_attention", "layer"]
     return Captured(tokens, read, int(crossing.min()) - 1 if len(read) > 1 and len(crossing) else None)
@@ -123,9 +126,13 @@ def _of_document(tokens: Sequence[str], classes: Sequence[str]) -> list[Piece]:
         else:
             raw = next(texts)
             spaced = spelt(raw)[:1].isspace() or (after is not None and spelt(after.raw)[-1:].isspace())
-            piece = Piece(spelt(raw).replace(" ", SPACE), raw, apart or spaced, name)
+            piece = Piece(_label(raw), raw, apart or spaced, name)
         pieces.append(piece)
     return pieces
+
+
+def _label(raw: bytes) -> str:
+    return spelt(raw).replace(" ", SPACE).replace("\n", NEWLINE)
 
 
 def _of_bytes(tokens: Sequence[str]) -> list[bytes] | None:

@@ -1,6 +1,6 @@
 // The controls, which say what is chosen and change it; the name of the selected token; the walk through the model.
 
-import { checkpoints, data, layouts, nameOf, positionOf } from "./data.js";
+import { checkpoints, data, holds, layouts, nameOf, positionOf } from "./data.js";
 import { byId, element, fill } from "./elements.js";
 import { change, state } from "./state.js";
 
@@ -63,8 +63,7 @@ export function drawSelection() {
 
 // Through the model: the slider over the capture points, and Play.
 
-const last = data.sites.length - 1;
-byId("point").max = last;
+byId("point").max = data.sites.length - 1;
 byId("point").addEventListener("input", ({ target }) => change({ point: Number(target.value) }));
 
 function pause() {
@@ -72,13 +71,17 @@ function pause() {
   change({ timer: null });
 }
 
+/** The first point of the map after `point`; -1 behind the last one. */
+const after = (point) => data.sites.findIndex((_, next) => next > point && holds(state.layout, next));
+
 function forward() {
-  if (state.point === last) pause();
-  else change({ point: state.point + 1 });
+  const next = after(state.point);
+  if (next < 0) pause();
+  else change({ point: next });
 }
 
 function play() {
-  if (state.point === last) change({ point: 0 });
+  if (after(state.point) < 0) change({ point: after(-1) });
   change({ timer: setInterval(forward, 1000 / data.framesPerSecond) });
 }
 

@@ -6,6 +6,7 @@ import { byId, inText } from "./elements.js";
 import { change, state } from "./state.js";
 
 const SYMBOLS = "triangle-down square pentagon triangle-up triangle-left triangle-right x circle hexagon".split(" ");
+const BLACK = "#000000";
 const SHARE = ".1%";
 const LENGTH = ".3f";
 
@@ -85,7 +86,8 @@ export function drawDifference() {
 }
 
 function tracesOfStep(step, rows) {
-  const color = data.stepColors[step];
+  const drawn = data.stepColors[step];
+  const color = drawn === BLACK ? state.colours.ink : drawn; // which can be seen on dark paper too
   const name = data.labels.steps[step];
   const traces = band(
     rows,

@@ -62,6 +62,9 @@ const UNIT = [0, 1];
 /** Limits of x and y of a layout. Maps in planes of their own are each scaled to a square. */
 export const limits = (layout) => (inOnePlane(layout) ? maps[layout].ranges[0] : [UNIT, UNIT]);
 
+/** Whether a layout holds a capture point; those of one plane lack points whose vectors are of another width. */
+export const holds = (layout, point) => !maps[layout].absent.includes(point);
+
 /** Where a token lies on the map of a point; null where it is on none (umap.max_points). */
 export function place(layout, point, token) {
   const at = point * tokens.length + token;

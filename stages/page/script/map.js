@@ -6,6 +6,7 @@ import {
   CAPTURED,
   data,
   documentOf,
+  holds,
   inOnePlane,
   limits,
   once,
@@ -119,8 +120,7 @@ function selectedTrace(at) {
 function drawNote(shown, selected) {
   const candidates = state.everyone ? tokens.length : data.documents[state.document].length;
   const off = state.token !== null && !selected ? " The selected token is not among them." : "";
-  const there = !data.maps[state.layout].absent.includes(state.point);
-  const note = there
+  const note = holds(state.layout, state.point)
     ? `${shown.length} of ${candidates} tokens are on this map (umap.max_points).${off}`
     : `The ${state.layout} layout leaves this capture point out.`;
   byId("map-note").textContent = shown.length === candidates ? "" : note;

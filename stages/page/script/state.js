@@ -1,12 +1,19 @@
 // What is chosen, in one place. `change` is the one way to change it, and draws again the views that show what changed.
 
-import { checkpoints, data, documentOf, layouts } from "./data.js";
+import { checkpoints, data, documentOf, holds, layouts } from "./data.js";
 
 const values = Object.assign(
   // Of all views; tokens, documents and capture points by number.
   { document: 0, token: null, layer: 1, method: data.method },
   // Of the map; `timer` runs while it plays.
-  { point: 0, layout: layouts[0], colour: "position", shape: "points", everyone: true, timer: null },
+  {
+    point: data.sites.findIndex((_, point) => holds(layouts[0], point)),
+    layout: layouts[0],
+    colour: "position",
+    shape: "points",
+    everyone: true,
+    timer: null,
+  },
   // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources.
   { checkpoint: checkpoints.at(-1), head: "mean", hovered: null, pointed: null },
   { matrix: data.matrices.includes("alti") ? "alti" : data.matrices[0] },

@@ -1,0 +1,171 @@
+"""What capture and measure leave of models of other families, made of random numbers: for maps, figures and page."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from conftest import REPOSITORY, write_reviews
+
+from stages.mixing.matrices import with_rollouts
+from stages.mixing.ratios import RATIOS
+from stages.outputs import activations as store
+from stages.outputs.mixing import HEADS, MIXING, contributions_folder, write_matrix
+from stages.outputs.reports import write_plot
+from stages.sites import DECODER_INPUT, Site
+
+CHECKPOINTS = ("pretrained", "finetuned")
+POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
+HEADS_NUMBER = 2
+# ruff: noqa: RUF001, SIM905
+BYTES = "The Ġfilm Ġwas n âĢĻ t Ġd ull , Ġbut Ġthe Ġcaf Ã© Ġfilm ĠðŁĺ Ģ Ġwas : Ċ The Ġend Ġof Ġthe Ġfilm .".split(" ")
+SPACES = "▁The ▁film ▁was n ’ t ▁d ull , ▁but ▁the ▁caf é ▁film ▁ <0xF0> <0x9F> ▁the ▁end ▁of ▁the ▁film .".split(" ")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FamilyRun:
+    """A model of 2 layers, or of 2 and 2; one text of it is captured."""
+
+    points: tuple[str, ...]
+    steps: tuple[str, ...]
+    ratios: tuple[str, ...]
+    matrices: tuple[str, ...]
+    tokens: tuple[str, ...]
+    special: dict[str, str] = field(default_factory=dict)
+    """Classes of the special tokens."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """Of the points that are not as wide as the residual stream, which is 8."""
+    decoder_start: str | None = None
+    """The token that a decoder beside the encoder sees first."""
+
+    @property
+    def layers(self) -> int:
+        return 4 if self.decoder_start else 2
+
+    def sites(self) -> list[Site]:
+        embedding = [Site(0, point) for point in ("word_embedding", "embedding_output")]
+        layers = [
+            Site(layer, point)
+            for layer in range(1, self.layers + 1)
+            for point in self.points
+            if layer > 2 or not point.startswith("cross")
+        ]
+        return embedding + layers + ([Site(2, DECODER_INPUT)] if self.decoder_start else [])
+
+    def steps_of(self, layer: int) -> list[str]:
+        return [step for step in self.steps if layer > 2 or not step.startswith("cross")]
+
+
+PRE_LN = FamilyRun(
+    points=("attention_heads", "attention_output", "attention_residual", "ffn_output", "layer_output"),
+    steps=("heads", "output_linear", "attention_skip", "feed_forward", "ffn_skip"),
+    ratios=("attn_w", "attnres_w", "attn_n", "attnres_n"),
+    matrices=("attention", "norm", "value_zeroing", "alti"),
+    tokens=tuple(BYTES),
+)
+PARALLEL = FamilyRun(
+    points=("attention_heads", "attention_output", "ffn_output", "layer_output"),
+    steps=("heads", "output_linear", "feed_forward", "ffn_skip"),
+    ratios=("attn_w", "attn_n"),
+    matrices=("attention", "norm", "value_zeroing"),
+    tokens=tuple(BYTES),
+)
+OTHER_WIDTHS = FamilyRun(
+    points=PRE_LN.points,
+    steps=PRE_LN.steps,
+    ratios=PRE_LN.ratios,
+    matrices=PRE_LN.matrices,
+    tokens=("<bos>", *SPACES),
+    special={"<bos>": "cls"},
+    widths={"word_embedding": 5, "attention_heads": 12},
+)
+BESIDE_AN_ENCODER = FamilyRun(
+    points=(
+        *("attention_heads", "attention_output", "attention_norm", "cross_attention_output", "cross_attention_norm"),
+        *("ffn_output", "layer_output"),
+    ),
+    steps=(*POST_LN_STEPS[:4], "cross_attention", "cross_attention_norm", *POST_LN_STEPS[4:]),
+    ratios=tuple(RATIOS),
+    matrices=("attention", "norm", "value_zeroing", "alti", "globenc"),
+    tokens=("<s>", *BYTES, "</s>"),
+    special={"<s>": "cls", "</s>": "sep"},
+    decoder_start="</s>",
+)
+
+
+def write_family_run(family: FamilyRun) -> pd.DataFrame:
+    """Write it into the current folder, as the stages before `reduce` would; the tokens table."""
+    generator = np.random.default_rng(0)
+    tokens = _write_stores(family, generator)
+    rows = [
+        tokens[["document", "position", "token"]].assign(checkpoint=checkpoint, layer=layer)
+        for checkpoint in CHECKPOINTS
+        for layer in range(1, family.layers + 1)
+    ]
+    ratios = pd.concat(rows, ignore_index=True)
+    for method in family.ratios:
+        ratios[method] = np.where(ratios["position"] == 0, 0, generator.uniform(size=len(ratios)))  # it sees itself
+    classes = [family.special.get(token, "word") for token in ratios["token"]]
+    MIXING.mkdir(parents=True)
+    ratios.assign(token_class=classes, in_statistics=True).to_parquet(MIXING / "tokens.parquet", index=False)
+    for checkpoint in CHECKPOINTS:
+        place, length = contributions_folder(checkpoint, "text/0"), len(tokens)
+        for method in with_rollouts(family.matrices):
+            write_matrix(place, method, _causal(generator, family.layers, length), ("layer", "token", "source"), {})
+        by_head = _causal(generator, family.layers * HEADS_NUMBER, length)
+        by_head = by_head.reshape(family.layers, HEADS_NUMBER, length, length)
+        write_matrix(place, HEADS, by_head, ("layer", "head", "token", "source"), {})
+    _write_reports(family, ratios, generator)
+    return tokens
+
+
+def _causal(generator: np.random.Generator, matrices: int, length: int) -> npt.NDArray[np.float32]:
+    """Lower-triangular; the last row is not to be shared out."""
+    found = np.tril(generator.gamma(0.5, size=(matrices, length, length))).astype(np.float32)
+    found[:, -1] = np.nan
+    return found
+
+
+def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataFrame:
+    tokens = pd.DataFrame({"document": "text/0", "position": range(len(family.tokens))})
+    tokens = tokens.assign(token_id=1, token=family.tokens)
+    if family.decoder_start:
+        tokens["decoder_token"] = [family.decoder_start, *family.tokens[:-1]]
+    for site in family.sites():
+        width = family.widths.get(site.point, 8)
+        store.create_stores(store.ACTIVATIONS, [site], store.plan_store(len(tokens), width, "float16"))
+        block = generator.normal(size=(len(tokens), width)).astype(np.float16)
+        store.write_block(store.ACTIVATIONS, site, slice(0, len(tokens)), block)
+    tokens.to_parquet(store.tokens_file(store.ACTIVATIONS), index=False)
+    return tokens
+
+
+def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
+    write_reviews(Path("data/reviews"))
+    for name in ("metrics/finetune.json", "metrics/mixing.json", "plots/reviews.csv"):
+        (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)
+    by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")
+    means = by_layer.groupby(["checkpoint", "layer", "method"], sort=False)["mean"].mean().reset_index()
+    intervals = means.assign(ci_low=means["mean"] - 0.05, ci_high=means["mean"] + 0.05)
+    write_plot("mixing", intervals.assign(tokens=100, documents=4))
+    differences = intervals[intervals["checkpoint"] == "finetuned"].drop(columns="checkpoint")
+    write_plot("mixing_difference", differences.rename(columns={"mean": "difference"}))
+    agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
+    write_plot("mixing_gradient", agreement)
+    steps: list[dict[str, Any]] = []
+    for checkpoint in CHECKPOINTS:
+        for layer in range(1, family.layers + 1):
+            for step in family.steps_of(layer):
+                for measure in ("cosine_previous", "cosine_input", "distance_previous", "norm"):
+                    value = generator.uniform(-0.2, 1)
+                    if step == "heads" and "attention_heads" in family.widths and measure != "norm":
+                        value = np.nan
+                    where = {"checkpoint": checkpoint, "layer": layer, "step": step, "measure": measure}
+                    steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
+    write_plot("steps", pd.DataFrame(steps))

@@ -1,0 +1,308 @@
+"""Maps, figures and page of models of other families: what they have is shown, and nothing that they have not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Opened, browser
+from conftest import write_parameters
+from family_runs import BESIDE_AN_ENCODER, OTHER_WIDTHS, PARALLEL, PRE_LN, FamilyRun, write_family_run
+
+from stages import reduce, render
+from stages.maps.layouts import fit_map
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.maps import map_sites, read_map
+from stages.outputs.reports import FIGURES, PAGE, read_plot
+from stages.parameters import read_parameters
+from stages.sites import Site
+
+TEXT = "The film wasn\u2019t dull, but the café film \\xf0\\x9f\\x98\\x80 was: ⏎ The end of the film."
+
+
+def finished(folder: Path, family: FamilyRun) -> Path:
+    """A folder in which the stages ran for a family, from `reduce` on."""
+    write_parameters(
+        folder,
+        capture={"documents": [], "texts": ["The film was dull."]},
+        umap={"n_epochs": 20, "stability_seeds": [3]},
+        figures={"formats": ["svg"], "dpi": 50, "frames_per_second": 20},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_family_run(family)
+        reduce.main(read_parameters())
+        render.main(read_parameters())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[FamilyRun], Path]:
+    """Every family is run once."""
+    folders: dict[FamilyRun, Path] = {}
+
+    def find(family: FamilyRun) -> Path:
+        if family not in folders:
+            folders[family] = finished(tmp_path_factory.mktemp("family"), family)
+        return folders[family]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(
+    run: Callable[[FamilyRun], Path], chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[FamilyRun], Opened]]:
+    """The page of a family, its folder the current one; at the end no page may have complained."""
+    shown: list[Opened] = []
+
+    def show(family: FamilyRun) -> Opened:
+        monkeypatch.chdir(run(family))
+        shown.append(Opened(chromium, PAGE, viewport={"width": 1400, "height": 900}))
+        return shown[-1]
+
+    yield show
+    for each in shown:
+        each.close()
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    page.locator(f"#{label}").select_option(option)
+
+
+def options(page: Any, label: str) -> list[str]:
+    found: list[str] = page.locator(f"#{label} option").evaluate_all("all => all.map(each => each.value)")
+    return found
+
+
+def names(opened: Opened, chart: str) -> set[str]:
+    return {trace["name"] for trace in opened.traces(chart)} - {""}
+
+
+def words_on_the_map(opened: Opened) -> list[str]:
+    """Labels of the tokens at the chosen point, those that have room."""
+    trace = next(trace for trace in opened.traces("map-chart") if trace["name"] == "tokens")
+    return [text.replace("&lt;", "<").replace("&gt;", ">") for text in trace["text"] if text.strip()]
+
+
+FAMILIES = {"pre_ln": PRE_LN, "parallel": PARALLEL, "widths": OTHER_WIDTHS, "beside": BESIDE_AN_ENCODER}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[[FamilyRun], Opened]) -> None:
+    shown = opened(family)
+    page = shown.page
+    page.locator("#token-3").click()
+    assert options(page, "ratio-method") == list(family.ratios)
+    assert [name for name in options(page, "matrix") if not name.endswith("_rollout")] == list(family.matrices)
+    for matrix in options(page, "matrix"):
+        choose(page, "matrix", matrix)
+        assert 1 <= page.locator("#sources li").count() <= 4  # itself and the three before it
+    for method in family.ratios:
+        choose(page, "ratio-method", method)
+        assert shown.traces("mixing-chart")
+    sites = map_sites(read_map("separate"))
+    assert len(sites) == len(family.sites())
+    for layout in ("separate", "aligned", "joint"):
+        choose(page, "layout", layout)
+        for point in range(len(sites)):
+            page.locator("#point").fill(str(point))
+            there = family.widths.get(sites[point].point) is None or layout == "separate"
+            tokens = next(trace for trace in shown.traces("map-chart") if trace["name"] == "tokens")
+            assert len(tokens["x"]) == len(family.tokens) * there
+            note = f"The {layout} layout leaves this capture point out."
+            assert page.locator("#map-note").inner_text() == ("" if there else note)
+    said = page.locator("body").inner_text()
+    assert ("LayerNorm" in said) == ("attnresln_n" in family.ratios)
+    assert "[CLS]" not in said
+    assert "Ġ" not in said
+    assert "NaN" not in said
+    assert "undefined" not in said
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_figures_name_what_the_family_has(
+    family: FamilyRun, run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run(family))
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in FIGURES.glob("*.svg")}
+    assert not [mark for mark in ("Ġ", "▁", "[CLS]", "##") if mark in "".join(drawn.values())]
+    assert ">␣film<" in drawn["mixing_tokens_text_0"]
+    for label, name in (("Attention", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
+        assert (f">{label}<" in drawn["mixing_contributions_text_0_finetuned"]) == (name in family.matrices)
+    assert (">LayerNorm<" in drawn["mixing_steps"]) == ("attention_norm" in family.steps)
+    assert (">Skip<" in drawn["mixing_steps"]) == ("attention_skip" in family.steps)
+    assert (">Attention heads<" in drawn["mixing_steps"]) == ("attention_heads" not in family.widths)
+    assert ">the<" in drawn["atlas"]
+    for token in ("<s>", "</s>", "<bos>"):
+        assert (f">{token.replace('<', '&lt;').replace('>', '&gt;')}<" in drawn["atlas"]) == (token in family.special)
+    pages = [path.name for path in sorted((FIGURES / "joint").glob("*.svg"))]
+    assert len(pages) == len([site for site in family.sites() if site.point not in family.widths])
+
+
+def test_text_of_a_causal_model_without_special_tokens(opened: Callable[[FamilyRun], Opened]) -> None:
+    shown = opened(PRE_LN)
+    page = shown.page
+    assert page.locator("#words").inner_text() == TEXT
+    page.locator("#token-1").click()
+    assert "Selected: ␣film, position 1" in page.locator("#selected").inner_text()
+    assert "␣ is the space before it" in page.locator("#text").inner_text()
+    choose(page, "colour", "class")
+    assert page.locator("#map-legend").inner_text().split() == ["punctuation", "word", "piece", "word"]
+    page.locator("#token-0").click()
+    assert page.locator("#token-0").get_attribute("title") == "The, position 0, 0 % from others, gave 100 % to The"
+    assert [line.split() for line in page.locator("#sources li").all_inner_texts()] == [["The", "(itself)", "100", "%"]]
+    page.locator(f"#token-{len(PRE_LN.tokens) - 1}").click()
+    assert "too small to be told from rounding" in page.locator("#sources").inner_text()
+    assert "After attention and skip connection of layer" in page.locator("#findings").inner_text()
+    assert names(shown, "steps-chart") == {"Attention heads", "Output Linear", "Skip", "Feed-forward", "Last skip", "."}
+
+
+def test_own_cosines_are_those_of_the_steps_that_the_layer_has(opened: Callable[[FamilyRun], Opened]) -> None:
+    shown = opened(PRE_LN)
+    shown.page.locator("#token-3").click()
+    own = [trace["y"] for trace in shown.traces("steps-chart") if trace["name"] == "n"]
+    before = store.read_features(ACTIVATIONS, Site(1, "layer_output"))[3].astype(float)
+    steps = ("attention_heads", "attention_output", "attention_residual", "ffn_output", "layer_output")
+    after = [store.read_features(ACTIVATIONS, Site(2, point))[3].astype(float) for point in steps]
+    cosines = [each @ before / np.linalg.norm(each) / np.linalg.norm(before) for each in after]
+    assert [of_step[1] for of_step in own] == pytest.approx(cosines, abs=1e-4)
+
+
+def test_a_parallel_block_is_not_parted(opened: Callable[[FamilyRun], Opened]) -> None:
+    page = opened(PARALLEL).page
+    assert page.locator("#ratio-method").input_value() == "attn_n"
+    assert page.locator("#matrix").input_value() == "attention"
+    assert page.locator("#head").is_enabled()
+    said = page.locator("#findings").inner_text()
+    assert "Of what attention adds to a token's vector in layer" in said
+    assert "they leave out how long the mixed vectors are." in said
+    assert "does the joint map show the mixing" not in said.lower()
+    page.locator("#point").fill("3")
+    moved = page.locator("#movement").inner_text()
+    assert moved.startswith("In the whole of layer 1, moves on this map have a rank correlation of ")
+    assert moved.endswith(" with moves in the full space.")
+    assert set(read_plot("movement", "reduce")["step"]) == {"layer"}
+
+
+def test_points_of_other_widths_are_on_their_own_maps_alone(
+    run: Callable[[FamilyRun], Path],
+    workspace: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(run(OTHER_WIDTHS))
+    umap = read_parameters().umap
+    sites = OTHER_WIDTHS.sites()
+    in_stream = [site for site in sites if site.point not in OTHER_WIDTHS.widths]
+    assert map_sites(read_map("separate")) == sites
+    for layout in ("joint", "aligned"):
+        assert map_sites(read_map(layout)) == in_stream
+    counted = read_plot("map_quality", "reduce").groupby("layout")["points"].unique().map(list).to_dict()
+    assert counted == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
+    features = {site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in sites}
+    together = fit_map(np.concatenate([features[site] for site in in_stream]), umap, umap.seed)
+    assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
+    heads = read_map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
+    assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
+    assert set(read_plot("movement", "reduce")["step"]) == {"attention", "ffn", "layer"}
+
+    workspace(umap={"n_epochs": 1, "layouts": ["joint"], "stability_seeds": []})
+    write_family_run(OTHER_WIDTHS)
+    with caplog.at_level(logging.INFO):
+        reduce.main(read_parameters())
+    said = "without word_embedding (5), attention_heads (12), which are not as wide as the residual stream (8)"
+    assert [message for message in caplog.messages if said in message] == [f"joint and aligned: {said}"]
+
+
+def test_page_says_which_points_one_plane_cannot_hold(opened: Callable[[FamilyRun], Opened]) -> None:
+    shown = opened(OTHER_WIDTHS)
+    page = shown.page
+    said = page.locator("#map .note").all_inner_texts()
+    assert len(said) == 1
+    assert said[0].startswith("Not on the joint and the aligned map: word embedding, attention heads.")
+    assert page.locator("#point-name").inner_text() == "Embedding output (2 of 12)"  # the first that the map holds
+    page.evaluate(
+        """window.walked = []; const name = document.getElementById('point-name');
+        new MutationObserver(() => walked.push(name.textContent)).observe(name, {childList: true})"""
+    )
+    page.locator("#play").click()
+    page.wait_for_selector("#play:text-is('Play')")
+    assert page.locator("#point-name").inner_text() == "Layer 2: Layer output (12 of 12)"
+    walked = page.evaluate("walked")
+    assert len(walked) == 8
+    assert not [name for name in walked if "heads" in name]
+    assert "Attention heads" not in names(shown, "steps-chart")
+    assert "no cosine to it" in page.locator("#steps").inner_text()
+    choose(page, "step-measure", "norm")
+    assert "Attention heads" in names(shown, "steps-chart")
+    assert page.locator("#words").inner_text().startswith("<bos> The film wasn\u2019t dull, but the café film ␣")
+
+
+def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[FamilyRun], Opened]) -> None:
+    shown = opened(BESIDE_AN_ENCODER)
+    page = shown.page
+    assert page.locator("#layer option").all_inner_texts() == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
+    assert page.locator("#words").inner_text() == f"<s> {TEXT} </s>"
+    choose(page, "layer", "3")
+    assert page.locator("#words").inner_text() == f"</s> <s> {TEXT}"
+    page.locator("#token-2").click()
+    assert page.locator("#sources-title").inner_text() == "\u201cThe\u201d took from"
+    assert "Selected: ␣film / The, position 2" in page.locator("#selected").inner_text()
+    sites = map_sites(read_map("joint"))
+    choose(page, "shape", "words")
+    choose(page, "colour", "class")
+    for site, word in ((Site(2, "layer_output"), "␣film"), (Site(2, "decoder_embedding_output"), "The")):
+        page.locator("#point").fill(str(sites.index(site)))
+        assert word in words_on_the_map(shown)  # the selected one is always there
+    assert page.locator("#point-name").inner_text().startswith("Decoder embedding output (")
+    page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
+    assert page.locator("#point-name").inner_text().startswith("Decoder 1: Cross-attention output (")
+    page.locator("#token-0").click()
+    assert "</s>" in words_on_the_map(shown)
+    trail = next(trace for trace in shown.traces("map-chart") if trace["name"] == "trail")
+    assert len(trail["x"]) == 5  # from the decoder's embedding on
+    crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
+    assert crossing["x"] == [3, 4]
+
+
+def test_figures_of_a_decoder_name_the_tokens_that_it_sees(
+    run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run(BESIDE_AN_ENCODER))
+
+    def first_tokens(name: str) -> list[str]:
+        svg = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
+        return [part.split("<")[0] for part in svg.split(">") if part.startswith(("&lt;", "The<"))][:2]
+
+    assert first_tokens("mixing_tokens_text_0") == ["&lt;s&gt;", "The"]
+    assert first_tokens("mixing_tokens_text_0_decoder") == ["&lt;/s&gt;", "&lt;s&gt;"]
+    matrices = (FIGURES / "mixing_contributions_text_0_finetuned_decoder.svg").read_text(encoding="utf-8")
+    assert ">Decoder 2<" in matrices
+    assert ">Encoder 1<" not in matrices
+
+
+@pytest.mark.parametrize("special", [{}, {"The": "cls"}])
+def test_a_text_of_one_token_takes_from_nobody(
+    tmp_path: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch, special: dict[str, str]
+) -> None:
+    family = replace(PRE_LN, tokens=("The",), special=special)
+    monkeypatch.chdir(finished(tmp_path, family))
+    shown = Opened(chromium, PAGE)
+    assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, 0 % from others"
+    assert pd.read_parquet("features/mixing/tokens.parquet")["attn_n"].eq(0).all()
+    assert (FIGURES / "mixing_tokens_text_0.svg").is_file()
+    shown.close()
