@@ -6,7 +6,7 @@ It reads a base model's configuration and state dictionary, takes one text witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,126 +29,70 @@ ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
 }
 
+
+def roles(text: str, **others: str) -> dict[str, str]:
+    return {**others, **dict(pair.split("=") for pair in text.split())}
+
+
 # Names in each family's state dictionary, by role. "query_key_value" and "gate_up" hold several side by side.
-BERT = {
-    "layer": "encoder.layer.{number}.",
-    "word": "embeddings.word_embeddings",
-    "position": "embeddings.position_embeddings",
-    "segment": "embeddings.token_type_embeddings",
-    "embedding_norm": "embeddings.LayerNorm",
-    "projection": "embeddings_project",
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-LLAMA = {
-    "layer": "layers.{number}.",
-    "word": "embed_tokens",
-    "input_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "query_norm": "self_attn.q_norm",
-    "key_norm": "self_attn.k_norm",
-    "feed_forward_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-OLMO2 = {
-    **{role: name for role, name in LLAMA.items() if role not in ("input_norm", "feed_forward_norm")},
-    "attention_output_norm": "post_attention_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-}
-BART = {
-    "layer": "{side}.layers.{number}.",
-    "word": "{side}.embed_tokens",
-    "position": "{side}.embed_positions",
-    "embedding_norm": "{side}.layernorm_embedding",
-    **{role: f"self_attn.{role[0]}_proj" for role in ("query", "key", "value")},
-    "out": "self_attn.out_proj",
-    "attention_norm": "self_attn_layer_norm",
-    **{f"cross_{role}": f"encoder_attn.{role[0]}_proj" for role in ("query", "key", "value")},
-    "cross_out": "encoder_attn.out_proj",
-    "cross_attention_norm": "encoder_attn_layer_norm",
-    "up": "fc1",
-    "down": "fc2",
-    "output_norm": "final_layer_norm",
-}
+BERT = roles("""
+    layer=encoder.layer.{number}. word=embeddings.word_embeddings position=embeddings.position_embeddings
+    segment=embeddings.token_type_embeddings embedding_norm=embeddings.LayerNorm projection=embeddings_project
+    query=attention.self.query key=attention.self.key value=attention.self.value out=attention.output.dense
+    attention_norm=attention.output.LayerNorm up=intermediate.dense down=output.dense output_norm=output.LayerNorm
+""")
+LLAMA = roles("""
+    layer=layers.{number}. word=embed_tokens input_norm=input_layernorm query=self_attn.q_proj key=self_attn.k_proj
+    value=self_attn.v_proj out=self_attn.o_proj query_norm=self_attn.q_norm key_norm=self_attn.k_norm
+    feed_forward_norm=post_attention_layernorm gate=mlp.gate_proj up=mlp.up_proj down=mlp.down_proj
+""")
+GEMMA = roles(
+    """
+    attention_output_norm=post_attention_layernorm feed_forward_norm=pre_feedforward_layernorm
+    feed_forward_output_norm=post_feedforward_layernorm
+    """,
+    **LLAMA,
+)
+BART = roles("""
+    layer={side}.layers.{number}. word={side}.embed_tokens position={side}.embed_positions
+    embedding_norm={side}.layernorm_embedding query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
+    out=self_attn.out_proj attention_norm=self_attn_layer_norm cross_query=encoder_attn.q_proj
+    cross_key=encoder_attn.k_proj cross_value=encoder_attn.v_proj cross_out=encoder_attn.out_proj
+    cross_attention_norm=encoder_attn_layer_norm up=fc1 down=fc2 output_norm=final_layer_norm
+""")
+ALBERT = """
+    layer=encoder.albert_layer_groups.{group}.albert_layers.0. projection=encoder.embedding_hidden_mapping_in
+    query=attention.query key=attention.key value=attention.value out=attention.dense
+    attention_norm=attention.LayerNorm up=ffn down=ffn_output output_norm=full_layer_layer_norm
+"""
+DISTILBERT = """
+    layer=transformer.layer.{number}. query=attention.q_lin key=attention.k_lin value=attention.v_lin
+    out=attention.out_lin attention_norm=sa_layer_norm up=ffn.lin1 down=ffn.lin2 output_norm=output_layer_norm
+"""
+MODERNBERT = """
+    layer=layers.{number}. word=embeddings.tok_embeddings embedding_norm=embeddings.norm input_norm=attn_norm
+    query_key_value=attn.Wqkv out=attn.Wo feed_forward_norm=mlp_norm gate_up=mlp.Wi down=mlp.Wo
+"""
+GPT2 = """
+    layer=h.{number}. word=wte position=wpe input_norm=ln_1 query_key_value=attn.c_attn out=attn.c_proj
+    feed_forward_norm=ln_2 up=mlp.c_fc down=mlp.c_proj
+"""
+GPT_NEOX = """
+    layer=layers.{number}. word=embed_in input_norm=input_layernorm query_key_value=attention.query_key_value
+    out=attention.dense feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
+"""
+OPT = """
+    layer=decoder.layers.{number}. word=decoder.embed_tokens position=decoder.embed_positions
+    input_norm=self_attn_layer_norm query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
+    out=self_attn.out_proj feed_forward_norm=final_layer_norm up=fc1 down=fc2
+"""
 NAMES = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
-    "albert": {
-        **BERT,
-        "layer": "encoder.albert_layer_groups.{group}.albert_layers.0.",
-        "projection": "encoder.embedding_hidden_mapping_in",
-        **{role: f"attention.{role}" for role in ("query", "key", "value")},
-        "out": "attention.dense",
-        "attention_norm": "attention.LayerNorm",
-        "up": "ffn",
-        "down": "ffn_output",
-        "output_norm": "full_layer_layer_norm",
-    },
-    "distilbert": {
-        **BERT,
-        "layer": "transformer.layer.{number}.",
-        **{role: f"attention.{role[0]}_lin" for role in ("query", "key", "value")},
-        "out": "attention.out_lin",
-        "attention_norm": "sa_layer_norm",
-        "up": "ffn.lin1",
-        "down": "ffn.lin2",
-        "output_norm": "output_layer_norm",
-    },
-    "modernbert": {
-        "layer": "layers.{number}.",
-        "word": "embeddings.tok_embeddings",
-        "embedding_norm": "embeddings.norm",
-        "input_norm": "attn_norm",
-        "query_key_value": "attn.Wqkv",
-        "out": "attn.Wo",
-        "feed_forward_norm": "mlp_norm",
-        "gate_up": "mlp.Wi",
-        "down": "mlp.Wo",
-    },
-    "gpt2": {
-        "layer": "h.{number}.",
-        "word": "wte",
-        "position": "wpe",
-        "input_norm": "ln_1",
-        "query_key_value": "attn.c_attn",
-        "out": "attn.c_proj",
-        "feed_forward_norm": "ln_2",
-        "up": "mlp.c_fc",
-        "down": "mlp.c_proj",
-    },
-    "gpt_neox": {
-        "layer": "layers.{number}.",
-        "word": "embed_in",
-        "input_norm": "input_layernorm",
-        "query_key_value": "attention.query_key_value",
-        "out": "attention.dense",
-        "feed_forward_norm": "post_attention_layernorm",
-        "up": "mlp.dense_h_to_4h",
-        "down": "mlp.dense_4h_to_h",
-    },
-    "opt": {
-        **{role: BART[role] for role in ("query", "key", "value", "out", "up", "down")},
-        "layer": "decoder.layers.{number}.",
-        "word": "decoder.embed_tokens",
-        "position": "decoder.embed_positions",
-        "input_norm": "self_attn_layer_norm",
-        "feed_forward_norm": "final_layer_norm",
-    },
+    **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
+    **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
-    "phi3": {**LLAMA, "query_key_value": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"},
-    "olmo2": OLMO2,
-    "gemma3_text": {**LLAMA, **OLMO2, "feed_forward_norm": "pre_feedforward_layernorm"},
-    "bart": BART,
+    "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),
+    **{"gemma3_text": GEMMA, "olmo2": GEMMA},
 }
 RMS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
 CAUSAL = ("gpt2", "gpt_neox", "opt", *RMS)
@@ -168,55 +112,42 @@ def cosine(u: Array, v: Array) -> float:
     return float(u @ v / np.sqrt((u @ u) * (v @ v)))
 
 
+def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
+    arrays = {}
+    for role, path in names.items():
+        weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
+        if weight is not None:
+            if weight.ndim == 2 and name != "gpt2":  # whose Conv1D keeps it the other way round
+                weight = weight.T
+            # Gemma's norms keep how far they are from one.
+            weight = weight + (weight.ndim == 1 and name == "gemma3_text")
+            arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
+    return Weights(name, config, arrays)
+
+
 @dataclass
 class Weights:
-    """Arrays by role: a Linear as [inputs + 1, outputs] with its bias as the last row, a norm as its weight and bias."""
+    """Arrays by role: a Linear as [inputs + 1, outputs], its bias the last row; a norm as its weight and bias."""
 
     name: str
     config: Any
-    arrays: dict[str, Array] = field(default_factory=dict)
+    arrays: dict[str, Array]
 
     def __post_init__(self) -> None:
-        self.eps = first_of(self.config, "layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-        if self.eps is None:
-            self.eps = 1e-12 if self.name == "distilbert" else 1e-5
-
-    def read(self, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
-        for role, name in names.items():
-            weight, bias = state.get(f"{prefix}{name}.weight"), state.get(f"{prefix}{name}.bias")
-            if weight is not None and weight.ndim == 1:
-                self.arrays[role] = np.stack([weight + (self.name == "gemma3_text"), np.zeros_like(weight)])
-            elif weight is not None:
-                matrix = weight if self.name == "gpt2" else weight.T
-                self.arrays[role] = np.vstack([matrix, np.zeros(matrix.shape[1])])
-            if bias is not None:
-                self.arrays[role][-1] = bias
-        self.separate()
-        return self
-
-    def separate(self) -> None:
         """Query, key and value, or gate and up, out of the one Linear that holds them."""
+        self.heads: int = self.config.num_attention_heads
+        default = 1e-12 if self.name == "distilbert" else 1e-5
+        keys = ("layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+        self.eps: float = first_of(self.config, *keys, default=default)
+        self.head_size = (len(self.arrays["out"]) - 1) // self.heads if "out" in self.arrays else 0
         if "query_key_value" in self.arrays:
-            fused, size = self.arrays["query_key_value"], self.head_size
+            fused, width = self.arrays["query_key_value"], self.heads * self.head_size
             if self.name == "gpt_neox":  # query, key and value of one head, then those of the next
-                parts = [fused.reshape(len(fused), -1, 3, size)[:, :, k].reshape(len(fused), -1) for k in range(3)]
-            else:
-                parts = np.split(fused, np.cumsum([self.heads * size, self.key_heads * size]), axis=1)
-            self.arrays.update(zip(("query", "key", "value"), parts, strict=True))
+                fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
+            parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
+            self.arrays |= zip(("query", "key", "value"), parts, strict=True)
         if "gate_up" in self.arrays:
-            self.arrays.update(zip(("gate", "up"), np.split(self.arrays["gate_up"], 2, axis=1), strict=True))
-
-    @property
-    def heads(self) -> int:
-        return int(self.config.num_attention_heads)
-
-    @property
-    def key_heads(self) -> int:
-        return int(first_of(self.config, "num_key_value_heads", default=self.heads))
-
-    @property
-    def head_size(self) -> int:
-        return (len(self.arrays["out"]) - 1) // self.heads
+            self.arrays |= zip(("gate", "up"), np.split(self.arrays["gate_up"], 2, axis=1), strict=True)
 
     def linear(self, role: str, x: Array) -> Array:
         return x @ self.arrays[role][:-1] + self.arrays[role][-1]
@@ -427,7 +358,7 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
         if side == "decoder":
             ids = [config.decoder_start_token_id, *ids[:-1]]
         ends = {role: names[role] for role in ("embedding_norm", "projection") if role in names}
-        points = embedded(Weights(name, config).read(state, "", ends), state, names, ids)
+        points = embedded(read(name, config, state, "", ends), state, names, ids)
         if side == "decoder":
             points = {"decoder_embedding_output": points["embedding_output"]}
         found.features |= {(0, point): array for point, array in points.items()}
@@ -435,7 +366,7 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
         count = getattr(config, f"{side}_layers", config.num_hidden_layers)
         for number in range(count):
             group = number * getattr(config, "num_hidden_groups", 1) // count
-            weights = Weights(name, config).read(state, names["layer"].format(number=number, group=group), names)
+            weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
             layer = ReferenceLayer(weights, x, *surroundings(name, config, number, len(ids), causal), memory)
             found.layers.append(layer)
