@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 EMBEDDING_POINTS = ("word_embedding", "embedding_sum", "embedding_output")
@@ -11,16 +11,23 @@ LAYER_POINTS = (
     "attention_output",
     "attention_residual",
     "attention_norm",
+    "cross_attention_output",
+    "cross_attention_norm",
     "ffn_output",
     "layer_output",
 )
-POINTS = EMBEDDING_POINTS + LAYER_POINTS
-# The steps of a layer, and the capture point after each; no point stands between second skip and second LayerNorm.
+# What enters the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
+DECODER_INPUT = "decoder_embedding_output"
+POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
+# The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second
+# skip connection, no point stands between them.
 STEP_POINTS = {
     "heads": "attention_heads",
     "output_linear": "attention_output",
     "attention_skip": "attention_residual",
     "attention_norm": "attention_norm",
+    "cross_attention": "cross_attention_output",
+    "cross_attention_norm": "cross_attention_norm",
     "feed_forward": "ffn_output",
     "ffn_skip": None,
     "ffn_norm": "layer_output",
@@ -37,8 +44,10 @@ class Site(NamedTuple):
         return f"layer_{self.layer:02d}/{self.point}"
 
 
-def layer_input(layer: int) -> Site:
-    """The site whose vectors enter `layer` (counted from 1)."""
+def layer_input(layer: int, sites: Container[Site] = ()) -> Site:
+    """The one of `sites` whose vectors enter `layer` (counted from 1)."""
+    if Site(layer - 1, DECODER_INPUT) in sites:
+        return Site(layer - 1, DECODER_INPUT)
     return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
 
 

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from stages.errors import InputError
+from stages.models.attention import OBSERVED
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -38,8 +39,8 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
 
 
 def load_base(folder: Path) -> PreTrainedModel:
-    """The checkpoint without any head, with attention weights to be had ("eager")."""
-    return _load(AutoModel, folder, attn_implementation="eager")
+    """The checkpoint without any head, its attention to be looked into (`stages.models.attention`)."""
+    return _load(AutoModel, folder, attn_implementation=OBSERVED)
 
 
 def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
@@ -49,6 +50,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         model: PreTrainedModel = kind.from_pretrained(folder, **known, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    model.config.use_cache = False
     model.eval()
     return model
 
