@@ -105,7 +105,9 @@ def first_of(config: Any, *keys: str, default: Any = None) -> Any:
 
 
 def normalised(matrix: Array) -> Array:
-    return matrix / matrix.sum(-1, keepdims=True)
+    """Rows that sum to 1; one to which nothing contributes keeps the token as it is."""
+    sums = matrix.sum(-1, keepdims=True)
+    return np.where(sums > 0, matrix / np.where(sums > 0, sums, 1), np.eye(matrix.shape[-1]))
 
 
 def cosine(u: Array, v: Array) -> float:

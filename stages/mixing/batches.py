@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from stages.errors import InputError
 from stages.mixing.documents import Document
 from stages.mixing.geometry import geometry
-from stages.mixing.identities import IDENTITIES, hidden_state_errors, identity_errors
+from stages.mixing.identities import IDENTITIES, vector_errors, identity_errors
 from stages.mixing.layers import LayerPass, run_layers
 from stages.mixing.ratios import mixing_ratios
 from stages.mixing.steps import step_measures
@@ -121,7 +121,7 @@ class _BatchWork:
             outputs = [*outputs[:-1], norm(outputs[-1])]
         place = list(IDENTITIES).index("hidden_states")
         for layer, (found, true) in enumerate(zip(outputs, recorded, strict=True), start=1):
-            errors_B = hidden_state_errors(found, true, self.mask_BT)
+            errors_B = vector_errors(found, true, self.mask_BT)
             self.errors[layer][:, place] = errors_B
             self._check(layer, "hidden_states", errors_B)
 
@@ -143,14 +143,13 @@ class _BatchWork:
         words: Tensor = self.measurer.base.get_input_embeddings()(self.batch["input_ids"])
         errors = words.new_full((len(words), len(IDENTITIES)), torch.nan)
         names = list(IDENTITIES)
-        errors[:, names.index("word_embedding")] = hidden_state_errors(
-            features[Site(0, "word_embedding")], words, self.mask_BT
-        )
+        found = features.get(Site(0, "word_embedding"), words.new_empty(0))
+        errors[:, names.index("word_embedding")] = vector_errors(found, words, self.mask_BT)
         summed, true = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
         if summed is not None and true is not None:
             for module in optional_modules(self.measurer.base, self.measurer.family.stacks[0].embedding):
                 summed = module(summed)
-            errors[:, names.index("embedding_output")] = hidden_state_errors(summed, true, self.mask_BT)
+            errors[:, names.index("embedding_output")] = vector_errors(summed, true, self.mask_BT)
         return errors
 
     def _prove(self, layer: int, errors_BI: Tensor) -> None:

@@ -28,7 +28,7 @@ def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
     not from attention_output. Tokens outside `mask_BT` do not count; NaN for an identity that the layer does not have,
-    and for `hidden_states`, which `hidden_state_errors` compares.
+    and for `hidden_states`, which `vector_errors` compares.
     """
     # One document at a time, so that its vectors stay in the cache.
     rows = []
@@ -38,8 +38,10 @@ def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def hidden_state_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The same `[B]` for what left a layer, and the library's own record of it."""
+def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
+    if found_BTD.shape != true_BTD.shape:
+        return true_BTD.new_full((len(true_BTD),), torch.inf)
     each = zip(found_BTD, true_BTD, mask_BT.unsqueeze(-1), strict=True)
     return torch.stack([_relative_error(*document) for document in each])
 
