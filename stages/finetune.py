@@ -92,6 +92,7 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         weight_decay=finetune.weight_decay,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=finetune.warmup_fraction,
+        use_cpu=not torch.cuda.is_available(),
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
         train_sampling_strategy="group_by_length",

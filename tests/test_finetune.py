@@ -136,6 +136,13 @@ def test_half_precision_on_a_cpu_is_one_error(workspace: Workspace, tiny_bert: P
         finetune.main(read_parameters())
 
 
+def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}), tiny_bert)
+    finetune.main(read_parameters())
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test_longer_texts_than_the_model_takes_are_one_error(workspace: Workspace, tiny_bert: Path) -> None:
     prepared(workspace(finetune=RECIPE | {"max_length": 65}), tiny_bert)
     with pytest.raises(InputError, match=r"finetune\.max_length: 65 is more than the 64 tokens"):

@@ -58,8 +58,11 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
             "allowed: a family that has a sequence classifier in transformers"
         )
     model = _load(AutoModelForSequenceClassification, folder, **options)
+    padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
+    if padding >= rows:
+        raise InputError(f"{folder}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
     if config.model_type not in POSITIONS_AFTER_PADDING:
-        model.config.pad_token_id = load_tokenizer(folder).pad_token_id
+        model.config.pad_token_id = padding
     return model
 
 
