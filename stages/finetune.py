@@ -103,6 +103,8 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         metric_for_best_model="eval_loss",
         greater_is_better=False,
         logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+        # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
+        average_tokens_across_devices=False,
         report_to="none",
         disable_tqdm=not sys.stderr.isatty(),
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -92,6 +92,24 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     assert len(curves[curves["split"] == "train"]) >= 10
 
 
+def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = prepared(tmp_path, tiny_bert)
+    write_reviews(folder / "data/reviews", test=64)  # whole batches: the library fills a last one up
+    write_parameters(folder, finetune=RECIPE | {"epochs": 1})
+    run_stage(folder, "finetune", processes=2)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
+    curves = pd.read_csv(folder / "reports/plots/finetune.csv").set_index("split")
+    reported = {"test": json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]["loss"]}
+    reported["validation"] = curves.loc["validation", "loss"]
+    for split, loss in reported.items():
+        reviews = pd.read_parquet(folder / f"data/reviews/{split}.parquet")
+        with torch.no_grad():
+            scores = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in reviews["text"]]
+        truth = torch.tensor(reviews["label"].to_numpy())
+        assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(torch.stack(scores), truth)), abs=1e-4)
+
+
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
     finetuned: Path, workspace: Workspace, tiny_bert: Path
 ) -> None:
