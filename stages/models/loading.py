@@ -68,9 +68,7 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
 
 def load_base(folder: Path) -> PreTrainedModel:
     """The checkpoint without any head, with attention weights to be had ("eager")."""
-    model = _load(AutoModel, folder, attn_implementation="eager")
-    model.config.use_cache = False
-    return model
+    return _load(AutoModel, folder, attn_implementation="eager")
 
 
 def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
@@ -81,6 +79,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    model.config.use_cache = False
     model.eval()
     return model
 
