@@ -58,7 +58,8 @@ def main(parameters: Parameters) -> None:
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length)
+        starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
+        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length, starts_decoder)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if not (folder / "done").is_dir():
             store.create_stores(folder / "stores", list(wanted), plan, wanted)
@@ -101,11 +102,15 @@ def _wanted(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
     return widths(base, points)
 
 
-def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int) -> Lengths:
-    """Write the tokens table a block of texts at a time; the number of tokens of each text."""
-    schema = pa.schema(
-        [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
-    )
+def _write_tokens(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int, starts_decoder: int | None
+) -> Lengths:
+    """Write the tokens table a block of texts at a time; the number of tokens of each text.
+
+    A decoder beside an encoder sees the tokens one later, after `starts_decoder`: `decoder_token`.
+    """
+    fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
+    schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)
     lengths: list[int] = []
     with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema) as writer:
@@ -119,6 +124,9 @@ def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[
                 ids,
                 tokenizer.convert_ids_to_tokens(ids),
             ]
+            if starts_decoder is not None:
+                seen = [token for text in encoded for token in (starts_decoder, *text[:-1])]
+                columns.append(tokenizer.convert_ids_to_tokens(seen))
             writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
             lengths += map(len, encoded)
     return np.asarray(lengths, dtype=np.int64)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from stages.errors import InputError
 from stages.mixing.documents import Document
 from stages.mixing.geometry import geometry
-from stages.mixing.identities import IDENTITIES, vector_errors, identity_errors
+from stages.mixing.identities import IDENTITIES, identity_errors, vector_errors
 from stages.mixing.layers import LayerPass, run_layers
 from stages.mixing.ratios import mixing_ratios
 from stages.mixing.steps import step_measures
