@@ -92,7 +92,7 @@ def test_the_identities_hold_at_every_layer(base: Any, folder: Path, texts: list
     measurer, measures = measured(base, folder, texts)
     absent = measurer.family.absent()
     for each in measures:
-        errors = {name: column for name, column in zip(IDENTITIES, each.identities.T, strict=True)}
+        errors = dict(zip(IDENTITIES, each.identities.T, strict=True))
         assert np.nanmax(each.identities) < 1e-5
         assert np.isfinite(errors["word_embedding"][0])
         for name in ("attention_rows", "attention_output", "layer_output", "hidden_states"):

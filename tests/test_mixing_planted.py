@@ -27,7 +27,7 @@ BATCH, HEADS, TOKENS, HIDDEN = 2, 4, 7, 24
 
 @pytest.fixture(scope="module")
 def block(tiny_bert: Path) -> Block:
-    base = load_base(tiny_bert).double()
+    base = load_base(tiny_bert).double().requires_grad_(False)
     return Block(base.encoder.layer[0], family_of(base.config).stacks[0])
 
 
@@ -37,8 +37,9 @@ def x() -> torch.Tensor:
 
 
 def attention_of(kind: str, tokens: int = TOKENS) -> torch.Tensor:
-    matrix = {"identity": torch.eye(tokens), "uniform": torch.full((tokens, tokens), 1 / tokens)}[kind]
-    return matrix.double().expand(BATCH, HEADS, tokens, tokens)
+    uniform = torch.full((tokens, tokens), 1 / tokens, dtype=torch.float64)
+    matrix = {"identity": torch.eye(tokens, dtype=torch.float64), "uniform": uniform}[kind]
+    return matrix.expand(BATCH, HEADS, tokens, tokens)
 
 
 def ratios_of(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> dict[str, torch.Tensor]:
