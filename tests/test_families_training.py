@@ -155,6 +155,7 @@ def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> No
         ("<c> $A <b>", {"eos_token": "<b>", "bos_token": "<c>"}, "<c>"),
         # As of Qwen3-Embedding: the padding token ends each text.
         ("$A <a>", {"pad_token": "<a>", "eos_token": "<b>"}, "<b>"),
+        ("<b> $A", {"eos_token": "<b>", "bos_token": "<b>"}, "<b>"),
         ("$A <b>", {"eos_token": "<b>", "unk_token": "<b>"}, None),
         ("$A", {}, None),
     ],

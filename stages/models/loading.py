@@ -40,7 +40,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 def _padding_token(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
     """Its own, else another special token that does not end a text: classifiers read the last that is no padding."""
-    last = tokenizer("")["input_ids"][-1:]
+    last = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in last:
             return str(token)
