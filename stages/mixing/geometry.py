@@ -22,7 +22,7 @@ def geometry(x_TD: Tensor, input_TD: Tensor, words_TD: Tensor | None, token_ids_
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3).
     """
     x, start = x_TD.double(), input_TD.double()
-    near = x.new_tensor(torch.nan) if words_TD is None else _own_nearest(x, words_TD.double(), token_ids_T)
+    near = x.new_full((), torch.nan) if words_TD is None else _own_nearest(x, words_TD.double(), token_ids_T)
     return torch.stack([_mean_cosine(x), _effective_rank(x), _residual_share(x), near, _cka(x, start)])
 
 

@@ -34,7 +34,7 @@ def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
     rows = []
     for place, mask_T in enumerate(mask_BT):
         errors = _of_document(seen.document(place), mask_T.unsqueeze(-1))
-        rows.append(torch.stack([errors.get(name, seen.x.new_tensor(torch.nan)) for name in IDENTITIES]))
+        rows.append(torch.stack([errors.get(name, seen.x.new_full((), torch.nan)) for name in IDENTITIES]))
     return torch.stack(rows)
 
 
