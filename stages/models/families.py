@@ -18,15 +18,15 @@ PROJECTED = "projected"
 TABLE = Path(__file__).with_name("families.yaml")
 # Families that hub users have and that cannot be looked into, and why.
 REFUSED = {
-    "mpnet": "adds relative positions to its scores outside the library's attention function",
+    "mpnet": "it adds relative positions to its scores outside the library's attention function",
     "deberta": "its disentangled attention is no product of one query with one key",
     "deberta-v2": "its disentangled attention is no product of one query with one key",
-    "bloom": "does not call the library's attention function",
-    "gpt_neo": "does not call the library's attention function",
-    "mamba": "has no attention",
-    "mamba2": "has no attention",
-    "rwkv": "has no softmax attention",
-    "fnet": "has no attention",
+    "bloom": "it does not call the library's attention function",
+    "gpt_neo": "it does not call the library's attention function",
+    "mamba": "it has no attention",
+    "mamba2": "it has no attention",
+    "rwkv": "it has no softmax attention",
+    "fnet": "it has no attention",
 }
 
 
@@ -115,7 +115,7 @@ def family_of(config: Any, table: Mapping[str, dict[str, Any]] | None = None) ->
     """The entry of a model's configuration; `InputError` for a family that is not there, with the reason."""
     table, model_type = table or known_families(), config.model_type
     if model_type not in table:
-        reason = f": it {REFUSED[model_type]}" if model_type in REFUSED else ""
+        reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
         raise InputError(
             f"model.name: the model family {model_type!r} cannot be looked into{reason}; known: {', '.join(table)} "
             "(stages/models/families.yaml)"

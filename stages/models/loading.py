@@ -52,7 +52,7 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
 
     `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
     """
-    config = _load_config(folder)
+    config = load_config(folder)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise InputError(
             f"model.name: {folder} holds a model of the family {config.model_type!r}, which cannot classify texts; "
@@ -85,7 +85,8 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _load_config(folder: Path) -> PreTrainedConfig:
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The checkpoint's `config.json`."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:
@@ -95,7 +96,7 @@ def _load_config(folder: Path) -> PreTrainedConfig:
 
 def longest_text(folder: Path) -> int | None:
     """Tokens, special ones counted, that the model's positions reach; `None` where nothing limits them."""
-    config = _load_config(folder)
+    config = load_config(folder)
     positions: int | None = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
         return positions - int(config.pad_token_id) - 1

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from stages.errors import InputError
 from stages.models.attention import AttentionCall, attention_by, observed
 from stages.models.families import family_of
-from stages.models.loading import load_base, load_tokenizer
+from stages.models.loading import load_base, load_config, load_tokenizer
 
 SAME = 1e-4  # relative; rounding is 1e-6
 
@@ -21,7 +20,7 @@ def prove_model(folder: Path, text: str) -> None:
 
     One text runs twice, with the library's own attention and with that which the measures look through.
     """
-    family_of(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    family_of(load_config(folder))
     base: Any = load_base(folder)
     tokens = load_tokenizer(folder)(text, truncation=True, max_length=32, return_tensors="pt")["input_ids"]
     calls: list[AttentionCall] = []
