@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks import mixing
+from benchmarks import long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
 from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
 from stages.outputs.checkpoints import FINETUNED
@@ -75,7 +75,7 @@ def capture_plain() -> None:
     """A hook at every point, its rows in one array, `numpy.save` of each at the end."""
     import torch
 
-    from stages.models.capture_points import taps
+    from stages.models.families import family_of
 
     base, encoded, batches = _batches()
     seen: dict[str, Any] = {}
@@ -86,8 +86,19 @@ def capture_plain() -> None:
 
         return hook
 
-    for tap in taps(base.config.model_type, base.config.num_hidden_layers, read_parameters().capture.points):
-        base.get_submodule(tap.module).register_forward_hook(keep(str(tap.site), tap.side))
+    family, points = family_of(base.config), read_parameters().capture.points
+    (stack,) = family.stacks
+    layers = [path for path, _ in base.named_modules() if stack.is_layer(path)]
+    places = {
+        "layer_00/word_embedding": (family.word_embedding, "output"),
+        "layer_00/embedding_output": (layers[0], "input"),
+    }
+    for number, layer in enumerate(layers, start=1):
+        for point, (path, side) in stack.places().items():
+            places[f"layer_{number:02d}/{point}"] = (f"{layer}.{path}".rstrip("."), side)
+    for name, (path, side) in places.items():
+        if name.partition("/")[2] in points:
+            base.get_submodule(path).register_forward_hook(keep(name, side))
     starts = np.cumsum([0, *map(len, encoded)])
     rows: dict[str, Any] = {}
     with torch.inference_mode():
@@ -295,8 +306,9 @@ def _capture(model: str, folder: str) -> Case:
 CASES: dict[str, Case] = {
     "capture": _capture("default model", "default"),
     "capture-bert": _capture("BERT-base's shape", "bert"),
-    "mixing": mixing.case("default model", "default"),
+    "mixing": mixing.case("default model", "full"),
     "mixing-bert": mixing.case("BERT-base's shape", "bert"),
+    "long": long_texts.CASE,
     "joint": Case(
         "Joint map (plain: umap.UMAP on scikit-learn's exact neighbours)",
         "maps",

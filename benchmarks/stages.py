@@ -41,7 +41,7 @@ RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
 class Size(NamedTuple):
     """Texts of the default model, texts of BERT-base's shape, tokens of a text at most, layers of that shape."""
 
-    texts: int = 128
+    texts: int = 200
     bert_texts: int = 24
     tokens: int = 256
     layers: int = 12
@@ -103,6 +103,8 @@ def lay_out(root: Path, size: Size, threads: int) -> None:
     # Of one to four reviews, so that lengths differ.
     texts = [" ".join((reviews[i:] + reviews)[: 1 + i % 4]) for i in range(max(size.texts, size.bert_texts))]
     _folder(root / "default", REPOSITORY / FINETUNED, texts[: size.texts], size.tokens)
+    full = [" ".join((reviews[i:] + reviews)[: size.tokens // 10]) for i in range(size.texts)]
+    _folder(root / "full", REPOSITORY / FINETUNED, full, size.tokens)
     _folder(root / "bert", model, texts[: size.bert_texts], size.tokens)
     maps = _folder(root / "maps", model, [" ".join(reviews[:30])], size.tokens)
     fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")

@@ -26,8 +26,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.command import run_stage
-from stages.models.capture_points import Tap, recording, taps
+from stages.errors import InputError
+from stages.models.capture_points import recording, widths
 from stages.models.encoding import batches_by_tokens, encode, padded
+from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
 from stages.outputs import activations as store
 from stages.outputs.checkpoints import FINETUNED
@@ -35,7 +37,7 @@ from stages.outputs.files import writing
 from stages.parameters import CaptureParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
-from stages.sites import Site
+from stages.sites import POINTS, Site
 
 TEXTS_AT_ONCE = 1000
 
@@ -50,16 +52,17 @@ def main(parameters: Parameters) -> None:
     tokenizer = load_tokenizer(FINETUNED)
     classifier: Any = load_classifier(FINETUNED)
     base: PreTrainedModel = classifier.base_model.to(state.device)
-    wanted = taps(base.config.model_type, base.config.num_hidden_layers, capture.points)
+    wanted = _wanted(base, capture.points)
 
     folder = unfinished_folder("capture", parameters)
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length)
+        starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
+        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length, starts_decoder)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if not (folder / "done").is_dir():
-            store.create_stores(folder / "stores", [tap.site for tap in wanted], plan)
+            store.create_stores(folder / "stores", list(wanted), plan, wanted)
             (folder / "done").mkdir()
         np.save(folder / "lengths.npy", lengths)
     state.wait_for_everyone()
@@ -70,8 +73,8 @@ def main(parameters: Parameters) -> None:
     left = [unit for unit in own if not (folder / "done" / str(unit)).exists()]
     for unit in tqdm(left, desc="capture", unit="shard", disable=None):
         rows = plan.rows_of(unit)
-        buffers = {tap.site: np.zeros((rows.stop - rows.start, plan.hidden), plan.dtype) for tap in wanted}
-        for site, start, block in _features(base, tokenizer, wanted, list(texts.values()), lengths, rows, capture):
+        buffers = {site: np.zeros((rows.stop - rows.start, width), plan.dtype) for site, width in wanted.items()}
+        for site, start, block in _features(base, tokenizer, list(texts.values()), lengths, rows, capture):
             low, high = max(start, rows.start), min(start + len(block), rows.stop)
             cast = store.check_fits(block[low - start : high - start], site, plan.dtype)
             buffers[site][low - rows.start : high - rows.start] = cast
@@ -85,11 +88,29 @@ def main(parameters: Parameters) -> None:
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
 
 
-def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int) -> Lengths:
-    """Write the tokens table a block of texts at a time; the number of tokens of each text."""
-    schema = pa.schema(
-        [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
-    )
+def _wanted(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
+    """The sites to capture and their widths; why a point is absent is said, and `InputError` where all are."""
+    family = family_of(base.config)
+    for point in points:
+        if point in family.absent():
+            logging.info("%s: absent in the model family %s: %s", point, family.model_type, family.absent()[point])
+    if not family.present(points):
+        raise InputError(
+            f"capture.points: the model family {family.model_type} has none of {', '.join(points)}; "
+            f"allowed: {', '.join(family.present(POINTS))}"
+        )
+    return widths(base, points)
+
+
+def _write_tokens(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int, starts_decoder: int | None
+) -> Lengths:
+    """Write the tokens table a block of texts at a time; the number of tokens of each text.
+
+    A decoder beside an encoder sees the tokens one later, after `starts_decoder`: `decoder_token`.
+    """
+    fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
+    schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)
     lengths: list[int] = []
     with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema) as writer:
@@ -103,6 +124,9 @@ def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[
                 ids,
                 tokenizer.convert_ids_to_tokens(ids),
             ]
+            if starts_decoder is not None:
+                seen = [token for text in encoded for token in (starts_decoder, *text[:-1])]
+                columns.append(tokenizer.convert_ids_to_tokens(seen))
             writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
             lengths += map(len, encoded)
     return np.asarray(lengths, dtype=np.int64)
@@ -111,7 +135,6 @@ def _write_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[
 def _features(
     base: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    wanted: Sequence[Tap],
     texts: Sequence[str],
     lengths: Lengths,
     rows: slice,
@@ -123,7 +146,7 @@ def _features(
     reach = np.flatnonzero((ends > rows.start) & (starts < rows.stop)).tolist()
     encoded = encode(tokenizer, [texts[i] for i in reach], capture.max_length)
     half = torch.autocast(base.device.type, dtype=torch.bfloat16) if capture.precision == "bf16" else None
-    with torch.inference_mode(), recording(base, wanted) as features, half or contextlib.nullcontext():
+    with torch.inference_mode(), recording(base, capture.points) as features, half or contextlib.nullcontext():
         for batch in batches_by_tokens([len(text) for text in encoded], capture.batch_tokens):
             base(**padded([encoded[i] for i in batch], tokenizer.pad_token_id, base.device))
             for site, feature_BTD in features.items():

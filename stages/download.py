@@ -13,6 +13,7 @@ import pandas as pd
 
 from stages.command import run_stage
 from stages.models.fetching import fetch_model
+from stages.models.proof import prove_model
 from stages.outputs.checkpoints import PRETRAINED
 from stages.outputs.reports import write_plot
 from stages.outputs.reviews import write_split
@@ -22,8 +23,10 @@ from stages.reviews.source import read_splits
 
 def main(parameters: Parameters) -> None:
     fetch_model(parameters.model, PRETRAINED)
+    splits = read_splits(parameters.dataset, parameters.seed)
+    prove_model(PRETRAINED, splits["test"]["text"].iloc[0])
     tables = []
-    for split, reviews in read_splits(parameters.dataset, parameters.seed).items():
+    for split, reviews in splits.items():
         write_split(split, reviews)
         counts = reviews.groupby(["label", "label_name"]).size().rename("reviews").reset_index()
         tables.append(counts.assign(split=split)[["split", "label", "label_name", "reviews"]])

@@ -54,9 +54,9 @@ def main(parameters: Parameters) -> None:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(seed)
-    tokenizer = load_tokenizer(PRETRAINED)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     model = load_classifier(PRETRAINED, id2label=names, label2id={name: label for label, name in names.items()})
+    tokenizer = load_tokenizer(PRETRAINED)
     trainer = Trainer(
         model=model,
         args=_training_arguments(finetune, seed, folder),
@@ -64,6 +64,7 @@ def main(parameters: Parameters) -> None:
         eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
+        preprocess_logits_for_metrics=_logits,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
@@ -91,6 +92,7 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         weight_decay=finetune.weight_decay,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=finetune.warmup_fraction,
+        use_cpu=not torch.cuda.is_available(),
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
         train_sampling_strategy="group_by_length",
@@ -101,6 +103,8 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         metric_for_best_model="eval_loss",
         greater_is_better=False,
         logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+        # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
+        average_tokens_across_devices=False,
         report_to="none",
         disable_tqdm=not sys.stderr.isatty(),
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -110,6 +114,11 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
     encoded = encode(tokenizer, reviews["text"].tolist(), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
+
+
+def _logits(outputs: torch.Tensor | tuple[torch.Tensor, ...], _labels: torch.Tensor) -> torch.Tensor:
+    """Without what else a model gives, like the encoder's vectors of one with a decoder."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def _scores(prediction: EvalPrediction) -> dict[str, float]:

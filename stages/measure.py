@@ -17,24 +17,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.command import run_stage
+from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.documents import CLASSES, Document, chosen_documents
-from stages.mixing.layers import attention_gain, layer_weights
+from stages.mixing.ratios import RATIOS
 from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
 from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.capture_points import taps
+from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
 from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
 from stages.outputs.reports import write_metrics, write_plot
-from stages.parameters import Parameters
+from stages.parameters import MixingParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts, drawn_reviews
-from stages.sites import POINTS
 
 
 def main(parameters: Parameters) -> None:
@@ -48,19 +48,19 @@ def main(parameters: Parameters) -> None:
     sums: dict[str, Sums] = {}
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
+        mixing = _present(mixing, base)
         work = CheckpointMeasures(folder, checkpoint, documents, state.process_index, state.num_processes)
-        work.measure(BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id), mixing.batch_tokens)
+        batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
+        work.measure(batches, mixing.batch_tokens)
         whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
         work.contributions(whole)
         work.gradients(whole, mixing, seed)
         state.wait_for_everyone()
         if state.is_main_process:
             measured[checkpoint] = work
-            gains = np.array([attention_gain(layer) for layer in layer_weights(base)])
-            of_documents = map(work.load, range(len(documents)))
-            sums[checkpoint] = add_up(documents, of_documents, gains, work.load_agreement(mixing))
+            sites, of_documents = batches.sites, map(work.load, range(len(documents)))
+            sums[checkpoint] = add_up(documents, of_documents, whole.gains(), work.load_agreement(mixing))
     if state.is_main_process:
-        sites = [tap.site for tap in taps(base.config.model_type, base.config.num_hidden_layers, POINTS)]
         means = overall_means(sums, mixing, seed)
         for name, table in plot_tables(sums, means, sites, mixing, seed).items():
             write_plot(name, table)
@@ -69,6 +69,21 @@ def main(parameters: Parameters) -> None:
         publish(folder / "mixing", MIXING)
         clear(folder)
         logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
+
+
+def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameters:
+    """Without the methods and matrices that the model's family does not have, and why is said."""
+    family = family_of(base.config)
+    for name in (*mixing.methods, *mixing.matrices):
+        if name in family.absent():
+            logging.info("%s: absent in the model family %s: %s", name, family.model_type, family.absent()[name])
+    methods, matrices = family.present(mixing.methods), family.present(mixing.matrices)
+    if not methods:
+        raise InputError(
+            f"mixing.methods: the model family {family.model_type} has none of {', '.join(mixing.methods)}; "
+            f"allowed: {', '.join(family.present(RATIOS))}"
+        )
+    return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
 def _documents(

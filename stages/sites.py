@@ -44,7 +44,7 @@ class Site(NamedTuple):
         return f"layer_{self.layer:02d}/{self.point}"
 
 
-def layer_input(layer: int, sites: Container[Site]) -> Site:
+def layer_input(layer: int, sites: Container[Site] = ()) -> Site:
     """The one of `sites` whose vectors enter `layer` (counted from 1)."""
     if Site(layer - 1, DECODER_INPUT) in sites:
         return Site(layer - 1, DECODER_INPUT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from conftest import Workspace, toy_reviews
 
 from stages import download
 from stages.errors import InputError
+from stages.models.attention import observed
 from stages.models.fetching import DIGESTS, fetch_model
 from stages.outputs.reviews import read_split
 from stages.parameters import DatasetParameters, ModelParameters, read_parameters
@@ -245,6 +248,45 @@ def test_stage_writes_what_the_other_stages_read(workspace: Workspace, tiny_bert
     assert next(rows, None) is None
     written = (folder / "models/pretrained/model.safetensors").read_bytes()
     assert written == (tiny_bert / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "deberta-v2"}, "'deberta-v2' cannot be looked into: its disentangled attention"),
+        ({"model_type": "mpnet"}, "'mpnet' cannot be looked into: it adds relative positions"),
+        ({"model_type": "bloom"}, "'bloom' cannot be looked into: it does not call"),
+        ({"model_type": "gpt_neo"}, "'gpt_neo' cannot be looked into: it does not call"),
+        ({"model_type": "mamba"}, "'mamba' cannot be looked into: it has no attention"),
+        ({"model_type": "t5"}, "'t5' cannot be looked into; known: bert, roberta"),
+        ({"model_type": "opt", "do_layer_norm_before": False}, "only models with do_layer_norm_before: True are known"),
+        ({"model_type": "nothing_of_the_kind"}, "no usable config.json"),
+    ],
+)
+def test_a_family_that_cannot_be_looked_into_is_one_error_before_anything_long(
+    workspace: Workspace, tiny_bert: Path, config: dict[str, Any], why: str
+) -> None:
+    folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "model"})
+    toy_reviews(40, 1).to_csv(folder / "reviews.csv", index=False)
+    shutil.copytree(tiny_bert, folder / "model")
+    (folder / "model/config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match=why):
+        download.main(read_parameters(folder / "params.yaml"))
+
+
+def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unscaled(listen: Any) -> Any:
+        function = observed(listen)
+        return lambda *arguments, **options: function(*arguments, **{**options, "scaling": 1.0})
+
+    folder = workspace(dataset={"name": "reviews.csv"}, model={"name": str(tiny_bert)})
+    toy_reviews(40, 1).to_csv(folder / "reviews.csv", index=False)
+    download.main(read_parameters(folder / "params.yaml"))
+    monkeypatch.setattr("stages.models.proof.observed", unscaled)
+    with pytest.raises(InputError, match=r"attends to tokens in a way that cannot be looked into: .* of their size"):
+        download.main(read_parameters(folder / "params.yaml"))
 
 
 def test_real_reviews_in_the_hubs_layout_are_drawn_in_equal_shares(imdb_folder: Path) -> None:

@@ -92,6 +92,24 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     assert len(curves[curves["split"] == "train"]) >= 10
 
 
+def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = prepared(tmp_path, tiny_bert)
+    write_reviews(folder / "data/reviews", test=64)  # whole batches: the library fills a last one up
+    write_parameters(folder, finetune=RECIPE | {"epochs": 1})
+    run_stage(folder, "finetune", processes=2)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
+    curves = pd.read_csv(folder / "reports/plots/finetune.csv").set_index("split")
+    reported = {"test": json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]["loss"]}
+    reported["validation"] = curves.loc["validation", "loss"]
+    for split, loss in reported.items():
+        reviews = pd.read_parquet(folder / f"data/reviews/{split}.parquet")
+        with torch.no_grad():
+            scores = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in reviews["text"]]
+        truth = torch.tensor(reviews["label"].to_numpy())
+        assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(torch.stack(scores), truth)), abs=1e-4)
+
+
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
     finetuned: Path, workspace: Workspace, tiny_bert: Path
 ) -> None:
@@ -134,6 +152,13 @@ def test_half_precision_on_a_cpu_is_one_error(workspace: Workspace, tiny_bert: P
     prepared(workspace(finetune=RECIPE | {"precision": "fp16"}), tiny_bert)
     with pytest.raises(InputError, match=r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16"):
         finetune.main(read_parameters())
+
+
+def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}), tiny_bert)
+    finetune.main(read_parameters())
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_longer_texts_than_the_model_takes_are_one_error(workspace: Workspace, tiny_bert: Path) -> None:

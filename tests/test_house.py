@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import yaml
 from conftest import REPOSITORY
 
 from docs.tables import DOCUMENTS, tables, with_tables
-from stages.models.capture_points import FAMILIES
-from stages.sites import EMBEDDING_POINTS, LAYER_POINTS, POINTS, STEP_POINTS
+from stages.models.families import PROJECTED, Stack
+from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS
 from stages.vocabulary import POINT_MARKS, STEP_MARKS
 
 STAGES = ("download", "finetune", "capture", "measure", "reduce", "render")
@@ -138,6 +139,8 @@ def test_every_point_has_its_words_and_its_place() -> None:
     assert tuple(POINT_MARKS) == POINTS
     assert all(mark.meaning for mark in POINT_MARKS.values())
     assert tuple(STEP_MARKS) == tuple(STEP_POINTS)
-    for family in FAMILIES.values():
-        assert tuple(family["embedding_points"]) == EMBEDDING_POINTS
-        assert tuple(family["layer_points"]) == LAYER_POINTS
+    everything = Stack(
+        **{field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")},
+        feed_forward=("feed_forward",),
+    )
+    assert set(everything.places()) - {PROJECTED} == set(LAYER_POINTS)

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mixing_reference import rolled, run_reference
+from family_reference import run_reference
 
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.documents import Document, chosen_documents
-from stages.mixing.layers import attention_gain, layer_weights
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.mixing.whole_document import DocumentMeasurer
@@ -31,12 +30,19 @@ def documents_of(tokenizer: Any, texts: list[str], max_length: int = 64) -> list
     return chosen_documents(tokenizer, {}, named, max_length, max_length)
 
 
+def rolled(matrices: list[Any]) -> list[Any]:
+    found = [matrices[0]]
+    for matrix in matrices[1:]:
+        found.append(matrix @ found[-1])
+    return found
+
+
 def agrees(base: Any, folder: Path, documents: list[Document]) -> None:
     measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id)
     measured = list(measurer.measures(documents))
     single = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
     for document, measures in zip(documents, measured, strict=True):
-        layers = run_reference(base, document.ids.tolist())
+        layers = run_reference(base.config.model_type, base, document.ids.tolist()).layers
         found, heads = single.contributions(document.ids)
         expected: dict[str, list[Any]] = {}
         for number, layer in enumerate(layers):
@@ -64,13 +70,6 @@ def test_all_measures_on_a_random_bert_with_biases(tiny_bert: Path) -> None:
     agrees(load_base(tiny_bert), tiny_bert, documents_of(load_tokenizer(tiny_bert), SENTENCES))
 
 
-def test_all_measures_on_a_random_roberta(tiny_roberta: Path) -> None:
-    base = load_base(tiny_roberta)
-    ids = np.array([2, 7, 9, 11, 13, 8, 3], dtype=np.int32)
-    document = Document("text/0", ids, np.zeros(7, dtype=np.int8), 0, captured=True)
-    agrees(base, tiny_roberta, [document])
-
-
 def test_all_measures_on_the_default_model_with_real_reviews(default_weights: Path, imdb_folder: Path) -> None:
     files = sorted(imdb_folder.rglob("test*.parquet"))
     texts = pd.read_parquet(files[0])["text"].iloc[[0, -1]].tolist()
@@ -94,4 +93,5 @@ def test_the_data_free_gain_is_the_root_mean_square_scale_of_random_vectors(tiny
         constant = attention.output.dense(attention.self.value(torch.zeros(1, 24)))
         mapped = mapped + (z[:, -1:] - 1) * constant
     expected = float((mapped.square().sum() / z.square().sum()).sqrt())
-    assert attention_gain(layer_weights(base)[1]) == pytest.approx(expected, rel=0.01)
+    gains = DocumentMeasurer(base, tiny_bert, [], []).gains()
+    assert gains[1] == pytest.approx(expected, rel=0.01)

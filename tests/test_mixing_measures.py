@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +11,17 @@ import torch
 from scipy.stats import spearmanr
 
 from stages.mixing.geometry import GEOMETRY_MEASURES, geometry
-from stages.mixing.gradients import REFERENCES, embedding_norm, jacobian_norms
-from stages.mixing.layers import layer_weights
+from stages.mixing.gradients import REFERENCES, document_calls, jacobian_norms
+from stages.mixing.layers import Block, LayerPass
 from stages.mixing.matrices import LAYER_MATRICES, MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.mixing.statistics import Resampled, resample, spearman_with_depth
 from stages.mixing.steps import STEP_MEASURES, step_measures
 from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.families import family_of
 from stages.models.loading import load_base
 from stages.ranks import rank_correlation
-from stages.sites import STEP_POINTS, Site
+from stages.sites import STEP_POINTS
 
 IDS = torch.tensor([2, 7, 9, 11, 3])
 
@@ -46,18 +48,15 @@ def autograd_norms(base: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, reference: str) -> None:
+def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, reference: Any) -> None:
     base = load_base(tiny_bert).double().requires_grad_(False)
     exact = autograd_norms(base)[reference]
+    calls = document_calls(base, IDS[None])
     with torch.no_grad():
-        embedded = base.embeddings.word_embeddings(IDS) + base.embeddings.position_embeddings.weight[: len(IDS)]
-        embedded = embedded + base.embeddings.token_type_embeddings.weight[0]
-        inputs = [state[0] for state in base(input_ids=IDS[None], output_hidden_states=True).hidden_states[:-1]]
-        known = (layer_weights(base), embedding_norm(base), embedded, inputs, reference)
-        torch.testing.assert_close(jacobian_norms(*known, directions=24, seed=0), exact, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(jacobian_norms(calls, reference, directions=24, seed=0), exact, rtol=1e-6, atol=1e-9)
         # With fewer directions the square is right on average over seeds.
-        squares = torch.stack([jacobian_norms(*known, directions=3, seed=seed).square() for seed in range(300)])
-    standard_error = squares.std(0) / 300**0.5
+        squares = torch.stack([jacobian_norms(calls, reference, 3, seed).square() for seed in range(100)])
+    standard_error = squares.std(0) / 100**0.5
     assert ((squares.mean(0) - exact.square()).abs() < 5 * standard_error + 1e-12).all()
 
 
@@ -132,18 +131,22 @@ def test_geometry_of_planted_clouds() -> None:
     assert of_apart["cka_input"] == pytest.approx(1)
 
 
-def test_steps_follow_the_vector_through_the_layer() -> None:
+def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
     e = torch.eye(3).double()
     points = {
-        Site(0, "embedding_output"): e[:1],
-        Site(1, "attention_heads"): e[1:2],
-        Site(1, "attention_output"): 2 * e[1:2],
-        Site(1, "attention_residual"): e[:1] + 2 * e[1:2],
-        Site(1, "attention_norm"): e[:1] + e[1:2],
-        Site(1, "ffn_output"): 3 * e[2:],
-        Site(1, "layer_output"): e[:1],
+        "attention_heads": e[1:2],
+        "attention_output": 2 * e[1:2],
+        "attention_residual": e[:1] + 2 * e[1:2],
+        "attention_norm": e[:1] + e[1:2],
+        "ffn_output": 3 * e[2:],
+        "layer_output": e[:1],
     }
-    found = step_measures(points, 1)[0].numpy()
+    base = load_base(tiny_bert)
+    block = Block(base.encoder.layer[0], family_of(base.config).stacks[0])
+    nothing: Any = None
+    found = step_measures(LayerPass(block, nothing, nothing, e[:1], points))[0].numpy()
+    absent = [step for step, row in zip(STEP_POINTS, found, strict=True) if np.isnan(row).any()]
+    assert absent == ["cross_attention", "cross_attention_norm"]
     rows = [dict(zip(STEP_MEASURES, row, strict=True)) for row in found]
     steps = dict(zip(STEP_POINTS, rows, strict=True))
     assert steps["output_linear"] == {"cosine_previous": 1, "cosine_input": 0, "distance_previous": 1, "norm": 2}

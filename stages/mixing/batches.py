@@ -1,10 +1,11 @@
-"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say."""
+"""Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,19 @@ from transformers import PreTrainedModel
 from stages.errors import InputError
 from stages.mixing.documents import Document
 from stages.mixing.geometry import geometry
-from stages.mixing.identities import identity_errors
-from stages.mixing.layers import LayerPass, LayerWeights, layer_weights, run_layers
+from stages.mixing.identities import IDENTITIES, identity_errors, vector_errors
+from stages.mixing.layers import LayerPass, run_layers
 from stages.mixing.ratios import mixing_ratios
 from stages.mixing.steps import step_measures
-from stages.models.capture_points import taps
+from stages.models.capture_points import widths
 from stages.models.encoding import padded
-from stages.sites import POINTS, Site, layer_input
+from stages.models.families import PROJECTED, family_of, optional_modules
+from stages.sites import POINTS, Site
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
 
+Tensor = torch.Tensor
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
@@ -34,7 +37,8 @@ class DocumentMeasures:
     """What one forward pass says about one document in one checkpoint."""
 
     ratios: Floats  # [methods, layers, tokens]
-    identities: Doubles  # [layers, 2]: attention_output, attention_norm
+    to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
+    identities: Doubles  # [levels, identities], from the embedding on; NaN for those that a level does not have
     geometry: Doubles  # [sites, measures], over the counted tokens; empty for a document that does not count
     steps: Doubles  # [layers, steps, measures]: sums over the counted tokens; empty likewise
 
@@ -43,74 +47,147 @@ class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
     def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
-        self.base, self.folder, self.methods, self.pad_token_id = base, folder, methods, pad_token_id
-        self.weights = layer_weights(base)
-        self.sites = [tap.site for tap in taps(base.config.model_type, len(self.weights), POINTS)]
+        self.base, self.folder, self.pad_token_id = base, folder, pad_token_id
+        self.family = family_of(base.config)
+        self.methods = self.family.present(methods)
+        self.sites = list(widths(base))
+        self.layers = sum(site.point == "layer_output" for site in self.sites)
 
-    def ratios(self, documents: Sequence[Document]) -> torch.Tensor:
+    def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
+        ratios: list[Tensor] = []
+
+        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
+            ratios.append(self.of_layer(seen))
+
         with torch.inference_mode():
-            layers, _ = run_layers(self.base, self.folder, self._batch(documents))
-            return torch.stack([self._ratios(*layer) for layer in zip(self.weights, layers, strict=True)])
+            run_layers(self.base, self.folder, self._batch(documents), visit)
+            return torch.stack(ratios)
 
     def measures(self, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
         """Everything for each document of one padded batch; `InputError` where the numbers are not to be trusted."""
         with torch.inference_mode():
             batch = self._batch(documents)
-            layers, features = run_layers(self.base, self.folder, batch, POINTS)
-            mask = batch["attention_mask"].bool()
-            ratios, identities = [], []
-            for layer, (weights, seen) in enumerate(zip(self.weights, layers, strict=True), start=1):
-                ratios.append(self._ratios(weights, seen))
-                errors = identity_errors(weights, seen, mask)
-                self._check(layer, documents, ratios[-1], mask, errors)
-                identities.append(torch.stack(list(errors.values()), dim=-1))
-            ratios_MBLT = torch.stack(ratios, dim=2).cpu().numpy()
-            identities_BL2 = torch.stack(identities, dim=1).double().cpu().numpy()
-            for place, document in enumerate(documents):
-                yield DocumentMeasures(
-                    np.ascontiguousarray(ratios_MBLT[:, place, :, : len(document)]),
-                    identities_BL2[place],
-                    *self._cloud(document, {site: features[site][place, : document.counted] for site in self.sites}),
-                )
+            work = _BatchWork(self, documents, batch)
+            points = (*POINTS, PROJECTED)
+            output = run_layers(self.base, self.folder, batch, work.visit, points, output_hidden_states=True)
+            work.compare(output)
+            yield from work.results()
 
-    def _batch(self, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+    def _batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
 
-    def _ratios(self, weights: LayerWeights, seen: LayerPass) -> torch.Tensor:
-        return torch.stack(list(mixing_ratios(self.methods, weights, seen).values()))
+    def of_layer(self, seen: LayerPass) -> Tensor:
+        """The ratios `[methods, batch, tokens]` of one layer."""
+        return torch.stack(list(mixing_ratios(self.methods, seen).values()))
 
-    def _check(
-        self,
-        layer: int,
-        documents: Sequence[Document],
-        ratio_MBT: torch.Tensor,
-        mask_BT: torch.Tensor,
-        errors: dict[str, torch.Tensor],
-    ) -> None:
-        broken = (~torch.isfinite(ratio_MBT) & mask_BT).any(0).any(-1)
-        if broken.any():
-            name = documents[int(broken.nonzero()[0])].name
-            raise InputError(
-                f"{self.folder}: layer {layer} of {name} holds NaN or infinite values; the weights are broken"
+
+class _BatchWork:
+    """What has been read from one batch so far, layer by layer; each list has an entry for a layer."""
+
+    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], batch: dict[str, Tensor]) -> None:
+        self.measurer, self.documents, self.batch = measurer, documents, batch
+        self.mask_BT = batch["attention_mask"].bool()
+        self.ratios: list[Tensor] = []
+        self.to_first: list[Tensor] = []
+        self.errors: list[Tensor] = []  # from the embedding on
+        self.outputs: list[Tensor] = []
+        self.geometry: list[dict[Site, Tensor]] = [{} for _ in documents]
+        self.steps: list[list[Tensor]] = [[] for _ in documents]
+
+    def visit(self, seen: LayerPass, features: Mapping[Site, Tensor]) -> None:
+        if seen.number == 1:
+            self._prove(0, self._embedding_errors(features))
+        self.ratios.append(self.measurer.of_layer(seen))
+        self.to_first.append(seen.attention.to_first().mean(-1))
+        self._check_finite(seen.number, self.ratios[-1])
+        self._prove(seen.number, identity_errors(seen, self.mask_BT))
+        self.outputs.append(seen.features["layer_output"])
+        for place, document in enumerate(self.documents):
+            if document.counted:
+                counted = np.s_[place, : document.counted]
+                own = seen.document(place).cut(document.counted)
+                self._add_geometry(place, own, {site: feature[counted] for site, feature in features.items()})
+                self.steps[place].append(step_measures(own).double().sum(0))
+
+    def compare(self, output: Any) -> None:
+        """What left each layer with the library's own record; the last one is there after the model's final norm."""
+        if len(self.measurer.family.stacks) > 1:
+            recorded = [*output.encoder_hidden_states[1:], *output.decoder_hidden_states[1:]]
+        else:
+            recorded = list(output.hidden_states[1:])
+        outputs = self.outputs
+        for norm in optional_modules(self.measurer.base, filter(None, [self.measurer.family.final_norm])):
+            outputs = [*outputs[:-1], norm(outputs[-1])]
+        place = list(IDENTITIES).index("hidden_states")
+        for layer, (found, true) in enumerate(zip(outputs, recorded, strict=True), start=1):
+            errors_B = vector_errors(found, true, self.mask_BT)
+            self.errors[layer][:, place] = errors_B
+            self._check(layer, "hidden_states", errors_B)
+
+    def results(self) -> Iterator[DocumentMeasures]:
+        """Document by document."""
+        ratios_MBLT = torch.stack(self.ratios, dim=2).cpu().numpy()
+        to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
+        errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
+        for place, document in enumerate(self.documents):
+            tokens = len(document)
+            yield DocumentMeasures(
+                np.ascontiguousarray(ratios_MBLT[:, place, :, :tokens]),
+                np.ascontiguousarray(to_first_BLT[place, :, :tokens]),
+                errors_BLI[place],
+                *self._of_cloud(place),
             )
-        for identity, error_B in errors.items():
-            worst = int(error_B.argmax())
-            if not float(error_B[worst]) <= IDENTITY_TOLERANCE:
-                raise InputError(
-                    f"{self.folder}: the parts of {identity} do not sum to it in layer {layer} of "
-                    f"{documents[worst].name}: relative error {float(error_B[worst]):.3g}, at most "
-                    f"{IDENTITY_TOLERANCE:g} is rounding; this model computes attention in another way than BERT"
-                )
 
-    def _cloud(self, document: Document, features: dict[Site, torch.Tensor]) -> tuple[Doubles, Doubles]:
-        if document.counted == 0:
-            return np.zeros((0, 0)), np.zeros((0, 0, 0))
+    def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
+        words: Tensor = self.measurer.base.get_input_embeddings()(self.batch["input_ids"])
+        errors = words.new_full((len(words), len(IDENTITIES)), torch.nan)
+        names = list(IDENTITIES)
+        found = features.get(Site(0, "word_embedding"), words.new_empty(0))
+        errors[:, names.index("word_embedding")] = vector_errors(found, words, self.mask_BT)
+        summed, true = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
+        if summed is not None and true is not None:
+            for module in optional_modules(self.measurer.base, self.measurer.family.stacks[0].embedding):
+                summed = module(summed)
+            errors[:, names.index("embedding_output")] = vector_errors(summed, true, self.mask_BT)
+        return errors
+
+    def _prove(self, layer: int, errors_BI: Tensor) -> None:
+        self.errors.append(errors_BI)
+        for name, errors_B in zip(IDENTITIES, errors_BI.T, strict=True):
+            self._check(layer, name, errors_B)
+
+    def _check(self, layer: int, identity: str, errors_B: Tensor) -> None:
+        worst = int(errors_B.nan_to_num(nan=-1).argmax())
+        if float(errors_B[worst]) > IDENTITY_TOLERANCE:
+            raise InputError(
+                f"{self.measurer.folder}: {identity} of layer {layer} is not what its name says in "
+                f"{self.documents[worst].name} ({IDENTITIES[identity]}): relative error {float(errors_B[worst]):.3g}, "
+                f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
+                "stages/models/families.yaml does not hold for this model"
+            )
+
+    def _check_finite(self, layer: int, ratio_MBT: Tensor) -> None:
+        broken = (~torch.isfinite(ratio_MBT) & self.mask_BT).any(0).any(-1)
+        if broken.any():
+            name = self.documents[int(broken.nonzero()[0])].name
+            raise InputError(
+                f"{self.measurer.folder}: layer {layer} of {name} holds NaN or infinite values; the weights are broken"
+            )
+
+    def _add_geometry(self, place: int, seen: LayerPass, features: Mapping[Site, Tensor]) -> None:
+        """Of this layer's sites, and of those before it that no layer has: the embedding's."""
         words = features[Site(0, "word_embedding")]
-        ids = torch.as_tensor(document.ids[: document.counted], device=words.device)
-        shapes = [
-            geometry(features[site], features[layer_input(site.layer)] if site.layer else words, words, ids)
-            for site in self.sites
-        ]
-        moves = [step_measures(features, layer).double().sum(0) for layer in range(1, len(self.weights) + 1)]
-        return torch.stack(shapes).cpu().numpy(), torch.stack(moves).cpu().numpy()
+        ids_T = torch.as_tensor(self.documents[place].ids[: len(words)], device=words.device)
+        own_words = seen.call.stack == self.measurer.family.stacks[0]  # a decoder's tokens are shifted
+        for site in self.measurer.sites:
+            if site in features and site not in self.geometry[place]:
+                start = seen.x if site.layer == seen.number else words
+                near = words if own_words and features[site].shape == words.shape else None
+                self.geometry[place][site] = geometry(features[site], start, near, ids_T)
+
+    def _of_cloud(self, place: int) -> tuple[Doubles, Doubles]:
+        if not self.steps[place]:
+            return np.zeros((0, 0)), np.zeros((0, 0, 0))
+        shapes = [self.geometry[place][site] for site in self.measurer.sites]
+        return torch.stack(shapes).cpu().numpy(), torch.stack(self.steps[place]).cpu().numpy()

@@ -1,7 +1,7 @@
 """The vectors of which contribution matrices are made, a block of sources at a time, and the rollouts; in float64.
 
 float64, because 1 - cos of nearly equal vectors has no digits left in float32. Shapes: L layers, H heads,
-T tokens, J sources of a block, D hidden, E = heads * head width, M width of the feed-forward network.
+T tokens, J sources of a block, D hidden.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from stages.mixing.declared import LayerMatrix
-from stages.mixing.layers import LayerPass, LayerWeights, Norm
+from stages.mixing.layers import Block, LayerPass, Norm
 
 Tensor = torch.Tensor
 
 LEAST_RAW_SUM = 1e-4  # a Value Zeroing row that sums to less shows no structure
-BLOCK_NUMBERS = 2**24  # float64 numbers of the largest intermediate tensor
+BLOCK_NUMBERS = 2**22  # float64 numbers `[J, T, D]` of a block of sources
 
 
 class Contributions(NamedTuple):
@@ -29,15 +29,12 @@ class Contributions(NamedTuple):
     value_zeroing_raw_sums: Tensor | None
 
 
-def contributions(
-    declared: Sequence[LayerMatrix], weights: list[LayerWeights], layers: Sequence[LayerPass]
-) -> Contributions:
-    """The declared matrices of one document, and their rollouts; weights and passes are float64.
+def contributions(declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]]) -> Contributions:
+    """The declared matrices of one document, normalised, and their rollouts, from `layer_contributions` of each layer.
 
     A row of `value_zeroing` whose raw sum is below `LEAST_RAW_SUM` is NaN; in the rollout it counts as it is, and
     where nothing at all comes through attention as the skip connection's identity.
     """
-    by_layer = [layer_contributions(declared, *layer) for layer in zip(weights, layers, strict=True)]
     matrices: dict[str, Tensor] = {}
     raw_sums = None
     for each in declared:
@@ -70,101 +67,90 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
     return torch.stack(rolled)
 
 
-def layer_contributions(declared: Sequence[LayerMatrix], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
-    """The declared matrices `[T, T]` of one layer by name, none normalised."""
-    tokens = len(seen.x)
-    value_THd = seen.value.unflatten(-1, (weights.heads, -1))
-    W_HdD = weights.output.W.unflatten(0, (weights.heads, -1))
+def layer_contributions(declared: Sequence[LayerMatrix], seen: LayerPass) -> dict[str, Tensor]:
+    """The declared matrices `[T, T]` of one document in one layer by name, none normalised; the pass is float64."""
+    tokens, block = len(seen.x), seen.block
+    value_THd = seen.attention.value.transpose(0, 1)
+    W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
     f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    full = _Layer.run(weights, seen.x, torch.einsum("hij,jhd->id", seen.attention, f_THD))
-    # F_ij W_1 is linear in the heads: H products of a number and a vector, not D of them.
-    g_THM = (_centred(f_THD) * weights.attention_norm.gamma) @ weights.feed_forward_in.W
+    full = _Full.of(seen)
     raw = {each.name: seen.x.new_empty(tokens, tokens) for each in declared}
-    size = max(1, BLOCK_NUMBERS // (tokens * weights.feed_forward_in.W.shape[1]))
+    size = max(1, BLOCK_NUMBERS // (tokens * seen.x.shape[-1]))
     for start in range(0, tokens, size):
         sources = slice(start, min(start + size, tokens))
-        attention_JTH = seen.attention[:, :, sources].permute(2, 1, 0)
-        block = SourceBlock(weights, full, seen.x, sources, attention_JTH, f_THD[sources], g_THM[sources])
+        attention_JTH = full.weights_HTT[:, :, sources].permute(2, 1, 0)
+        given = SourceBlock(seen, full, sources, attention_JTH, f_THD[sources])
         for each in declared:
-            raw[each.name][:, sources] = each.formula(block).T
+            raw[each.name][:, sources] = each.formula(given).T
     return raw
 
 
-class _Layer(NamedTuple):
-    """One layer's vectors `[T, D]` with every source in place; deviations `[T, 1]`."""
+class _Full(NamedTuple):
+    """One layer's vectors `[T, D]` with every source in place."""
 
-    residual: Tensor
-    attention_deviation: Tensor
-    attention_norm: Tensor
-    output_deviation: Tensor
+    weights_HTT: Tensor
+    projected: Tensor
+    attended: Tensor  # attention_norm, or where there is none attention_residual
     output: Tensor
 
     @classmethod
-    def run(cls, weights: LayerWeights, x_TD: Tensor, summed_TD: Tensor) -> _Layer:
-        residual = x_TD + summed_TD + weights.output.b
-        attention_norm = _layer_norm(residual, weights.attention_norm)
-        hidden = weights.activation(attention_norm @ weights.feed_forward_in.W + weights.feed_forward_in.b)
-        second = attention_norm + hidden @ weights.feed_forward_out.W + weights.feed_forward_out.b
-        return cls(
-            residual,
-            _deviation(residual, weights.attention_norm),
-            attention_norm,
-            _deviation(second, weights.output_norm),
-            _layer_norm(second, weights.output_norm),
-        )
+    def of(cls, seen: LayerPass) -> _Full:
+        attention_output = seen.features["attention_output"]
+        attended = seen.features.get("attention_norm", seen.x + attention_output)
+        output = seen.block.rest(seen.call, seen.x, attention_output)
+        return cls(seen.attention.weights(), seen.projected, attended, output)
 
 
 @dataclass(frozen=True)
 class SourceBlock:
     """What J sources give to each of T tokens in one layer."""
 
-    weights: LayerWeights
-    full: _Layer
-    x_TD: Tensor
+    seen: LayerPass
+    full: _Full
     sources: slice
     attention_JTH: Tensor
     f_JHD: Tensor
     """f_h(x_j)."""
-    g_JHM: Tensor
-    """The same, centred, times gamma and W_1 of the feed-forward network."""
+
+    @property
+    def _block(self) -> Block:
+        return self.seen.block
 
     @cached_property
-    def F_JTD(self) -> Tensor:
-        """The F_ij."""
+    def projected_JTD(self) -> Tensor:
+        """What leaves W_O by each source."""
         return self.attention_JTH @ self.f_JHD
 
     @cached_property
+    def F_JTD(self) -> Tensor:
+        """The F_ij: where a norm stands on attention's output, through its linear part."""
+        return _through(self._block.attention_output_norm, self.projected_JTD, self.full.projected)
+
+    @cached_property
     def T_JTD(self) -> Tensor:
-        """The T_ij: R_ij through LayerNorm's linear part."""
+        """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
         R_JTD = self.F_JTD.clone()
         rows = torch.arange(R_JTD.shape[0], device=R_JTD.device)
-        R_JTD[rows, rows + self.sources.start] += self.x_TD[self.sources]
-        return _centred(R_JTD) * self.weights.attention_norm.gamma / self.full.attention_deviation
+        R_JTD[rows, rows + self.sources.start] += self.seen.x[self.sources]
+        whole = self.seen.x + self.seen.features["attention_output"]
+        return _through(self._block.attention_norm, R_JTD, whole)
 
     def through_output_norm(self) -> Tensor:
-        """The T_ij through the second LayerNorm's linear part `[J, T, D]`."""
-        return _centred(self.T_JTD) * self.weights.output_norm.gamma / self.full.output_deviation
+        """The T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
+        features, attended, parts = self.seen.features, self.full.attended, self.T_JTD
+        if self._block.cross_attention_norm is not None:
+            whole = attended + features["cross_attention_output"]
+            parts, attended = _through(self._block.cross_attention_norm, parts, whole), features["cross_attention_norm"]
+        return _through(self._block.output_norm, parts, attended + features["ffn_output"])
 
     def output_without(self) -> Tensor:
         """The layer's output `[J, T, D]` with value j zero in all heads."""
-        weights, norm = self.weights, self.weights.attention_norm
-        residual_JTD = self.full.residual - self.F_JTD
-        deviation_JT1 = _deviation(residual_JTD, norm)
-        attention_norm_JTD = _centred(residual_JTD) * norm.gamma / deviation_JT1 + norm.beta
-        first, second = weights.feed_forward_in, weights.feed_forward_out
-        clean_TM = (_centred(self.full.residual) * norm.gamma) @ first.W
-        without_JTM = clean_TM - self.attention_JTH @ self.g_JHM
-        hidden_JTM = weights.activation(without_JTM / deviation_JT1 + (norm.beta @ first.W + first.b))
-        return _layer_norm(attention_norm_JTD + hidden_JTM @ second.W + second.b, weights.output_norm)
+        projected_JTD = self.full.projected - self.projected_JTD
+        if path := self._block.stack.attention_output_norm:
+            projected_JTD = self._block.layer.get_submodule(path)(projected_JTD)
+        return self._block.rest(self.seen.call, self.seen.x, projected_JTD)
 
 
-def _centred(vectors: Tensor) -> Tensor:
-    return vectors - vectors.mean(-1, keepdim=True)
-
-
-def _deviation(vectors: Tensor, norm: Norm) -> Tensor:
-    return (vectors.var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
-
-
-def _layer_norm(vectors: Tensor, norm: Norm) -> Tensor:
-    return _centred(vectors) * norm.gamma / _deviation(vectors, norm) + norm.beta
+def _through(norm: Norm | None, parts: Tensor, whole_TD: Tensor) -> Tensor:
+    """The linear part of a norm whose deviation is that of `whole_TD`."""
+    return parts if norm is None else norm.linear(parts) / norm.deviation(whole_TD)

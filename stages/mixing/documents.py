@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,15 +60,21 @@ def chosen_documents(
 
 
 def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> npt.NDArray[np.int8]:
-    """Positions in `CLASSES`: a word of several tokens is `subword` in each of them."""
-    words = encoding.word_ids
-    pieces = {word: words.count(word) for word in set(words)}
-    special = {tokenizer.cls_token_id: "cls", tokenizer.sep_token_id: "sep"}
+    """Positions in `CLASSES`: a word of several tokens is `subword` in each of them.
+
+    A special token is `cls` where it starts the text (its cls or bos), else `sep`; one of nothing but spaces that
+    leads no word is `punctuation`.
+    """
+    words = _words(text, encoding)
+    pieces = Counter(words)
+    start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
+    end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     classes = []
-    for token, word, (start, end) in zip(encoding.ids, words, encoding.offsets, strict=True):
+    for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, encoding.offsets, strict=True)):
+        piece = text[start:end].strip()
         if word is None:
-            name = special.get(token, "word")
-        elif _is_punctuation(text[start:end].strip()):
+            name = "cls" if token == start_id and (position == 0 or start_id != end_id) else "sep"
+        elif all(map(_is_punctuation, piece)) and (piece or pieces[word] == 1):
             name = "punctuation"
         else:
             name = "subword" if pieces[word] > 1 else "word"
@@ -75,5 +82,23 @@ def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) 
     return np.asarray(classes, dtype=np.int8)
 
 
-def _is_punctuation(piece: str) -> bool:
-    return bool(piece) and all(unicodedata.category(character)[0] in "PS" for character in piece)
+def _words(text: str, encoding: Any) -> list[int | None]:
+    """The number of each token's word: with the space that leads it, no other, and no punctuation; specials have none.
+
+    What a tokenizer itself calls a word differs: for some it is a digit, for some the whole text.
+    """
+    words: list[int | None] = []
+    number, end_before = 0, 0
+    for special, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
+        if special:
+            words.append(None)
+            continue
+        seam = text[max(end_before - 1, 0) : end_before].strip(" ") + text[end_before : start + 1]
+        number += any(character.isspace() or _is_punctuation(character) for character in seam)
+        words.append(number)
+        end_before = end
+    return words
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"

@@ -1,40 +1,99 @@
-"""What proves the parts right: they sum to the vectors that the model itself computed."""
+"""What proves the parts right, in every run: they sum to the vectors that the model itself computed."""
 
 from __future__ import annotations
 
 import torch
 
-from stages.mixing.layers import LayerPass, LayerWeights
-from stages.mixing.ratios import normalised, scaled_heads
+from stages.mixing.layers import LayerPass, Norm
+from stages.mixing.ratios import scaled_heads
 
 Tensor = torch.Tensor
 
+IDENTITIES = {
+    "word_embedding": "the library's own token embedding",
+    "embedding_output": "embedding_sum through the modules of the embedding that follow",
+    "attention_rows": "the attention weights of each row sum to 1",
+    "attention_output": "the F_ij and the constants sum to it",
+    "attention_residual": "input of the layer + attention_output",
+    "attention_norm": "the T_ij, the normalised constants and beta sum to it",
+    "cross_attention_norm": "norm of attention_norm + cross_attention_output",
+    "layer_output": "what stands before the feed-forward network + ffn_output, through the norm that follows",
+    "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
+}
+"""Each identity, and what it says; those of points that a family does not have are absent."""
 
-def identity_errors(weights: LayerWeights, seen: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """How far sum_j F_ij + b_O is from `attention_output`, and the sum of T from `attention_norm`, in a batch.
 
-    Each `[B]` is the largest error relative to the largest component of the true vectors. F_ii and the sum over the
-    other sources are taken from attention weights and values, each through W_O on its own, not from attention_output.
-    Tokens outside `mask_BT` do not count.
+def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
+    """Largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
+
+    F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
+    not from attention_output. Tokens outside `mask_BT` do not count; NaN for an identity that the layer does not have,
+    and for `hidden_states`, which `vector_errors` compares.
     """
     # One document at a time, so that its vectors stay in the cache.
-    errors = [_of_document(weights, seen.document(place), mask.unsqueeze(-1)) for place, mask in enumerate(mask_BT)]
-    names = ("attention_output", "attention_norm")
-    return {name: torch.stack(column) for name, column in zip(names, zip(*errors, strict=True), strict=True)}
+    rows = []
+    for place, mask_T in enumerate(mask_BT):
+        errors = _of_document(seen.document(place), mask_T.unsqueeze(-1))
+        rows.append(torch.stack([errors.get(name, seen.x.new_full((), torch.nan)) for name in IDENTITIES]))
+    return torch.stack(rows)
 
 
-def _of_document(weights: LayerWeights, seen: LayerPass, mask_T1: Tensor) -> tuple[Tensor, Tensor]:
-    value_HTd = seen.value.unflatten(-1, (weights.heads, -1)).transpose(0, 1)
-    own_TE = scaled_heads(weights, seen.attention.diagonal(dim1=-2, dim2=-1).T, seen.value)
-    others_TE = (seen.attention @ value_HTd).transpose(0, 1).flatten(-2) - own_TE
-    summed_TD = others_TE @ weights.output.W + own_TE @ weights.output.W + weights.output.b
-    norm = weights.attention_norm
-    deviation_T1 = ((seen.x + seen.attention_output).var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
-    normalised_TD = normalised(seen.x + summed_TD, norm) / deviation_T1 + norm.beta
-    return (
-        _relative_error(summed_TD, seen.attention_output, mask_T1),
-        _relative_error(normalised_TD, seen.attention_norm, mask_T1),
-    )
+def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
+    if found_BTD.shape != true_BTD.shape:
+        return true_BTD.new_full((len(true_BTD),), torch.inf)
+    each = zip(found_BTD, true_BTD, mask_BT.unsqueeze(-1), strict=True)
+    return torch.stack([_relative_error(*document) for document in each])
+
+
+def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
+    features, block = seen.features, seen.block
+    summed_TD, row_sums_T = _summed_sources(seen)
+    deviation_T1: Tensor | float = 1
+    if block.attention_output_norm is not None:
+        deviation_T1 = block.attention_output_norm.deviation(seen.projected)
+    summed_TD = _through(block.attention_output_norm, summed_TD, deviation_T1)
+    residual_TD = seen.x + features["attention_output"]
+    expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
+    stream_TD = residual_TD
+    if block.attention_norm is not None:
+        deviation_T1 = block.attention_norm.deviation(residual_TD)
+        expected["attention_norm"] = _through(block.attention_norm, seen.x + summed_TD, deviation_T1)
+        stream_TD = features["attention_norm"]
+    if "cross_attention_norm" in features:
+        stream_TD = stream_TD + features["cross_attention_output"]
+        expected["cross_attention_norm"] = _normed(seen, block.stack.cross_attention_norm, stream_TD)
+        stream_TD = features["cross_attention_norm"]
+    expected["layer_output"] = _normed(seen, block.stack.output_norm, stream_TD + features["ffn_output"])
+    errors = {
+        name: _relative_error(vectors, features[name], mask_T1)
+        for name, vectors in expected.items()
+        if name in features
+    }
+    return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
+
+
+def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor]:
+    """sum_j F_ij + b_O before any norm `[T, D]`, and the sums of each row of attention weights, the furthest from 1."""
+    own_TE = scaled_heads(seen.attention.diagonal(), seen.value)
+    heads, row_sums = [], []
+    for rows in seen.attention.blocks():
+        weights_HRT = seen.attention.weights(rows)
+        heads.append((weights_HRT @ seen.attention.value).transpose(0, 1).flatten(-2))
+        sums_HR = weights_HRT.sum(-1)
+        row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
+    output = seen.block.output
+    others_TE = torch.cat(heads) - own_TE
+    return others_TE @ output.W + own_TE @ output.W + output.b, torch.cat(row_sums)
+
+
+def _through(norm: Norm | None, whole_TD: Tensor, deviation_T1: Tensor | float) -> Tensor:
+    return whole_TD if norm is None else norm.linear(whole_TD) / deviation_T1 + norm.beta
+
+
+def _normed(seen: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
+    normed: Tensor = vectors if path is None else seen.block.layer.get_submodule(path)(vectors)
+    return normed
 
 
 def _relative_error(found_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
 
 
 def _alti(block: SourceBlock) -> Tensor:
-    y_TD = block.full.attention_norm
+    y_TD = block.full.attended
     return (y_TD.abs().sum(-1) - (y_TD - block.T_JTD).abs().sum(-1)).clamp_min(0)
 
 
@@ -64,7 +64,7 @@ _DECLARED = (
         name="alti",
         label="ALTI",
         formula=_alti,
-        definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm",
+        definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm; pre-LN: after the skip, with R_ij",
         source="Ferrando et al., EMNLP 2022, equation 8",
         rows="made to sum to 1",
         rollout="as it is",

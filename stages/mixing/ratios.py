@@ -5,8 +5,10 @@ j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
-No tensor of T * T * D is made: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii. All maps of
-LayerNorm divide by a standard deviation of token i, which cancels in a ratio of token i.
+No tensor of T * T * D is made, and no attention matrix: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii, which
+needs the diagonal only. All maps of LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
+token i; where a norm stands on attention's output, F_ij is its linear part, and there the deviation counts.
+In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from stages.vocabulary import Mark
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
 
-    from stages.mixing.layers import LayerPass, LayerWeights, Norm
+    from stages.mixing.layers import Block, LayerPass, Norm
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 
@@ -102,27 +104,33 @@ class Split(NamedTuple):
         return (others_norm / total).masked_fill(total == 0, 0)
 
     def normalised(self, norm: Norm) -> Split:
-        """Through LayerNorm's linear part, but for the standard deviation, which cancels in `share`."""
-        return Split(*(normalised(part, norm) for part in self))
+        """Through the norm's linear part, but for the standard deviation, which cancels in `share`."""
+        return Split(norm.linear(self.own), norm.linear(self.others))
 
 
 @dataclass(frozen=True)
 class Parts:
     """N tokens in one layer, step by step split into what is their own and what comes from others."""
 
-    weights: LayerWeights
+    block: Block
     mixed_weight: Tensor
     """1 - mean_h a^h_ii `[N]`."""
     diagonal_NH: Tensor
     x_ND: Tensor
     value_NE: Tensor
-    attention_output_ND: Tensor
+    projected_ND: Tensor
+    """What leaves W_O."""
 
     @cached_property
     def attention(self) -> Split:
         """The F_ij."""
-        own = own_contribution(self.weights, self.diagonal_NH, self.value_NE)
-        return Split(own, self.attention_output_ND - self.weights.output.b - own)
+        own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
+        split = Split(own, self.projected_ND - self.block.output.b - own)
+        norm = self.block.attention_output_norm
+        if norm is None:
+            return split
+        deviation = norm.deviation(self.projected_ND)
+        return Split(*(part / deviation for part in split.normalised(norm)))
 
     @cached_property
     def residual(self) -> Split:
@@ -131,25 +139,29 @@ class Parts:
 
     @cached_property
     def attention_norm(self) -> Split:
-        """The T_ij."""
-        return self.residual.normalised(self.weights.attention_norm)
+        """The T_ij, in a post-LN family."""
+        assert self.block.attention_norm is not None
+        return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij through the second skip and LayerNorm."""
-        return self.attention_norm.normalised(self.weights.output_norm)
+        """The T_ij through the LayerNorms that follow; cross-attention and feed-forward network belong to no source."""
+        split = self.attention_norm
+        for norm in (self.block.cross_attention_norm, self.block.output_norm):
+            split = split if norm is None else split.normalised(norm)
+        return split
 
 
-def mixing_ratios(methods: Sequence[str], weights: LayerWeights, seen: LayerPass) -> dict[str, Tensor]:
+def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
     """The ratio `[..., T]` by each of `methods`, in their order."""
-    diagonal_TH = seen.attention.diagonal(dim1=-2, dim2=-1).transpose(-1, -2)
+    diagonal_TH = seen.attention.diagonal()
     mixed_weight_T = 1 - diagonal_TH.mean(-1)
-    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.attention_output))
+    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.projected))
     whole = mixed_weight_T.flatten(), *each_token
     ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
     for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        parts = Parts(weights, *(tensor[rows] for tensor in whole))
+        parts = Parts(seen.block, *(tensor[rows] for tensor in whole))
         for method, ratio_N in ratios.items():
             ratio_N[rows] = RATIOS[method].formula(parts)
     return {method: ratio_N.view_as(mixed_weight_T) for method, ratio_N in ratios.items()}
@@ -162,14 +174,9 @@ def preferred_ratio(methods: Iterable[str]) -> str:
     return (of_attention or [name for name in RATIOS if name in methods])[-1]
 
 
-def own_contribution(weights: LayerWeights, diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """F_ii `[N, D]`: the value heads scaled by the diagonal of attention, through W_O."""
-    return scaled_heads(weights, diagonal_NH, value_NE) @ weights.output.W
-
-
-def scaled_heads(weights: LayerWeights, diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
+def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
     """Every head's values times its weight `[N, E]`."""
-    heads_NHd: Tensor = value_NE.unflatten(-1, (weights.heads, -1)) * diagonal_NH.unsqueeze(-1)
+    heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)
 
 
@@ -177,8 +184,3 @@ def length(vectors: Tensor) -> Tensor:
     """Euclidean norms of the last axis."""
     norms: Tensor = vectors.norm(dim=-1)
     return norms
-
-
-def normalised(part: Tensor, norm: Norm) -> Tensor:
-    """LayerNorm's linear part, but for the standard deviation: centred and scaled by gamma."""
-    return (part - part.mean(-1, keepdim=True)) * norm.gamma

@@ -16,6 +16,7 @@ from stages.mixing.batches import DocumentMeasures
 from stages.mixing.documents import CLASSES, Document
 from stages.mixing.geometry import GEOMETRY_MEASURES
 from stages.mixing.gradients import REFERENCES
+from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.mixing.statistics import Interval, Resampled, resample, spearman_with_depth
@@ -39,9 +40,10 @@ class Sums:
 
     groups: dict[str, tuple[Doubles, Doubles]]
     """By column of `GROUPS`: sums of the ratios `[N, layers, methods, groups]`, and numbers of tokens `[N, groups]`."""
+    to_first: Doubles  # [N, layers]: attention's weight on the first token, of all tokens but that
     geometry: Doubles  # [N, sites, measures]
     steps: Doubles  # [N, layers, steps, measures]
-    identity_error: float  # the largest of all documents, counted or not
+    identities: Doubles  # [levels, identities]: the largest error of all documents, counted or not
     gains: Doubles  # [layers], `attention_gain`
     agreement: Doubles | None  # [documents, references, layers, methods]
 
@@ -61,9 +63,9 @@ def add_up(
 ) -> Sums:
     """Take in the documents' measures, one document in memory at a time."""
     columns: dict[str, list[Doubles]] = defaultdict(list)
-    worst = 0.0
+    errors: list[Doubles] = []
     for document, measures in zip(documents, measured, strict=True):
-        worst = max(worst, float(measures.identities.max()))
+        errors.append(measures.identities)
         if document.counted:
             positions = np.searchsorted(POSITION_STARTS, np.arange(document.counted), side="right") - 1
             ratios_MLT = measures.ratios[..., : document.counted].astype(np.float64)
@@ -71,11 +73,13 @@ def add_up(
                 membership_TG = np.eye(len(GROUPS[column][1]))[numbers]
                 columns[column].append(np.einsum("mlt,tg->lmg", ratios_MLT, membership_TG))
                 columns[f"{column} tokens"].append(membership_TG.sum(0))
+            columns["to_first"].append(measures.to_first[:, 1 : document.counted].sum(-1, dtype=np.float64))
             columns["geometry"].append(measures.geometry)
             columns["steps"].append(measures.steps)
     stacked = {name: np.stack(parts) for name, parts in columns.items()}
     groups = {column: (stacked[column], stacked[f"{column} tokens"]) for column in GROUPS}
-    return Sums(groups, stacked["geometry"], stacked["steps"], worst, gains, agreement)
+    to_first, geometry, steps = (stacked[name] for name in ("to_first", "geometry", "steps"))
+    return Sums(groups, to_first, geometry, steps, np.stack(errors).max(0), gains, agreement)
 
 
 def overall_means(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> dict[str, Resampled]:
@@ -112,12 +116,23 @@ def plot_tables(
         geometry.insert(1, "layer", [site.layer for site in geometry["site"]])
         geometry["site"] = [site.point for site in geometry["site"]]
         frames["geometry"].append(geometry.rename(columns={"site": "point"}).assign(documents=len(part.tokens)))
-        steps = interval(part.steps, part.tokens)
-        frames["steps"].append(_table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, steps))
+        steps = _table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, interval(part.steps, part.tokens))
+        frames["steps"].append(steps.dropna(subset="mean"))
+        frames["attention_to_first"].append(_table(layers, interval(part.to_first, part.tokens - 1)).assign(**counts))
+        ratios, tokens = part.groups["positions"]
+        without = interval(ratios[..., 1:].sum(-1), tokens[:, 1:].sum(-1))
+        frames["mixing_without_first"].append(_table(methods, without).assign(**counts))
+        frames["identities"].append(_identities(name, part))
         frames["mixing_gradient"].append(_agreement(name, part, mixing))
         frames["attention_gain"].append(_grid(layers).assign(gain=part.gains))
     tables = {name: pd.concat(parts) for name, parts in frames.items()}
     return tables | {"mixing_overall": _overall(means, mixing), "mixing_difference": _difference(means, mixing)}
+
+
+def _identities(name: str, part: Sums) -> pd.DataFrame:
+    """The largest errors by level, from the embedding on, without those of identities that a level does not have."""
+    labels = {"checkpoint": [name], "layer": range(len(part.identities)), "identity": IDENTITIES}
+    return _grid(labels).assign(largest_error=part.identities.ravel()).dropna()
 
 
 def _overall(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
@@ -158,7 +173,7 @@ def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], mixing: Mi
     headline = {method: place for place, method in enumerate(mixing.methods) if RATIOS[method].headline}
     written: dict[str, Any] = {
         name: {method: float(means[name].mean.mean(0)[place]) for method, place in headline.items()}
-        | {"identity_error": part.identity_error}
+        | {"identity_error": float(np.nanmax(part.identities))}
         for name, part in sums.items()
     }
     if DIFFERENCE in means:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from stages.mixing.batches import BatchMeasurer, DocumentMeasures
 from stages.mixing.contributions import LEAST_RAW_SUM
-from stages.mixing.documents import Document
+from stages.mixing.documents import CLASSES, Document
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.encoding import batches_by_tokens
 from stages.outputs.mixing import HEADS, RAW_SUMS, contributions_folder, write_matrix
@@ -65,16 +65,16 @@ class CheckpointMeasures:
                     raw = contributions.value_zeroing_raw_sums.float().cpu().numpy()
                     write_matrix(part, RAW_SUMS, raw, ("layer", "token"), {"least_trusted": LEAST_RAW_SUM})
                 if "attention" in measurer.matrices:
-                    per_head = heads.half().cpu().numpy()
-                    write_matrix(part, HEADS, per_head, ("layer", "head", "token", "source"), {})
+                    write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
 
     def gradients(self, measurer: DocumentMeasurer, mixing: MixingParameters, seed: int) -> None:
         """Agreement with the gradient reference, of the first reviews that count, cut short."""
         for i in self._progress(self._own(self._of_gradients(mixing)), "gradients", "document"):
             if not self._file(i, "gradient").exists():
                 ids = self.documents[i].ids
-                if len(ids) > mixing.gradient_max_length:  # the last token is the document's own [SEP]
-                    ids = np.append(ids[: mixing.gradient_max_length - 1], ids[-1])
+                if len(ids) > mixing.gradient_max_length:
+                    ends = ids[-1:] if self.documents[i].classes[-1] == CLASSES.index("sep") else ids[:0]
+                    ids = np.append(ids[: mixing.gradient_max_length - len(ends)], ends)
                 agreement = measurer.agreement(ids, mixing.gradient_directions, seed)
                 with _whole(self._file(i, "gradient")) as part, part.open("wb") as file:
                     np.savez(file, agreement)

@@ -7,26 +7,44 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from stages.errors import InputError
+from stages.models.attention import OBSERVED
+
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
+"""Families that number positions from the padding token's id + 1."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The checkpoint's fast tokenizer."""
+    """The checkpoint's fast tokenizer: it cuts and pads on the right, and a special token's name in a text is text."""
+    sides = {"padding_side": "right", "truncation_side": "right"}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **sides, **LOCAL)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no usable tokenizer: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
+    tokenizer.pad_token = _padding_token(tokenizer, folder)
     return tokenizer
+
+
+def _padding_token(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
+    """Its own, else another special token that does not end a text: classifiers read the last that is no padding."""
+    last = tokenizer("a")["input_ids"][-1:]
+    for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in last:
+            return str(token)
+    raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
 def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
@@ -34,35 +52,59 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
 
     `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
     """
-    return _load(AutoModelForSequenceClassification, folder, **options)
+    config = load_config(folder)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise InputError(
+            f"model.name: {folder} holds a model of the family {config.model_type!r}, which cannot classify texts; "
+            "allowed: a family that has a sequence classifier in transformers"
+        )
+    model = _load(AutoModelForSequenceClassification, folder, **options)
+    padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
+    if padding >= rows:
+        raise InputError(f"{folder}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
+    if config.model_type not in POSITIONS_AFTER_PADDING:
+        model.config.pad_token_id = padding
+    return model
 
 
 def load_base(folder: Path) -> PreTrainedModel:
-    """The checkpoint without any head, with attention weights to be had ("eager")."""
-    return _load(AutoModel, folder, attn_implementation="eager")
+    """The checkpoint without any head, its attention to be looked into (`stages.models.attention`)."""
+    return _load(AutoModel, folder, attn_implementation=OBSERVED)
 
 
 def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
     """In float32 and eval mode."""
-    known = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     try:
-        model: PreTrainedModel = kind.from_pretrained(folder, **known, **options)
+        model: PreTrainedModel = kind.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, **LOCAL, **options
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    model.config.use_cache = False
     model.eval()
     return model
 
 
-def longest_text(folder: Path) -> int:
-    """Tokens, special ones counted, that the model's position embeddings reach."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    positions = int(config.max_position_embeddings)
-    # RoBERTa numbers positions from padding_idx + 1.
-    return positions - config.pad_token_id - 1 if config.model_type in ("roberta", "xlm-roberta") else positions
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The checkpoint's `config.json`."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no usable config.json: {error}") from error
+    return config
+
+
+def longest_text(folder: Path) -> int | None:
+    """Tokens, special ones counted, that the model's positions reach; `None` where nothing limits them."""
+    config = load_config(folder)
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
+        return positions - int(config.pad_token_id) - 1
+    return positions
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
     """`InputError` where the parameter `key` asks for longer texts than the model takes."""
     limit = longest_text(folder)
-    if max_length > limit:
+    if limit is not None and max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")

@@ -7,7 +7,7 @@ metadata, nothing that depends on the clock, so equal features are equal bytes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,15 +70,16 @@ def tokens_file(root: Path) -> Path:
     return root / "tokens.parquet"
 
 
-def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan) -> None:
-    """Empty arrays for `sites`."""
+def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan, widths: Mapping[Site, int] | None = None) -> None:
+    """Empty arrays for `sites`; those that `widths` names are as wide as it says, not as `plan.hidden`."""
     for site in sites:
+        width = (widths or {}).get(site, plan.hidden)
         create_array(
             _path(root, site),
-            shape=(plan.tokens, plan.hidden),
+            shape=(plan.tokens, width),
             dtype=plan.dtype,
-            chunks=(plan.chunk_rows, plan.hidden),
-            shards=(plan.unit_rows, plan.hidden) if plan.sharded else None,
+            chunks=(plan.chunk_rows, width),
+            shards=(plan.unit_rows, width) if plan.sharded else None,
             dimensions=("token", "hidden"),
             attributes={"layer": site.layer, "point": site.point},
         )

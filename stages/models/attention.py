@@ -1,0 +1,195 @@
+"""Attention by the library's own door: a registered function that sees query, key, value, mask and scaling.
+
+They arrive after rotary embedding, so no projection is taken apart, whatever a family's modules look like. What the
+function does is chosen by `attention_by`; by default it is the library's own `sdpa`.
+Shapes: B texts, H heads, T tokens, d head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+Tensor = torch.Tensor
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+OBSERVED = "observed"
+"""The `attn_implementation` of models that are looked into."""
+BLOCK_NUMBERS = 2**24  # of the largest block of attention weights
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's self-attention of a batch (or, without B, of one document): what went in, and the denominators."""
+
+    query: Tensor  # [B, H, T, d]
+    key: Tensor  # [B, H, T, d]; grouped heads are repeated
+    value: Tensor  # [B, H, T, d]
+    mask: Tensor | None  # [B, 1, T, T], added to the scores
+    causal: bool
+    scaling: float
+    softcap: float | None
+    log_sums: Tensor  # [B, H, T], the logarithm of each row's sum of exponentials, a sink's included
+
+    def document(self, place: int) -> AttentionCall:
+        """One document of a batch."""
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts |= {name: part[place] for name, part in parts.items() if isinstance(part, Tensor)}
+        return AttentionCall(**parts)
+
+    def diagonal(self) -> Tensor:
+        """a_ii `[B, T, H]`."""
+        scores = _capped((self.query * self.key).sum(-1) * self.scaling, self.softcap)
+        if self.mask is not None:
+            scores = scores + self.mask.diagonal(dim1=-2, dim2=-1)
+        return (scores - self.log_sums).exp().transpose(-1, -2)
+
+    def to_first(self) -> Tensor:
+        """a_i0 `[B, T, H]`."""
+        scores = _capped((self.query * self.key[..., :1, :]).sum(-1) * self.scaling, self.softcap)
+        if self.mask is not None:
+            scores = scores + self.mask[..., 0]
+        return (scores - self.log_sums).exp().transpose(-1, -2)
+
+    def weights(self, rows: slice = slice(None)) -> Tensor:
+        """a_ij `[B, H, rows, T]`."""
+        return (self.scores(rows) - self.log_sums[..., rows].unsqueeze(-1)).exp()
+
+    def scores(self, rows: slice = slice(None)) -> Tensor:
+        """What the softmax is taken of, `[B, H, rows, T]`."""
+        scores = _capped(self.query[..., rows, :] @ self.key.mT * self.scaling, self.softcap)
+        if self.mask is not None:
+            scores = scores + self.mask[..., rows, :]
+        if self.causal:
+            tokens = torch.arange(self.key.shape[-2], device=scores.device)
+            scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
+        return scores
+
+    def blocks(self) -> Iterator[slice]:
+        """Rows of which the weights fit into bounded memory."""
+        *shape, tokens, _ = self.key.shape
+        size = max(1, BLOCK_NUMBERS // (tokens * torch.Size(shape).numel()))
+        for start in range(0, tokens, size):
+            yield slice(start, min(start + size, tokens))
+
+
+_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=sdpa_attention_forward)
+
+
+@contextmanager
+def attention_by(function: AttentionFunction) -> Iterator[None]:
+    """Models with `attn_implementation=OBSERVED` attend by `function` (the library's signature) within."""
+    token = _function.set(function)
+    try:
+        yield
+    finally:
+        _function.reset(token)
+
+
+def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
+    """Attention as `sdpa` computes it, which tells `listen` of the module and its call."""
+
+    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        context, call = attend(module, *arguments, **options)
+        listen(module, call)
+        return context.transpose(1, 2).contiguous(), None
+
+    return function
+
+
+def explicit(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    """Attention by its definition, of which any derivative can be taken."""
+    call = _call(module, *arguments, **options)
+    scores, sinks = call.scores(), options.get("s_aux")
+    if sinks is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        weights = (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
+    return (weights @ call.value).transpose(1, 2).contiguous(), None
+
+
+def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
+    """The heads' outputs `[B, H, T, d]`, and the call with its denominators, in memory that grows with T only."""
+    call = _call(module, *arguments, **options)
+    fused = call.query.device.type == "cpu" and call.softcap is None
+    context, log_sums = (_fused if fused else _by_rows)(call)
+    whole = _with_sink(log_sums, options.get("s_aux"))
+    if whole is not log_sums:
+        context = context * (log_sums - whole).exp().unsqueeze(-1)
+    return context, replace(call, log_sums=whole)
+
+
+def _call(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    **_others: Any,
+) -> AttentionCall:
+    """The call in one form, its `log_sums` not yet known."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+    mask = None if attention_mask is None else _added(attention_mask, query.dtype)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return AttentionCall(query, key, value, mask, causal, scaling, softcap, query.new_empty(0))
+
+
+def _fused(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """The kernel behind `sdpa` on a CPU, which gives the denominators too."""
+    context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
+    )
+    return context, log_sums
+
+
+def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """The portable form: a block of rows at a time."""
+    contexts, log_sums = [], []
+    for rows in call.blocks():
+        scores = call.scores(rows)
+        sums = torch.logsumexp(scores, -1)
+        log_sums.append(sums.masked_fill(sums == -torch.inf, 0))  # padding that sees nothing, as the kernel has it
+        contexts.append((scores - log_sums[-1].unsqueeze(-1)).exp() @ call.value)
+    return torch.cat(contexts, -2), torch.cat(log_sums, -1)
+
+
+def _with_sink(log_sums: Tensor, sinks: Tensor | None) -> Tensor:
+    """Each head's sink `[H]` takes part in the softmax and carries no value."""
+    return log_sums if sinks is None else torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
+
+
+def _capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that is added to scores. One that is the same for all rows is made once and seen by each."""
+    same_rows = mask.stride(-2) == 0
+    part = mask[..., :1, :] if same_rows else mask
+    if part.dtype == torch.bool:
+        part = torch.zeros_like(part, dtype=dtype).masked_fill(~part, -torch.inf)
+    return part.to(dtype).expand(mask.shape)
+
+
+def _dispatch(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    return _function.get()(*arguments, **options)
+
+
+AttentionInterface.register(OBSERVED, _dispatch)
+AttentionMaskInterface.register(OBSERVED, sdpa_mask)

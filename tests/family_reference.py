@@ -1,0 +1,378 @@
+"""An independent float64 computation of every family's features and measures: explicit sums, token by token.
+
+It reads a base model's configuration and state dictionary, takes one text without padding, and shares no code with
+`stages/`. A layer's arrays go by role; a role whose array a family lacks is left out of the sum, or is the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import erf, expit
+
+Array = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+def tanh_gelu(x: Array) -> Array:
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
+    "gelu_new": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
+    "silu": lambda x: x * expit(x),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def roles(text: str, **others: str) -> dict[str, str]:
+    return {**others, **dict(pair.split("=") for pair in text.split())}
+
+
+# Names in each family's state dictionary, by role. "query_key_value" and "gate_up" hold several side by side.
+BERT = roles("""
+    layer=encoder.layer.{number}. word=embeddings.word_embeddings position=embeddings.position_embeddings
+    segment=embeddings.token_type_embeddings embedding_norm=embeddings.LayerNorm projection=embeddings_project
+    query=attention.self.query key=attention.self.key value=attention.self.value out=attention.output.dense
+    attention_norm=attention.output.LayerNorm up=intermediate.dense down=output.dense output_norm=output.LayerNorm
+""")
+LLAMA = roles("""
+    layer=layers.{number}. word=embed_tokens input_norm=input_layernorm query=self_attn.q_proj key=self_attn.k_proj
+    value=self_attn.v_proj out=self_attn.o_proj query_norm=self_attn.q_norm key_norm=self_attn.k_norm
+    feed_forward_norm=post_attention_layernorm gate=mlp.gate_proj up=mlp.up_proj down=mlp.down_proj
+""")
+GEMMA = roles(
+    """
+    attention_output_norm=post_attention_layernorm feed_forward_norm=pre_feedforward_layernorm
+    feed_forward_output_norm=post_feedforward_layernorm
+    """,
+    **LLAMA,
+)
+BART = roles("""
+    layer={side}.layers.{number}. word={side}.embed_tokens position={side}.embed_positions
+    embedding_norm={side}.layernorm_embedding query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
+    out=self_attn.out_proj attention_norm=self_attn_layer_norm cross_query=encoder_attn.q_proj
+    cross_key=encoder_attn.k_proj cross_value=encoder_attn.v_proj cross_out=encoder_attn.out_proj
+    cross_attention_norm=encoder_attn_layer_norm up=fc1 down=fc2 output_norm=final_layer_norm
+""")
+ALBERT = """
+    layer=encoder.albert_layer_groups.{group}.albert_layers.0. projection=encoder.embedding_hidden_mapping_in
+    query=attention.query key=attention.key value=attention.value out=attention.dense
+    attention_norm=attention.LayerNorm up=ffn down=ffn_output output_norm=full_layer_layer_norm
+"""
+DISTILBERT = """
+    layer=transformer.layer.{number}. query=attention.q_lin key=attention.k_lin value=attention.v_lin
+    out=attention.out_lin attention_norm=sa_layer_norm up=ffn.lin1 down=ffn.lin2 output_norm=output_layer_norm
+"""
+MODERNBERT = """
+    layer=layers.{number}. word=embeddings.tok_embeddings embedding_norm=embeddings.norm input_norm=attn_norm
+    query_key_value=attn.Wqkv out=attn.Wo feed_forward_norm=mlp_norm gate_up=mlp.Wi down=mlp.Wo
+"""
+GPT2 = """
+    layer=h.{number}. word=wte position=wpe input_norm=ln_1 query_key_value=attn.c_attn out=attn.c_proj
+    feed_forward_norm=ln_2 up=mlp.c_fc down=mlp.c_proj
+"""
+GPT_NEOX = """
+    layer=layers.{number}. word=embed_in input_norm=input_layernorm query_key_value=attention.query_key_value
+    out=attention.dense feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
+"""
+OPT = """
+    layer=decoder.layers.{number}. word=decoder.embed_tokens position=decoder.embed_positions
+    input_norm=self_attn_layer_norm query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
+    out=self_attn.out_proj feed_forward_norm=final_layer_norm up=fc1 down=fc2
+"""
+NAMES = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
+    **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
+    **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
+    "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),
+    **{"gemma3_text": GEMMA, "olmo2": GEMMA},
+}
+RMS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
+CAUSAL = ("gpt2", "gpt_neox", "opt", *RMS)
+ROBERTA = ("roberta", "xlm-roberta", "camembert")  # positions start behind the padding's
+OFFSETS = {"opt": 2, "bart": 2}
+
+
+def first_of(config: Any, *keys: str, default: Any = None) -> Any:
+    return next((getattr(config, key) for key in keys if getattr(config, key, None) is not None), default)
+
+
+def normalised(matrix: Array) -> Array:
+    """Rows that sum to 1; one to which nothing contributes keeps the token as it is."""
+    sums = matrix.sum(-1, keepdims=True)
+    return np.where(sums > 0, matrix / np.where(sums > 0, sums, 1), np.eye(matrix.shape[-1]))
+
+
+def cosine(u: Array, v: Array) -> float:
+    return float(u @ v / np.sqrt((u @ u) * (v @ v)))
+
+
+def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
+    arrays = {}
+    for role, path in names.items():
+        weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
+        if weight is not None:
+            if weight.ndim == 2 and name != "gpt2":  # whose Conv1D keeps it the other way round
+                weight = weight.T
+            # Gemma's norms keep how far they are from one.
+            weight = weight + (weight.ndim == 1 and name == "gemma3_text")
+            arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
+    return Weights(name, config, arrays)
+
+
+@dataclass
+class Weights:
+    """Arrays by role: a Linear as [inputs + 1, outputs], its bias the last row; a norm as its weight and bias."""
+
+    name: str
+    config: Any
+    arrays: dict[str, Array]
+
+    def __post_init__(self) -> None:
+        """Query, key and value, or gate and up, out of the one Linear that holds them."""
+        self.heads: int = self.config.num_attention_heads
+        default = 1e-12 if self.name == "distilbert" else 1e-5
+        keys = ("layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+        self.eps: float = first_of(self.config, *keys, default=default)
+        self.head_size = (len(self.arrays["out"]) - 1) // self.heads if "out" in self.arrays else 0
+        if "query_key_value" in self.arrays:
+            fused, width = self.arrays["query_key_value"], self.heads * self.head_size
+            if self.name == "gpt_neox":  # query, key and value of one head, then those of the next
+                fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
+            parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
+            self.arrays |= zip(("query", "key", "value"), parts, strict=True)
+        if "gate_up" in self.arrays:
+            self.arrays |= zip(("gate", "up"), np.split(self.arrays["gate_up"], 2, axis=1), strict=True)
+
+    def linear(self, role: str, x: Array) -> Array:
+        return x @ self.arrays[role][:-1] + self.arrays[role][-1]
+
+    def norm(self, role: str, x: Array) -> Array:
+        return self.norm_linear(role, x, x) + self.arrays[role][1] if role in self.arrays else x
+
+    def norm_linear(self, role: str, parts: Array, whole: Array) -> Array:
+        """The norm of `whole` [tokens, width] applied to parts of it, without its bias; RMSNorm does not centre."""
+        if role not in self.arrays:
+            return parts
+        if self.name not in RMS:
+            parts, whole = (a - a.mean(-1, keepdims=True) for a in (parts, whole))
+        deviation = np.sqrt((whole**2).mean(-1) + self.eps)
+        return parts / np.expand_dims(deviation, tuple(range(1, parts.ndim))) * self.arrays[role][0]
+
+    def split(self, role: str, x: Array) -> Array:
+        """[heads, tokens, head size] of a query, key or value; a key that several heads share stands there for each."""
+        x = self.linear(role, x)
+        if f"{role}_norm" in self.arrays:  # over one head, or (OLMo 2) over all of them
+            x = self.norm(f"{role}_norm", x.reshape(-1, self.arrays[f"{role}_norm"].shape[1])).reshape(x.shape)
+        x = x.reshape(len(x), -1, self.head_size).transpose(1, 0, 2)
+        return np.repeat(x, self.heads // len(x), axis=0)
+
+    def feed_forward(self, x: Array) -> Array:
+        x = self.norm("feed_forward_norm", x)
+        keys = ("hidden_act", "hidden_activation", "activation_function", "activation")
+        activation = ACTIVATIONS[first_of(self.config, *keys)]
+        up = self.linear("up", x)
+        inner = activation(self.linear("gate", x)) * up if "gate" in self.arrays else activation(up)
+        return self.norm("feed_forward_output_norm", self.linear("down", inner))
+
+
+def rotated(x: Array, parameters: dict[str, Any]) -> Array:
+    """Rotary embedding of [heads, tokens, head size]; the dimensions behind the rotated part stay as they are."""
+    assert parameters["rope_type"] == "default"
+    size = int(x.shape[-1] * parameters.get("partial_rotary_factor", 1.0))
+    frequencies = parameters["rope_theta"] ** -(np.arange(0, size, 2) / size)
+    angles = np.arange(x.shape[1])[:, None] * frequencies
+    a, b, rest = np.split(x, [size // 2, size], axis=-1)
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles), rest], -1)
+
+
+def softmax(scores: Array, seen: Bools) -> Array:
+    scores = np.where(seen, scores, -np.inf)
+    return normalised(np.exp(scores - scores.max(-1, keepdims=True)))
+
+
+@dataclass
+class ReferenceLayer:
+    """One layer run by hand on `x` [tokens, width]; in BART's decoder `memory` is what the encoder gave."""
+
+    weights: Weights
+    x: Array
+    seen: Bools
+    rotary: dict[str, Any] | None
+    memory: Array | None = None
+
+    def __post_init__(self) -> None:
+        w, config, tokens = self.weights, self.weights.config, len(self.x)
+        self.parallel = bool(getattr(config, "use_parallel_residual", False))
+        self.post_norm = "attention_norm" in w.arrays
+        u = w.norm("input_norm", self.x)
+        query, key, self.value = (w.split(role, u) for role in ("query", "key", "value"))
+        if self.rotary is not None:
+            query, key = rotated(query, self.rotary), rotated(key, self.rotary)
+        scale = first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
+        self.attention = softmax(query @ key.transpose(0, 2, 1) * scale, self.seen)
+        self.points = self.rest(self.value)
+        # f[h, j] = (u_j W_V^h + b_V^h) W_O^h, F[i, j] = sum over heads of a^h_ij f[h, j]
+        W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
+        F = np.zeros((tokens, tokens, W_O.shape[-1]))
+        for h in range(w.heads):
+            F += self.attention[h][:, :, None] * (self.value[h] @ W_O[h])[None]
+        self.F = w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"]))
+        self.R = self.F.copy()
+        for i in range(tokens):
+            self.R[i, i] += self.x[i]
+        if self.post_norm:
+            self.T = w.norm_linear("attention_norm", self.R, self.points["attention_residual"])
+            parts, z = self.T, self.points["attention_norm"]
+            if self.memory is not None:
+                parts = w.norm_linear("cross_attention_norm", parts, z + self.points["cross_attention_output"])
+                z = self.points["cross_attention_norm"]
+            self.E = w.norm_linear("output_norm", parts, z + self.points["ffn_output"])
+
+    def rest(self, value: Array) -> dict[str, Array]:
+        """Every point of the layer, from its attention weights and the given values on."""
+        w, points = self.weights, {}
+        points["attention_heads"] = (self.attention @ value).transpose(1, 0, 2).reshape(len(self.x), -1)
+        attended = w.norm("attention_output_norm", w.linear("out", points["attention_heads"]))
+        points["attention_output"] = attended
+        if self.parallel:
+            points["ffn_output"] = w.feed_forward(self.x)
+            return {**points, "layer_output": self.x + attended + points["ffn_output"]}
+        z = points["attention_residual"] = self.x + attended
+        if self.post_norm:
+            z = points["attention_norm"] = w.norm("attention_norm", z)
+        if self.memory is not None:
+            points["cross_attention_output"] = self.cross_attention(z)
+            z = points["cross_attention_norm"] = w.norm("cross_attention_norm", z + points["cross_attention_output"])
+        points["ffn_output"] = w.feed_forward(z)
+        return {**points, "layer_output": w.norm("output_norm", z + points["ffn_output"])}
+
+    def cross_attention(self, z: Array) -> Array:
+        w = self.weights
+        query, key, value = w.split("cross_query", z), *(w.split(f"cross_{k}", self.memory) for k in ("key", "value"))
+        weights = softmax(query @ key.transpose(0, 2, 1) / np.sqrt(w.head_size), np.array(True))
+        return w.linear("cross_out", (weights @ value).transpose(1, 0, 2).reshape(len(z), -1))
+
+    def ratios(self) -> dict[str, Array]:
+        """Of the measures that the family has, one value for each token."""
+        own = np.array([[self.attention[h, i, i] for h in range(self.weights.heads)] for i in range(len(self.x))])
+        found = {"attn_w": 1 - own.mean(1), "attn_n": mixing_ratio(self.F)}
+        if not self.parallel:
+            found |= {"attnres_w": (1 - own.mean(1)) / 2, "attnres_n": mixing_ratio(self.R)}
+        if self.post_norm:
+            found |= {"attnresln_n": mixing_ratio(self.T), "enc_n": mixing_ratio(self.E)}
+        return found
+
+    def contributions(self) -> dict[str, Array]:
+        """Of the measures that the family has, one matrix [token, source]."""
+        found = {
+            "attention": self.attention.mean(0),
+            "norm": np.linalg.norm(self.F, axis=-1),
+            "value_zeroing": normalised(self.value_zeroing()),
+        }
+        if not self.parallel:
+            y, parts = self.points["attention_residual"], self.R
+            if self.post_norm:
+                y, parts = self.points["attention_norm"], self.T
+            alti = np.abs(y).sum(-1)[:, None] - np.abs(y[:, None] - parts).sum(-1)
+            found["alti"] = normalised(np.maximum(alti, 0))
+        if self.post_norm:
+            found["globenc"] = normalised(np.linalg.norm(self.E, axis=-1))
+        return found
+
+    def value_zeroing(self) -> Array:
+        """1 - cos of the layer's outputs, run again with one value at a time set to zero; rows as they are."""
+        tokens, output = len(self.x), self.points["layer_output"]
+        found = np.zeros((tokens, tokens))
+        for j in range(tokens):
+            value = self.value.copy()
+            value[:, j] = 0
+            without = self.rest(value)["layer_output"]
+            found[:, j] = [1 - cosine(output[i], without[i]) for i in range(tokens)]
+        return found
+
+
+def mixing_ratio(parts: Array) -> Array:
+    """|sum of the others' parts| over that and |its own|, where there is anything."""
+    found = np.zeros(len(parts))
+    for i in range(len(parts)):
+        others = sum((parts[i, j] for j in range(len(parts)) if j != i), np.zeros(parts.shape[-1]))
+        mixing, keeping = np.linalg.norm(others), np.linalg.norm(parts[i, i])
+        found[i] = mixing / (mixing + keeping) if mixing + keeping else 0
+    return found
+
+
+@dataclass
+class Reference:
+    """Features by layer and point, and the layers that gave them."""
+
+    features: dict[tuple[int, str], Array]
+    layers: list[ReferenceLayer]
+
+
+def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
+    """The points of the embedding; `w` holds its norm and projection."""
+    config = w.config
+    scaled = w.name == "gemma3_text" or getattr(config, "scale_embedding", False)
+    x = state[f"{names['word']}.weight"][ids] * (np.sqrt(config.hidden_size) if scaled else 1)
+    points = {"word_embedding": x}
+    position, segment = (state.get(f"{names.get(role)}.weight") for role in ("position", "segment"))
+    if position is not None:
+        first = OFFSETS[w.name] if w.name in OFFSETS else config.pad_token_id + 1 if w.name in ROBERTA else 0
+        x = x + position[first : first + len(ids)]
+    if segment is not None:
+        x = x + segment[0]
+    if "embedding_norm" in w.arrays:
+        points["embedding_sum"] = x
+        x = w.norm("embedding_norm", x)
+    return {**points, "embedding_output": w.linear("projection", x) if "projection" in w.arrays else x}
+
+
+def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool) -> tuple[Bools, dict[str, Any] | None]:
+    """Which tokens see which in this layer, and its rotary embedding's parameters."""
+    kind = config.layer_types[number] if getattr(config, "layer_types", None) else None
+    distance = np.arange(tokens)[:, None] - np.arange(tokens)
+    seen = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and kind in (None, "sliding_attention"):
+        seen &= distance < window if causal else np.abs(distance) <= window
+    rotary = getattr(config, "rope_parameters", None)
+    if rotary is not None and kind in rotary:
+        rotary = rotary[kind]
+    if name == "smollm3" and not config.no_rope_layers[number]:
+        rotary = None
+    return seen, rotary
+
+
+def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
+    """The base model of the family `name` (its `model_type`), run by hand on one text."""
+    state = {key: tensor.detach().double().numpy() for key, tensor in base.state_dict().items()}
+    config, memory, found = base.config, None, Reference({}, [])
+    for side in ("encoder", "decoder") if name == "bart" else ("",):
+        names = {role: template.replace("{side}", side) for role, template in NAMES[name].items()}
+        if side == "decoder":
+            ids = [config.decoder_start_token_id, *ids[:-1]]
+        ends = {role: names[role] for role in ("embedding_norm", "projection") if role in names}
+        points = embedded(read(name, config, state, "", ends), state, names, ids)
+        if side == "decoder":
+            points = {"decoder_embedding_output": points["embedding_output"]}
+        found.features |= {(0, point): array for point, array in points.items()}
+        x = list(points.values())[-1]
+        count = getattr(config, f"{side}_layers", config.num_hidden_layers)
+        for number in range(count):
+            group = number * getattr(config, "num_hidden_groups", 1) // count
+            weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
+            causal = name in CAUSAL or side == "decoder"
+            layer = ReferenceLayer(weights, x, *surroundings(name, config, number, len(ids), causal), memory)
+            found.layers.append(layer)
+            found.features |= {(len(found.layers), point): array for point, array in layer.points.items()}
+            x = layer.points["layer_output"]
+        memory = x
+    return found

@@ -1,0 +1,205 @@
+"""Every family of the table, as tiny random models, against independent computations in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from families import FAMILIES, write_family
+from family_reference import Reference, run_reference
+
+from stages.errors import InputError
+from stages.mixing.batches import BatchMeasurer, DocumentMeasures
+from stages.mixing.documents import Document
+from stages.mixing.gradients import document_calls, jacobian_norms
+from stages.mixing.identities import IDENTITIES
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.mixing.whole_document import DocumentMeasurer
+from stages.models import families
+from stages.models.capture_points import recording, widths
+from stages.models.encoding import padded
+from stages.models.loading import load_base
+from stages.sites import DECODER_INPUT, POINTS, Site
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # tiny products, which more threads slow down
+LENGTHS = (23, 14)
+TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and RMSNorm work in float32
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(family, tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Any:
+    return load_base(folder)
+
+
+@pytest.fixture(scope="module")
+def texts(base: Any) -> list[list[int]]:
+    generator = np.random.default_rng(7)
+    return [generator.integers(5, base.config.vocab_size - 5, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference]:
+    return [run_reference(family, base, ids) for ids in texts]
+
+
+def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
+    measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id or 0)
+    documents = [
+        Document(f"test/{number}", np.array(ids, np.int32), np.zeros(len(ids), np.int8), len(ids), captured=False)
+        for number, ids in enumerate(texts)
+    ]
+    return measurer, list(measurer.measures(documents))
+
+
+def close(found: Any, true: Any, what: object) -> None:
+    assert found.shape == true.shape, what
+    assert np.abs(found - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
+
+
+def test_every_point_holds_what_an_independent_computation_says(
+    base: Any, texts: list[list[int]], references: list[Reference]
+) -> None:
+    encoder_layers = 2 if len(families.family_of(base.config).stacks) == 2 else 0
+    with torch.inference_mode(), recording(base, POINTS) as features:
+        base(**padded(texts, base.config.pad_token_id or 0, base.device))
+    for place, (ids, reference) in enumerate(zip(texts, references, strict=True)):
+        true = {
+            Site(encoder_layers if point == DECODER_INPUT else layer, point): array
+            for (layer, point), array in reference.features.items()
+        }
+        assert set(features) == set(true)
+        for site, array in true.items():
+            close(features[site][place, : len(ids)].numpy(), array, site)
+    assert widths(base) == {site: feature.shape[-1] for site, feature in features.items()}
+
+
+def test_the_identities_hold_at_every_layer(base: Any, folder: Path, texts: list[list[int]]) -> None:
+    measurer, measures = measured(base, folder, texts)
+    absent = measurer.family.absent()
+    for each in measures:
+        errors = dict(zip(IDENTITIES, each.identities.T, strict=True))
+        assert np.nanmax(each.identities) < 1e-5
+        assert np.isfinite(errors["word_embedding"][0])
+        for name in ("attention_rows", "attention_output", "layer_output", "hidden_states"):
+            assert np.isfinite(errors[name][1:]).all(), name
+        for name in ("attention_residual", "attention_norm"):
+            assert np.isnan(errors[name][1:]).all() == (name in absent), name
+        assert np.isnan(errors["embedding_output"][0]) == ("embedding_sum" in absent)
+
+
+def test_ratios_follow_their_definition(
+    base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
+) -> None:
+    measurer, measures = measured(base, folder, texts)
+    for each, reference in zip(measures, references, strict=True):
+        assert len(reference.layers) == each.ratios.shape[1]
+        for number, layer in enumerate(reference.layers):
+            ratios = layer.ratios()
+            assert set(ratios) == set(measurer.methods)
+            for method, found in zip(measurer.methods, each.ratios, strict=True):
+                np.testing.assert_allclose(found[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
+            to_first = layer.attention[:, :, 0].mean(0)
+            np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
+            if np.triu(layer.attention, 1).max() == 0:
+                assert np.abs(each.ratios[:, number, 0]).max() < 1e-5  # nothing stands before the first token
+
+
+def test_matrices_follow_their_definition(
+    base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
+) -> None:
+    measurer = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
+    ids, reference = np.array(texts[1], np.int32), references[1]
+    found, heads = measurer.contributions(ids)
+    for number, layer in enumerate(reference.layers):
+        np.testing.assert_allclose(heads[number], layer.attention, atol=1e-5, rtol=0)
+        matrices = layer.contributions()
+        assert set(matrices) == set(measurer.matrices)
+        for name, matrix in matrices.items():
+            array = found.matrices[name][number].numpy()
+            np.testing.assert_allclose(array, matrix, atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
+    ids = torch.tensor([texts[1][:4]])
+    calls = document_calls(base, ids)
+    with torch.no_grad():
+        found = {name: jacobian_norms(calls, name, 1000, seed=0) for name in ("layer_input", "word_embedding")}
+    for call, norms in zip(calls.layers, found["layer_input"], strict=True):
+
+        def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
+            return call.whole(x)[0]
+
+        jacobian = torch.autograd.functional.jacobian(output, call.whole.hidden)[:, :, 0]
+        torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
+    layers = len(calls.layers)
+    encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
+    jacobians = of_words(base, ids, encoder_layers)
+    expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])
+    torch.testing.assert_close(found["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
+
+
+def of_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
+    """The library's own forward pass from word embeddings on, differentiated backwards, `[T, D, T, W]` a layer."""
+    words = base.get_input_embeddings()(ids).detach()
+
+    def outputs(embedded: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = {"inputs_embeds": embedded}
+        if base.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids
+        with recording(base, ["layer_output"]) as features:
+            base(**inputs)
+        return tuple(features[Site(layer, "layer_output")][0] for layer in range(1, layers + 1))
+
+    return [jacobian[:, :, 0] for jacobian in torch.autograd.functional.jacobian(outputs, words)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "wrong", "broken"),
+    [
+        # One module too early or too late, as other tools had it in these families.
+        ("gemma3_text", "attention_output_norm", None, "attention_residual"),
+        ("olmo2", "feed_forward_output_norm", None, "layer_output"),
+        ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),
+        ("bert", "attention_norm", "output.LayerNorm", "attention_output|attention_residual|attention_norm"),
+        ("llama", "word_embedding", "layers.0.input_layernorm", "word_embedding"),
+        ("electra", "embedding", ["embeddings.LayerNorm"], "embedding_output"),
+        ("distilbert", "output", "attention.v_lin", "attention_output"),
+        ("opt", "final_norm", None, "hidden_states"),
+        ("gpt_neox", "parallel", None, "attention_residual"),
+    ],
+)
+def test_a_wrong_entry_is_caught(
+    model_type: str,
+    key: str,
+    wrong: object,
+    broken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write_family(model_type, tmp_path / model_type)
+    base = load_base(folder)
+    texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+    measured(base, folder, texts)
+    table = families.known_families()
+    table[model_type] = {**table[model_type], key: wrong}
+    if wrong is None:
+        del table[model_type][key]
+    (tmp_path / "families.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
+    monkeypatch.setattr(families, "TABLE", tmp_path / "families.yaml")
+    with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
+        measured(base, folder, texts)

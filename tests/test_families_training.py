@@ -1,0 +1,277 @@
+"""Every family is padded, cut, classified and fine-tuned alike, whatever its tokenizer and its positions are like."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Workspace, toy_reviews
+from families import FAMILIES, TOKENS, corpus, make_tokenizer, write_family
+from tokenizers import pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+)
+
+from stages import finetune
+from stages.errors import InputError
+from stages.mixing.documents import CLASSES, token_classes
+from stages.models.encoding import encode, padded
+from stages.models.loading import check_max_length, load_base, load_classifier, load_tokenizer, longest_text
+from stages.parameters import read_parameters
+
+DECODERS = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
+ROTARY = ("modernbert", "gpt_neox", *DECODERS[3:])
+# Special tokens are among the pieces of a Unigram model, so their names in a text become them all the same.
+UNIGRAM = tuple(name for name in FAMILIES if TOKENS[name].kind == "unigram")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A family's name and the folder of its tiny model."""
+    return request.param, write_family(request.param, tmp_path_factory.mktemp("family"))
+
+
+def texts_for(folder: Path) -> list[str]:
+    """Texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
+    tokenizer = load_tokenizer(folder)
+    names = " ".join(tokenizer.all_special_tokens)
+    return [
+        "good",
+        "time flies like an arrow",
+        f"the film was {names} very good .",
+        f"the plot was so dull and the music was cold , not{tokenizer.pad_token}",
+    ]
+
+
+def logits_of(model: Any, ids: list[list[int]], pad: int) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(**padded(ids, pad, CPU)).logits
+    return logits
+
+
+def test_padding_does_not_touch_a_text_and_a_decoder_reads_its_last_token(family: tuple[str, Path]) -> None:
+    name, folder = family
+    tokenizer, model = load_tokenizer(folder), load_classifier(folder)
+    assert model.config.pad_token_id == model.base_model.config.pad_token_id == tokenizer.pad_token_id
+    ids = encode(tokenizer, texts_for(folder), 60)
+    assert len({len(text) for text in ids}) == len(ids)
+    alone = torch.cat([logits_of(model, [text], tokenizer.pad_token_id) for text in ids])
+    batch = DataCollatorWithPadding(tokenizer)([{"input_ids": text} for text in ids])
+    assert batch["attention_mask"].tolist() == padded(ids, 0, CPU)["attention_mask"].tolist()
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, alone, atol=1e-5, rtol=0)
+        assert hasattr(model, "score") == (name in DECODERS)
+        if name in DECODERS:
+            last = torch.stack([model.base_model(torch.tensor([text])).last_hidden_state[0, -1] for text in ids])
+            torch.testing.assert_close(last @ model.score.weight.T, alone, atol=1e-5, rtol=0)
+
+
+def test_checkpoint_of_half_precision_is_loaded_in_float32_and_without_a_cache(
+    family: tuple[str, Path], tmp_path: Path
+) -> None:
+    _, folder = family
+    load_tokenizer(folder).save_pretrained(tmp_path)
+    load_classifier(folder).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    for model in (load_classifier(tmp_path), load_base(tmp_path)):
+        tensors = [*model.parameters(), *model.buffers()]
+        assert {each.dtype for each in tensors if each.is_floating_point()} == {torch.float32}
+        with torch.no_grad():
+            assert "past_key_values" not in model.base_model(input_ids=torch.tensor([[3, 4]]))
+
+
+def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str, Path]) -> None:
+    name, folder = family
+    limit, base = longest_text(folder), load_base(folder)
+    assert limit == 64
+    with torch.no_grad():
+        for length in (limit, limit + 1):
+            ids = torch.tensor([([10, 11, 12] * length)[:length]])
+            if length == limit or name in ROTARY:
+                assert base(ids).last_hidden_state.isfinite().all()
+            else:
+                with pytest.raises((IndexError, RuntimeError)):
+                    base(ids)
+
+
+def test_positions_without_a_limit_take_any_text(tmp_path: Path) -> None:
+    AutoConfig.for_model("bloom").save_pretrained(tmp_path)
+    assert longest_text(tmp_path) is None
+    check_max_length("finetune.max_length", 10**9, tmp_path)
+
+
+def test_other_padding_token_does_not_move_positions_that_start_behind_its_id(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_family("roberta", tmp_path))
+    tokenizer.pad_token = "<mask>"
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token_id != 1
+    assert load_classifier(tmp_path).config.pad_token_id == 1
+
+
+def test_padding_token_that_the_embedding_lacks_is_one_error(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_family("llama", tmp_path))
+    rows = load_base(tmp_path).get_input_embeddings().num_embeddings
+    tokenizer.add_tokens([f"<added{i}>" for i in range(len(tokenizer), rows)])
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"pads with token {rows}, but its embedding has only {rows} rows"):
+        load_classifier(tmp_path)
+
+
+def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> None:
+    name, folder = family
+    tokenizer = load_tokenizer(folder)
+    assert encode(tokenizer, corpus(), 60) == encode(AutoTokenizer.from_pretrained(folder), corpus(), 60)
+    special = {
+        tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens if "unk" not in token.lower()
+    }
+    around = [token for token in encode(tokenizer, ["good"], 60)[0] if token in special]
+    if name not in UNIGRAM:
+        for ids in encode(tokenizer, texts_for(folder), 60):
+            assert [token for token in ids if token in special] == around
+    # What the tokenizer adds stands at the ends of a cut text too: BART reads the vector of its one eos.
+    (cut,) = encode(tokenizer, ["the film was good " * 5], 9)
+    assert len(cut) == 9
+    assert [token for token in cut if token in special] == around
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "padding"),
+    [
+        ("$A", {"eos_token": "<b>", "bos_token": "<c>"}, "<b>"),
+        ("$A", {"pad_token": "<a>", "eos_token": "<b>"}, "<a>"),
+        ("<c> $A <b>", {"eos_token": "<b>", "bos_token": "<c>"}, "<c>"),
+        # As of Qwen3-Embedding: the padding token ends each text.
+        ("$A <a>", {"pad_token": "<a>", "eos_token": "<b>"}, "<b>"),
+        ("<b> $A", {"eos_token": "<b>", "bos_token": "<b>"}, "<b>"),
+        ("$A <b>", {"eos_token": "<b>", "unk_token": "<b>"}, None),
+        ("$A", {}, None),
+    ],
+)
+def test_padding_token_is_one_that_ends_no_text(
+    tmp_path: Path, template: str, roles: dict[str, str], padding: str | None
+) -> None:
+    tokenizer = make_tokenizer("gpt2").backend_tokenizer
+    tokenizer.add_special_tokens(["<a>", "<b>", "<c>"])
+    used = [(name, tokenizer.token_to_id(name)) for name in ("<a>", "<b>", "<c>") if name in template]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **roles).save_pretrained(tmp_path)
+    if padding is None:
+        with pytest.raises(InputError, match="no special token to pad with: a pad, eos or bos that ends no text"):
+            load_tokenizer(tmp_path)
+        return
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.pad_token == padding
+    batch = loaded.pad({"input_ids": encode(loaded, ["the film", "good"], 60)})
+    ends = [ids[sum(mask) - 1] for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    assert batch["attention_mask"][1][0] == 1
+    assert loaded.pad_token_id not in ends
+
+
+def test_tokenizer_without_a_fast_version_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
+    with pytest.raises(InputError, match=r"its tokenizer has no fast version \(tokenizer\.json\), which is needed"):
+        load_tokenizer(tmp_path)
+
+
+def test_model_that_classifies_no_texts_is_one_error(workspace: Workspace) -> None:
+    folder = workspace(finetune=RECIPE)
+    write_few_reviews(folder)
+    AutoConfig.for_model("vit").save_pretrained(folder / "models/pretrained")
+    with pytest.raises(InputError, match=r"^model\.name: models/pretrained holds a model of the family 'vit', which"):
+        finetune.main(read_parameters())
+    (folder / "models/pretrained/config.json").write_text('{"model_type": "no_such_family"}')
+    with pytest.raises(InputError, match=r"models/pretrained: no usable config\.json: .*no_such_family"):
+        finetune.main(read_parameters())
+
+
+def classes_of(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[Any, list[str]]:
+    encoding = tokenizer([text]).encodings[0]
+    return encoding, [CLASSES[number] for number in token_classes(tokenizer, text, encoding)]
+
+
+def expected_class(own: list[set[int]], position: int) -> str:
+    """By the words in the text that each token reaches into, not by what its tokenizer calls a word."""
+    words = own[position]
+    if not words:
+        return "punctuation"
+    return "subword" if sum(bool(each & words) for each in own) > 1 else "word"
+
+
+def test_token_classes_follow_the_words_of_the_text_in_any_tokenizer(family: tuple[str, Path]) -> None:
+    name, folder = family
+    text = "The film isn't unforgettably good,great  time (10€) \n\nflies! … 2009 naïve."
+    encoding, classes = classes_of(load_tokenizer(folder), text)
+    before, after = (part.split() for part in TOKENS[name].template.split("$A"))
+    inner = slice(len(before), len(classes) - len(after))
+    assert classes[: inner.start] == ["cls"] * len(before)
+    assert classes[inner.stop :] == ["sep"] * len(after)
+    word_at = {i: word.start() for word in re.finditer(r"\w+", text) for i in range(*word.span())}
+    own = []
+    for start, end in encoding.offsets[inner]:
+        leads = text[start:end] == " " or start == end  # the space alone, before the first piece of a word
+        own.append({word_at[i] for i in range(start, end + leads) if i in word_at})
+    assert classes[inner] == [expected_class(own, position) for position in range(len(own))]
+    assert {"punctuation", "word"} <= set(classes)
+
+
+def test_token_classes_where_the_tokenizer_takes_the_whole_text_for_one_word(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_family("llama", tmp_path))
+    text = "the film was very good , unforgettable ! time flies"
+    _, split = classes_of(tokenizer, text)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    whole, classes = classes_of(tokenizer, text)
+    assert set(whole.word_ids) == {None, 0}
+    assert classes == split
+
+
+RECIPE: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "max_length": 60}
+
+
+def write_few_reviews(folder: Path, *texts: str) -> None:
+    """`data/reviews/` with `texts` among the reviews of each split."""
+    (folder / "data/reviews").mkdir(parents=True)
+    for seed, split in enumerate(("train", "validation", "test")):
+        reviews = toy_reviews(8, seed)
+        reviews.loc[: len(texts) - 1, "text"] = texts
+        reviews.to_parquet(folder / f"data/reviews/{split}.parquet", index=False)
+
+
+def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
+    _, checkpoint = family
+    folder = workspace(finetune=RECIPE)
+    shutil.copytree(checkpoint, folder / "models/pretrained")
+    write_few_reviews(folder, *texts_for(checkpoint))
+    finetune.main(read_parameters())
+    tested = json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]
+    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
+    # As anyone loads it who knows nothing of this project.
+    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    ids = tokenizer(reviews["text"].tolist(), truncation=True, max_length=60)["input_ids"]
+    logits = torch.cat([logits_of(model, [text], tokenizer.pad_token_id) for text in ids])
+    labels = torch.tensor(reviews["label"].to_numpy())
+    assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
+    assert tested["accuracy"] == float((logits.argmax(-1) == labels).double().mean())
+    # It was trained, and its head is read where the first one was.
+    before = load_classifier(checkpoint)
+    assert not np.allclose(logits_of(before, ids, tokenizer.pad_token_id), logits, atol=1e-4)
+    base, classifier = load_base(folder / "models/finetuned"), load_classifier(folder / "models/finetuned")
+    with torch.no_grad():
+        vectors = [each(torch.tensor(ids[:1])).last_hidden_state for each in (base, classifier.base_model)]
+    torch.testing.assert_close(vectors[0], vectors[1], atol=1e-4, rtol=0)

@@ -1,0 +1,94 @@
+"""The tensor functions on a pretended GPU, which raises where a tensor stays on the CPU.
+
+torch's builds without CUDA do not let fake tensors of device `cuda` be indexed; a device of Python's own does as well.
+Derivatives are left out: `torch.func` does not work on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import write_family
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers import AutoConfig, AutoModel
+
+from stages.mixing.contributions import contributions, layer_contributions
+from stages.mixing.geometry import geometry
+from stages.mixing.gradients import document_calls
+from stages.mixing.identities import identity_errors, vector_errors
+from stages.mixing.layers import LayerPass, run_layers
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS, mixing_ratios
+from stages.mixing.steps import step_measures
+from stages.models.attention import OBSERVED
+from stages.models.capture_points import widths
+from stages.models.families import PROJECTED, family_of
+from stages.sites import POINTS, Site
+
+_setup_privateuseone_for_python_backend("pretended")
+DEVICE = torch.device("pretended")
+KINDS = ("bert", "albert", "modernbert", "gpt2", "gpt_neox", "opt", "qwen3", "gemma3_text", "olmo2", "bart")
+
+
+def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
+    """All that `measure` makes of a batch and of a document, on the device of `ids`."""
+    family, mask = family_of(base.config), torch.ones_like(ids)
+    methods = family.present(RATIOS)
+    declared = [LAYER_MATRICES[name] for name in family.present(LAYER_MATRICES)]
+    by_layer: list[dict[str, torch.Tensor]] = []
+
+    def visit(seen: LayerPass, features: Mapping[Site, torch.Tensor]) -> None:
+        made = [*mixing_ratios(methods, seen).values(), identity_errors(seen, mask.bool()), seen.attention.to_first()]
+        made.append(vector_errors(seen.x, features[Site(seen.number, "layer_output")], mask.bool()))
+        document = seen.document(0).cut(5)
+        made.append(step_measures(document))
+        made.append(geometry(document.features["layer_output"], document.x, document.x, ids[0, :5]))
+        by_layer.append(layer_contributions(declared, seen.document(0)))
+        assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
+
+    with torch.no_grad():
+        run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED))
+        found = contributions(declared, by_layer).matrices
+        calls = document_calls(base, ids[:1])
+        assert widths(base)
+    summed = [start.summed_TW for start in calls.starts.values()]
+    assert all(tensor.device.type == ids.device.type for tensor in (*found.values(), *summed))
+
+
+def on_device(base: Any) -> None:
+    """Put tensors without numbers, on the pretended device, in the place of the model's."""
+    for module in base.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
+                    held[name] = torch.nn.Parameter(moved) if isinstance(tensor, torch.nn.Parameter) else moved
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_tensor_stays_behind_on_the_cpu(name: str, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(write_family(name, tmp_path))
+    config.use_cache = False
+    base = AutoModel.from_config(config, attn_implementation=OBSERVED).eval()
+    with FakeTensorMode(), torch.no_grad():
+        on_device(base)
+        ids = torch.ones(1, 9, dtype=torch.long, device=DEVICE)
+        everything(base, tmp_path, ids)
+
+
+def test_a_tensor_that_stays_behind_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(_module: Any, _arguments: Any) -> tuple[torch.Tensor]:
+        return (torch.ones(1, 9, 24, device="cpu"),)
+
+    config = AutoConfig.from_pretrained(write_family("bert", tmp_path))
+    base = AutoModel.from_config(config, attn_implementation=OBSERVED).eval()
+    with FakeTensorMode(), torch.no_grad():
+        on_device(base)
+        base.encoder.layer[1].register_forward_pre_hook(left)
+        with pytest.raises(RuntimeError, match="device"):
+            everything(base, tmp_path, torch.ones(1, 9, dtype=torch.long, device=DEVICE))
