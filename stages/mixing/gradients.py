@@ -1,22 +1,22 @@
 """The gradient reference: how strongly a layer's output for token i depends on a token j.
 
 |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3), by
-forward-mode derivatives (`torch.func`) of the library's own layers: one pass of tangents gives the derivatives of all
-tokens in all layers, where backward mode needs a pass for each token of each layer.
+forward-mode derivatives (`stages/mixing/tangents.py`): one pass of tangents gives the derivatives of all tokens in all
+layers, where backward mode needs a pass for each token of each layer.
 
-Shapes: R tangents, T tokens, D hidden, W width of the word embedding.
+Shapes: K directions, S source tokens, T tokens, D hidden, W width of what is moved.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
-from torch.func import jvp, vmap
 from transformers import PreTrainedModel
 
-from stages.models.attention import attention_by, explicit
+from stages.mixing.tangents import LayerTangents, tangents
 from stages.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, recording
 from stages.models.families import family_of, optional_modules
 from stages.sites import Site
@@ -64,53 +64,42 @@ def jacobian_norms(document: DocumentCalls, reference: Reference, directions: in
     own, the encoder's states as they are. The norm is estimated from random orthonormal directions r, its square
     without bias: E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
     """
-    first = document.starts[1].summed_TW if reference == "word_embedding" else document.layers[0].whole.hidden[0]
-    tokens, width = first.shape
-    basis_KW = _directions(width, min(directions, width), seed).to(first)
-    squares = first.new_zeros(len(document.layers), tokens, tokens, dtype=torch.float64)
-    for sources_R, start_RTW in _starts(basis_KW, tokens):
-        for layer, moved_RTD in enumerate(_moved(document, reference, start_RTW)):
-            squares[layer].index_add_(1, sources_R, moved_RTD.square().sum(-1).T.double())
-    norms: Tensor = (squares * (width / len(basis_KW))).sqrt()
-    return norms
+    squares: list[Tensor] = []
+    for start, calls in _runs(document, reference):
+        width = start.summed_TW.shape[-1]
+        basis_KW = _directions(width, min(directions, width), seed).to(start.summed_TW)
+        squares += _squares(start, calls, basis_KW) * (width / len(basis_KW))
+    return torch.stack(squares).sqrt()
 
 
-def _starts(basis_KW: Tensor, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Source tokens `[R]`, and for each of them one direction at that token, `[R, T, W]`."""
-    device = basis_KW.device
-    sources = torch.arange(tokens, device=device).repeat_interleave(len(basis_KW))
-    for rows in torch.arange(len(sources), device=device).split(max(1, PASS_TOKENS // tokens)):
-        start_RTW = basis_KW.new_zeros(len(rows), tokens, basis_KW.shape[1])
-        start_RTW[torch.arange(len(rows), device=device), sources[rows]] = basis_KW[rows % len(basis_KW)]
-        yield sources[rows], start_RTW
+def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Start, list[LayerCall]]]:
+    """Layers that tangents pass one after another, and where these start."""
+    if reference == "layer_input":
+        for call in document.layers:
+            yield _Start(call.whole.hidden[0], torch.nn.Identity()), [call]
+        return
+    firsts = [*document.starts, len(document.layers) + 1]
+    for first, end in itertools.pairwise(firsts):
+        yield document.starts[first], document.layers[first - 1 : end - 1]
 
 
-def _moved(document: DocumentCalls, reference: Reference, start_RTW: Tensor) -> Iterator[Tensor]:
-    """The derivative of each layer's output along each tangent, `[R, T, D]`."""
-    moved = start_RTW
-    for call in document.layers:
-        if reference == "layer_input":
-            moved = start_RTW
-        elif call.number in document.starts:
-            start = document.starts[call.number]
-            moved = _tangents(start.embed, start.summed_TW, start_RTW)
-        moved = layer_tangents(call, moved)
-        yield moved
-
-
-def layer_tangents(call: LayerCall, moved_RTD: Tensor) -> Tensor:
-    """The derivative of one layer's output along each of `moved_RTD`, `[R, T, D]`."""
-
-    def output(x_TD: Tensor) -> Tensor:
-        return call.whole(x_TD.unsqueeze(0)).squeeze(0)
-
-    with attention_by(explicit):
-        return _tangents(output, call.whole.hidden[0], moved_RTD)
-
-
-def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, moved: Tensor) -> Tensor:
-    tangents: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(moved)
-    return tangents
+def _squares(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> Tensor:
+    """sum_k |J_ij r_k|^2 `[layers, T, T]` (i, j)."""
+    tokens = len(start.summed_TW)
+    layers = [LayerTangents(call) for call in calls]
+    squares = basis_KW.new_zeros(len(layers), tokens, tokens, dtype=torch.float64)
+    for block_KW in basis_KW.split(max(1, PASS_TOKENS // tokens)):
+        start_KTW = block_KW.unsqueeze(1).expand(-1, tokens, -1)
+        moved_KTD = tangents(start.embed, (start.summed_TW,), (start_KTW,))
+        projected = layers[0].projected(moved_KTD)
+        sources = torch.arange(tokens, device=basis_KW.device)
+        for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(block_KW)))):
+            moved = layers[0].of_one_token(moved_KTD, projected, sources_S)
+            for place, layer in enumerate(layers):
+                moved = layer.of_all_tokens(moved) if place else moved
+                of_sources_ST = moved.square().sum(-1).unflatten(0, (len(sources_S), -1)).sum(1)
+                squares[place][:, sources_S] += of_sources_ST.T.double()
+    return squares
 
 
 def _directions(width: int, directions: int, seed: int) -> Tensor:

@@ -69,6 +69,14 @@ class Block:
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
         self.output_norm = self._norm(stack.output_norm)
 
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention sees of `x` `[..., T, D]`."""
+        return self._apply([self.stack.input_norm], x)
+
+    def attention_output(self, heads: Tensor) -> Tensor:
+        """What attention adds to `x` where its heads' outputs are `heads` `[..., T, E]`."""
+        return self._apply([self.stack.output, self.stack.attention_output_norm], heads)
+
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """What leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
         stack, apply = self.stack, self._apply

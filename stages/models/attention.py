@@ -73,6 +73,13 @@ class AttentionCall:
             scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
 
+    def slopes(self) -> Tensor | float:
+        """The derivative of the scores by q_i . k_j, `[B, H, T, T]` where it is not the same for all."""
+        if self.softcap is None:
+            return self.scaling
+        capped: Tensor = torch.tanh(self.query @ self.key.mT * (self.scaling / self.softcap))
+        return self.scaling * (1 - capped.square())
+
     def blocks(self) -> Iterator[slice]:
         """Rows of which the weights fit into bounded memory."""
         *shape, tokens, _ = self.key.shape
@@ -101,6 +108,17 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
         context, call = attend(module, *arguments, **options)
         listen(module, call)
         return context.transpose(1, 2).contiguous(), None
+
+    return function
+
+
+def unattended(listen: Callable[[AttentionCall], None]) -> AttentionFunction:
+    """No attention at all: `listen` is told of the call, and the heads are zero."""
+
+    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        call = _call(module, *arguments, **options)
+        listen(call)
+        return call.value.new_zeros(call.value.transpose(1, 2).shape), None
 
     return function
 
