@@ -27,6 +27,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "electra": {**ENCODER, "embedding_size": 16},
     "albert": {**ENCODER, "embedding_size": 16},
     "distilbert": {"dim": 24, "hidden_dim": 40, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 64},
+    "nomic_bert": ENCODER,
     "modernbert": {**DECODER, "num_hidden_layers": 4, "local_attention": 8},
     "gpt2": {"n_embd": 24, "n_layer": 3, "n_head": 4, "n_inner": 40, "n_positions": 64},
     "gpt_neox": {**DECODER, "rotary_pct": 0.25, "use_parallel_residual": True},
@@ -49,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 FAMILIES = tuple(CONFIGS)
-SEGMENTED = ("bert", "electra", "albert")  # their tokenizers give token_type_ids
+SEGMENTED = ("bert", "electra", "albert", "nomic_bert")  # their tokenizers give token_type_ids
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ LLAMA_ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
 LLAMA = Tokens("metaspace", "<unk> <s> </s>", LLAMA_ROLES, "<s> $A", {"bos": "<s>", "eos": "</s>"})
 QWEN = Tokens("bytes", f"{END} <|im_start|> <|im_end|>", {"eos": END, "pad": END}, config=END_IDS, at_end=True)
 TOKENS = {
-    **dict.fromkeys(("bert", "electra", "distilbert"), WORDPIECE),
+    **dict.fromkeys(("bert", "electra", "distilbert", "nomic_bert"), WORDPIECE),
     **dict.fromkeys(("roberta", "bart"), BYTES),
     "xlm-roberta": PIECES,
     "camembert": Tokens(

@@ -69,6 +69,11 @@ DISTILBERT = """
     layer=transformer.layer.{number}. query=attention.q_lin key=attention.k_lin value=attention.v_lin
     out=attention.out_lin attention_norm=sa_layer_norm up=ffn.lin1 down=ffn.lin2 output_norm=output_layer_norm
 """
+NOMIC = """
+    layer=layers.{number}. query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj out=self_attn.o_proj
+    attention_norm=post_attention_layernorm gate=mlp.gate_proj up=mlp.up_proj down=mlp.down_proj
+    output_norm=post_mlp_layernorm
+"""
 MODERNBERT = """
     layer=layers.{number}. word=embeddings.tok_embeddings embedding_norm=embeddings.norm input_norm=attn_norm
     query_key_value=attn.Wqkv out=attn.Wo feed_forward_norm=mlp_norm gate_up=mlp.Wi down=mlp.Wo
@@ -89,6 +94,7 @@ OPT = """
 NAMES = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
     **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
+    "nomic_bert": roles(NOMIC, **BERT),
     **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
     "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),

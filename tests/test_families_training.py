@@ -31,7 +31,7 @@ from stages.models.loading import check_max_length, load_base, load_classifier, 
 from stages.parameters import read_parameters
 
 DECODERS = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
-ROTARY = ("modernbert", "gpt_neox", *DECODERS[3:])
+ROTARY = ("nomic_bert", "modernbert", "gpt_neox", *DECODERS[3:])
 # Special tokens are among the pieces of a Unigram model, so their names in a text become them all the same.
 UNIGRAM = tuple(name for name in FAMILIES if TOKENS[name].kind == "unigram")
 CPU = torch.device("cpu")

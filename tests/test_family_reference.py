@@ -18,7 +18,7 @@ TEXT = "the film was very good . time flies like an arrow , and the plot was so 
 # Of a point's largest component: the library's RMSNorm, rotary embedding and softmax compute in float32 whatever the
 # model's type. With those in float64 and the reference's rotary frequencies rounded as theirs, the two agree to 1e-13.
 CLOSE = 1e-5
-POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "bart")
+POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 # Each point as what the first of these modules of a layer that there is takes or gives.
 TAKEN = {
     "layer_input": ("layer",),
