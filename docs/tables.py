@@ -12,10 +12,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformers import AutoConfig
+
+from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
+from stages.models.families import Family, family_of, known_families
 from stages.outputs.reports import read_plot
-from stages.sites import EMBEDDING_POINTS, POINTS
+from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
 DOCUMENTS = ("README.md", "docs/measures.md")
@@ -40,7 +44,31 @@ def tables() -> dict[str, str]:
         "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),
         "matrices": _markdown(("method", "name", "entry", "rows", "source"), matrices),
         "points": _markdown(("point", "what it is"), points),
+        "families": _families(),
+        "identities": _markdown(("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]),
     }
+
+
+def _families() -> str:
+    """What each family is, what it does not have, and the test that holds it."""
+    decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
+    rows = []
+    for name in known_families():
+        family = family_of(AutoConfig.for_model(name))
+        absent = [f"`{each}`" for each in family.absent() if each not in decoder_only]
+        rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))
+    return _markdown(("`model_type`", "layers", "absent", "held by"), rows)
+
+
+def _kind(family: Family) -> str:
+    stack = family.stacks[0]
+    if stack.parallel:
+        return "pre-LN, attention and feed-forward in parallel"
+    if stack.attention_norm is not None:
+        return "post-LN" + (", encoder and decoder" if len(family.stacks) > 1 else "")
+    if stack.attention_output_norm is None:
+        return "pre-LN"
+    return "norms before and after each part" if stack.input_norm else "norms on what each part adds"
 
 
 def results() -> dict[str, str]:
