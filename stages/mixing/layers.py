@@ -50,7 +50,7 @@ class Norm(NamedTuple):
 
     def linear(self, part: Tensor) -> Tensor:
         """The norm's linear part of a part of a vector, but for the deviation of the whole."""
-        return (part - part.mean(-1, keepdim=True) if self.centred else part) * self.gamma
+        return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
     def deviation(self, whole: Tensor) -> Tensor:
         """What the norm divides a whole vector by, `[..., 1]`."""

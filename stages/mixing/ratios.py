@@ -125,7 +125,7 @@ class Parts:
     def attention(self) -> Split:
         """The F_ij."""
         own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
-        split = Split(own, self.projected_ND - self.block.output.b - own)
+        split = Split(own, (self.projected_ND - self.block.output.b).sub_(own))
         norm = self.block.attention_output_norm
         if norm is None:
             return split

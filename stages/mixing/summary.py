@@ -130,9 +130,9 @@ def plot_tables(
 
 
 def _identities(name: str, part: Sums) -> pd.DataFrame:
-    """The largest errors by level, from the embedding on, without those of identities that a level does not have."""
+    """The largest relative errors by level, from the embedding on, without identities that a level does not have."""
     labels = {"checkpoint": [name], "layer": range(len(part.identities)), "identity": IDENTITIES}
-    return _grid(labels).assign(largest_error=part.identities.ravel()).dropna()
+    return _grid(labels).assign(largest_error_ppm=1e6 * part.identities.ravel()).dropna()
 
 
 def _overall(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
