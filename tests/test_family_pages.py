@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -92,10 +93,10 @@ def names(opened: Opened, chart: str) -> set[str]:
     return {trace["name"] for trace in opened.traces(chart)} - {""}
 
 
-def words_on_the_map(opened: Opened) -> list[str]:
-    """Labels of the tokens at the chosen point, those that have room."""
+def on_the_map(opened: Opened, token: int) -> dict[str, str]:
+    """Word and colour of a token at the chosen point; the word of the selected one is always there."""
     trace = next(trace for trace in opened.traces("map-chart") if trace["name"] == "tokens")
-    return [text.replace("&lt;", "<").replace("&gt;", ">") for text in trace["text"] if text.strip()]
+    return {"word": html.unescape(trace["text"][token]), "colour": trace["color"][token]}
 
 
 FAMILIES = {"pre_ln": PRE_LN, "parallel": PARALLEL, "widths": OTHER_WIDTHS, "beside": BESIDE_AN_ENCODER}
@@ -267,12 +268,17 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     choose(page, "colour", "class")
     for site, word in ((Site(2, "layer_output"), "␣film"), (Site(2, "decoder_embedding_output"), "The")):
         page.locator("#point").fill(str(sites.index(site)))
-        assert word in words_on_the_map(shown)  # the selected one is always there
+        assert on_the_map(shown, 2)["word"] == word
     assert page.locator("#point-name").inner_text().startswith("Decoder embedding output (")
     page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
     assert page.locator("#point-name").inner_text().startswith("Decoder 1: Cross-attention output (")
     page.locator("#token-0").click()
-    assert "</s>" in words_on_the_map(shown)
+    started = on_the_map(shown, 0)
+    assert started["word"] == "</s>"
+    page.locator("#point").fill("0")
+    last = len(BESIDE_AN_ENCODER.tokens) - 1
+    assert (on_the_map(shown, 0)["word"], on_the_map(shown, last)["colour"]) == ("<s>", started["colour"])
+    page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
     trail = next(trace for trace in shown.traces("map-chart") if trace["name"] == "trail")
     assert len(trail["x"]) == 5  # from the decoder's embedding on
     crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
