@@ -45,7 +45,9 @@ def tables() -> dict[str, str]:
         "matrices": _markdown(("method", "name", "entry", "rows", "source"), matrices),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
-        "identities": _markdown(("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]),
+        "identities": _markdown(
+            ("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]
+        ),
     }
 
 

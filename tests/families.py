@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import WORDS, toy_reviews
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -50,6 +51,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 FAMILIES = tuple(CONFIGS)
+# One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
+KINDS = ("gpt_neox", "qwen3", "bart")
+EACH_FAMILY = [name if name in KINDS else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert")  # their tokenizers give token_type_ids
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import Workspace, toy_reviews
-from families import FAMILIES, write_family
+from families import EACH_FAMILY, write_family
 from transformers import AutoConfig
 
 from stages.mixing.matrices import LAYER_MATRICES
@@ -19,8 +19,6 @@ from stages.parameters import read_parameters
 from stages.sites import POINTS
 
 STAGES = ("download", "finetune", "capture", "measure", "reduce", "render")
-# One of each kind; `pytest -m families`, which .ci/run adds, runs the others.
-IN_EVERY_RUN = ("electra", "gpt_neox", "qwen3", "bart")
 POST_LN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 PARALLEL = ("gpt_neox",)
 # Their embedding ends in a norm.
@@ -91,9 +89,7 @@ def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
         import_module(f"stages.{stage}").main(parameters)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> None:
     folder = workspace()
     run_pipeline(folder, workspace, name)

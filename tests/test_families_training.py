@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Workspace, toy_reviews
-from families import FAMILIES, TOKENS, corpus, make_tokenizer, write_family
+from families import EACH_FAMILY, FAMILIES, TOKENS, corpus, make_tokenizer, write_family
 from tokenizers import pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -37,7 +37,7 @@ UNIGRAM = tuple(name for name in FAMILIES if TOKENS[name].kind == "unigram")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=EACH_FAMILY)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family's name and the folder of its tiny model."""
     return request.param, write_family(request.param, tmp_path_factory.mktemp("family"))

@@ -62,6 +62,9 @@ class Recorder:
             self._seen.add(self._prefix + key)
         return value
 
+    def model_copy(self, update: dict[str, Any]) -> Any:
+        return Recorder(self._section.model_copy(update=update), self._prefix, self._seen)
+
     def model_dump(self) -> Any:
         self._seen |= all_keys(self._prefix.removesuffix(".")) if self._prefix else ALL_KEYS
         return self._section.model_dump()
