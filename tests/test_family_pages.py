@@ -102,6 +102,7 @@ def on_the_map(opened: Opened, token: int) -> dict[str, str]:
 FAMILIES = {"pre_ln": PRE_LN, "parallel": PARALLEL, "widths": OTHER_WIDTHS, "beside": BESIDE_AN_ENCODER}
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[[FamilyRun], Opened]) -> None:
     shown = opened(family)
