@@ -11,10 +11,12 @@ one by one in float64. Writes `features/mixing/`, the tables of the measures und
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -22,8 +24,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer
+from stages.mixing.by_review import review_tables
+from stages.mixing.control_passes import random_base
+from stages.mixing.control_tables import control_tables
+from stages.mixing.controls import RANDOM, SAME_PASS, shuffled_words
+from stages.mixing.derivatives import DocumentDerivatives
 from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.levels import derivative_tables
 from stages.mixing.ratios import RATIOS
+from stages.mixing.statistics import mean_product_across
 from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
 from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer
@@ -34,7 +43,7 @@ from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
 from stages.outputs.reports import write_metrics, write_plot
 from stages.parameters import MixingParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
-from stages.reviews.chosen import chosen_texts, drawn_reviews
+from stages.reviews.chosen import chosen_texts, drawn_reviews, review_labels, stratified_part
 
 
 def main(parameters: Parameters) -> None:
@@ -42,33 +51,56 @@ def main(parameters: Parameters) -> None:
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     documents = _documents(parameters, weights, tokenizer)
+    counted = _counted(documents)
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters)
     measured: dict[str, CheckpointMeasures] = {}
     sums: dict[str, Sums] = {}
+    controls: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
+    shuffled = [shuffled_words(document, seed) for document in documents]
+    chosen = stratified_part(counted["document"].tolist(), mixing.gradient_documents, seed)
+    derivatives: dict[str, dict[str, DocumentDerivatives]] = {}
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
         mixing = _present(mixing, base)
         work = CheckpointMeasures(folder, checkpoint, documents, state.process_index, state.num_processes)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
         work.measure(batches, mixing.batch_tokens)
+        work.control("shuffled_words", batches, shuffled, mixing.batch_tokens)
         whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
         work.contributions(whole)
-        work.gradients(whole, mixing, seed)
+        work.gradients(whole, chosen, mixing, seed)
         state.wait_for_everyone()
         if state.is_main_process:
             measured[checkpoint] = work
             sites, of_documents = batches.sites, map(work.load, range(len(documents)))
-            sums[checkpoint] = add_up(documents, of_documents, whole.gains(), work.load_agreement(mixing))
+            controls[checkpoint] = {name: work.load_control(name) for name in ("shuffled_words", *SAME_PASS)}
+            across = mean_product_across(work.load_unit_sums, counted["tokens"].to_numpy(np.float64))
+            sums[checkpoint] = add_up(documents, of_documents, whole.gains(), across)
+            derivatives[checkpoint] = work.load_derivatives(chosen)
+    work = CheckpointMeasures(folder, RANDOM, documents, state.process_index, state.num_processes)
+    batches = _random_weights(weights[mixing.checkpoints[0]], batches, state.device, seed)
+    work.control("random_weights", batches, documents, mixing.batch_tokens)
+    state.wait_for_everyone()
     if state.is_main_process:
+        controls[RANDOM] = {"random_weights": work.load_control("random_weights")}
         means = overall_means(sums, mixing, seed)
-        for name, table in plot_tables(sums, means, sites, mixing, seed).items():
+        tables = plot_tables(sums, means, sites, mixing, seed) | derivative_tables(derivatives, mixing, seed)
+        tables |= control_tables(controls, documents, means, mixing, seed) | review_tables(sums, counted, mixing, seed)
+        for name, table in tables.items():
             write_plot(name, table)
         write_metrics("mixing", metrics(sums, means, mixing))
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
         clear(folder)
         logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
+
+
+def _random_weights(path: Path, trained: BatchMeasurer, device: torch.device, seed: int) -> BatchMeasurer:
+    """The same of the architecture at `path` with random weights."""
+    base: PreTrainedModel = random_base(path, seed)
+    base.to(device)  # type: ignore[arg-type]
+    return BatchMeasurer(base, path, trained.methods, trained.pad_token_id)
 
 
 def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameters:
@@ -100,13 +132,21 @@ def _documents(
     return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
 
 
+def _counted(documents: Sequence[Document]) -> pd.DataFrame:
+    """`document`, `label` and `tokens` of those that enter the statistics, in their order."""
+    rows = [(document.name, document.counted) for document in documents if document.counted]
+    table = pd.DataFrame(rows, columns=["document", "tokens"])
+    return table.assign(label=review_labels(table["document"].tolist()))
+
+
 def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
     for checkpoint, work in measured.items():
         for i, document in enumerate(work.documents):
             tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
             classes = [CLASSES[number] for number in document.classes]
             counted = np.arange(len(document)) < document.counted
-            yield TokenRatios(checkpoint, document.name, tokens, classes, counted, work.load(i).ratios)
+            words = [None if number < 0 else number for number in document.words.tolist()]
+            yield TokenRatios(checkpoint, document.name, tokens, words, classes, counted, work.load(i).ratios)
 
 
 if __name__ == "__main__":

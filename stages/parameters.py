@@ -121,9 +121,16 @@ class MixingParameters(_Section):
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINTS)
     batch_tokens: Count = 4096
     bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
-    gradient_documents: Annotated[int, Field(ge=0)] = 4
-    gradient_max_length: Tokens = 32
-    gradient_directions: Count = 4
+    gradient_documents: Annotated[int, Field(ge=0)] = 6
+    gradient_max_length: Tokens = 24
+    gradient_directions: Count = 8
+
+
+class FaithfulnessParameters(_Section):
+    documents: Count = 10
+    max_length: Tokens = 48
+    shares: Annotated[list[Fraction], Field(min_length=1)] = [0.1, 0.2, 0.3, 0.4, 0.5]
+    random_draws: Count = 3
 
 
 METRIC_NAMES = (
@@ -150,6 +157,7 @@ class UmapParameters(_Section):
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
     n_epochs: Count = 200
     layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
+    joint_points: list[Point] = []
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
     engine: Literal["compiled", "umap-learn"] = "compiled"
     stability_seeds: list[Seed] = [3, 4]
@@ -186,6 +194,7 @@ class Parameters(_Section):
     finetune: FinetuneParameters = FinetuneParameters()
     capture: CaptureParameters = CaptureParameters()
     mixing: MixingParameters = MixingParameters()
+    faithfulness: FaithfulnessParameters = FaithfulnessParameters()
     umap: UmapParameters = UmapParameters()
     figures: FiguresParameters = FiguresParameters()
 

@@ -19,6 +19,8 @@ LAYER_POINTS = (
 # What enters the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
+PREACTIVATION = "preactivation"
+"""What enters the activation of a plain feed-forward network: no capture point, but recorded like one."""
 # The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second
 # skip connection, no point stands between them.
 STEP_POINTS = {

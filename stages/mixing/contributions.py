@@ -29,11 +29,14 @@ class Contributions(NamedTuple):
     value_zeroing_raw_sums: Tensor | None
 
 
-def contributions(declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]]) -> Contributions:
+def contributions(
+    declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
+) -> Contributions:
     """The declared matrices of one document, normalised, and their rollouts, from `layer_contributions` of each layer.
 
     A row of `value_zeroing` whose raw sum is below `LEAST_RAW_SUM` is NaN; in the rollout it counts as it is, and
-    where nothing at all comes through attention as the skip connection's identity.
+    where nothing at all comes through attention as the skip connection's identity. A rollout begins anew at each of
+    `starts`: a decoder beside an encoder has tokens of its own.
     """
     matrices: dict[str, Tensor] = {}
     raw_sums = None
@@ -42,7 +45,8 @@ def contributions(declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, 
         rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
         if each.rollout is not None:
             skipped = rows / 2 + _identity(rows) / 2 if each.rollout == "with identity" else rows
-            matrices[each.rolled_out().name] = rollout(skipped)
+            stacks = skipped.tensor_split(list(starts[1:]))
+            matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
         if each.name == "value_zeroing":
             raw_sums = raw.sum(-1)
             matrices[each.name] = rows.masked_fill((raw_sums < LEAST_RAW_SUM).unsqueeze(-1), torch.nan)

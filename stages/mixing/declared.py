@@ -28,6 +28,8 @@ class Ratio:
     """What one value says; `{layer}` and `{share}` are filled in."""
     covers: Literal["attention", "layer"] = "attention"
     """The part of a layer after which it is taken."""
+    points: tuple[str, ...] = ()
+    """What it reads of a forward pass beyond what all of them do."""
     headline: bool = False
     """Whether its mean is among the metrics."""
 

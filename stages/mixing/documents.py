@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,15 @@ TEXTS_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Document:
-    """One text as token ids; its first `counted` tokens enter the statistics."""
+    """One text as token ids; `counted` of its tokens enter the statistics, all or none."""
 
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # positions in CLASSES
     counted: int
     captured: bool
+    words: npt.NDArray[np.int32]
+    """The number of each token's word, from 0 on; -1 for special tokens."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,24 +41,37 @@ def chosen_documents(
     max_length: int,
     captured_max_length: int,
 ) -> list[Document]:
-    """Captured documents first, then the drawn ones that are not captured too.
+    """Captured documents first, cut to `captured_max_length`; then the drawn ones, cut to `max_length`, which count.
 
-    A drawn document is cut to `max_length`; one that is captured too is measured once, as it was
-    captured, and its first `max_length` tokens count.
+    A document that is both is there twice, under one name: as it was captured, and as it counts. Where the two cuts
+    leave the same tokens it is there once.
     """
-    only_drawn = {name: text for name, text in drawn.items() if name not in captured}
     chosen = []
-    for named, cut, is_captured in ((captured, captured_max_length, True), (only_drawn, max_length, False)):
-        names = list(named)
-        for start in range(0, len(names), TEXTS_AT_ONCE):
-            block = names[start : start + TEXTS_AT_ONCE]
-            encoded = tokenizer([named[name] for name in block], truncation=True, max_length=cut)
-            for name, encoding in zip(block, encoded.encodings, strict=True):
-                ids = np.asarray(encoding.ids, dtype=np.int32)
-                counted = min(len(ids), max_length) if name in drawn else 0
-                classes = token_classes(tokenizer, named[name], encoding)
-                chosen.append(Document(name, ids, classes, counted, is_captured))
+    cut_as_drawn = {
+        each.name: each for each in _encoded(tokenizer, {n: drawn[n] for n in drawn if n in captured}, max_length)
+    }
+    for each in _encoded(tokenizer, captured, captured_max_length):
+        as_drawn = cut_as_drawn.get(each.name)
+        same = as_drawn is not None and np.array_equal(each.ids, as_drawn.ids)
+        if same:
+            del cut_as_drawn[each.name]
+        chosen.append(replace(each, counted=len(each) if same else 0, captured=True))
+    left = {name: text for name, text in drawn.items() if name not in captured or name in cut_as_drawn}
+    chosen += [replace(each, counted=len(each)) for each in _encoded(tokenizer, left, max_length)]
     return chosen
+
+
+def _encoded(tokenizer: PreTrainedTokenizerFast, texts: Mapping[str, str], max_length: int) -> Iterator[Document]:
+    """Each text, a block of texts at a time; none of them counts or is captured yet."""
+    names = list(texts)
+    for start in range(0, len(names), TEXTS_AT_ONCE):
+        block = names[start : start + TEXTS_AT_ONCE]
+        encoded = tokenizer([texts[name] for name in block], truncation=True, max_length=max_length)
+        for name, encoding in zip(block, encoded.encodings, strict=True):
+            ids = np.asarray(encoding.ids, dtype=np.int32)
+            classes = token_classes(tokenizer, texts[name], encoding)
+            words = [-1 if word is None else word for word in _words(texts[name], encoding)]
+            yield Document(name, ids, classes, 0, captured=False, words=np.array(words, dtype=np.int32))
 
 
 def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> npt.NDArray[np.int8]:
@@ -83,18 +98,20 @@ def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) 
 
 
 def _words(text: str, encoding: Any) -> list[int | None]:
-    """The number of each token's word: with the space that leads it, no other, and no punctuation; specials have none.
+    """The number of each token's word, from 0 on; specials have none.
+
+    A word has the space that leads it, no other, and no punctuation.
 
     What a tokenizer itself calls a word differs: for some it is a digit, for some the whole text.
     """
     words: list[int | None] = []
-    number, end_before = 0, 0
+    number, end_before = -1, 0
     for special, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
         if special:
             words.append(None)
             continue
         seam = text[max(end_before - 1, 0) : end_before].strip(" ") + text[end_before : start + 1]
-        number += any(character.isspace() or _is_punctuation(character) for character in seam)
+        number += number < 0 or any(character.isspace() or _is_punctuation(character) for character in seam)
         words.append(number)
         end_before = end
     return words

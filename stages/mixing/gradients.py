@@ -4,6 +4,10 @@
 forward-mode derivatives (`stages/mixing/tangents.py`): one pass of tangents gives the derivatives of all tokens in all
 layers, where backward mode needs a pass for each token of each layer.
 
+With fewer directions than the width a norm is an estimate. That of its square has no bias; its root is too small by an
+eighth of the square's relative variance, to first order (1 / 4K for a Jacobian of rank one). How much the directions
+differ gives that variance, entry by entry, and the root is corrected by it (`_root`).
+
 Shapes: K directions, S source tokens, T tokens, D hidden, W width of what is moved.
 """
 
@@ -35,6 +39,15 @@ class _Start(NamedTuple):
     embed: Callable[[Tensor], Tensor]  # from there to what enters the first layer
 
 
+class JacobianNorms(NamedTuple):
+    """Frobenius norms of one document's derivatives d layer_output_i / d x_j."""
+
+    entries_LTT: Tensor
+    """|J_ij| (i, j)."""
+    others_LT: Tensor
+    """|J_i,others|, of all sources but the token itself as one block: its square is the sum over j != i of |J_ij|^2."""
+
+
 class DocumentCalls(NamedTuple):
     """One document's forward pass, layer by layer, to be taken again with tangents."""
 
@@ -58,18 +71,23 @@ def document_calls(base: PreTrainedModel, ids_1T: Tensor) -> DocumentCalls:
 
 
 def jacobian_norms(document: DocumentCalls, reference: Reference, directions: int, seed: int) -> Tensor:
-    """|d layer_output_i / d x_j| `[layers, T, T]` (i, j) of one document.
+    """|d layer_output_i / d x_j| `[layers, T, T]` (i, j) of one document: the entries of `derivative_norms`."""
+    return derivative_norms(document, reference, directions, seed).entries_LTT
+
+
+def derivative_norms(document: DocumentCalls, reference: Reference, directions: int, seed: int) -> JacobianNorms:
+    """The norms of one document's derivatives, in all layers.
 
     x_j is the token's word embedding, or with `layer_input` what enters each layer; in a decoder beside an encoder its
-    own, the encoder's states as they are. The norm is estimated from random orthonormal directions r, its square
-    without bias: E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
+    own, the encoder's states as they are. The norm is estimated from random orthonormal directions r:
+    E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
     """
-    squares: list[Tensor] = []
+    found = []
     for start, calls in _runs(document, reference):
         width = start.summed_TW.shape[-1]
         basis_KW = _directions(width, min(directions, width), seed).to(start.summed_TW)
-        squares += _squares(start, calls, basis_KW) * (width / len(basis_KW))
-    return torch.stack(squares).sqrt()
+        found.append(_norms(start, calls, basis_KW))
+    return JacobianNorms(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Start, list[LayerCall]]]:
@@ -83,23 +101,44 @@ def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Star
         yield document.starts[first], document.layers[first - 1 : end - 1]
 
 
-def _squares(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> Tensor:
-    """sum_k |J_ij r_k|^2 `[layers, T, T]` (i, j)."""
-    tokens = len(start.summed_TW)
+def _norms(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> JacobianNorms:
+    """Those of a run of layers, from the squares |J_ij r_k|^2 of every direction."""
+    tokens, (directions, width) = len(start.summed_TW), basis_KW.shape
     layers = [LayerTangents(call) for call in calls]
-    squares = basis_KW.new_zeros(len(layers), tokens, tokens, dtype=torch.float64)
-    for block_KW in basis_KW.split(max(1, PASS_TOKENS // tokens)):
+    sums_LTT, squares_LTT = basis_KW.new_zeros(2, len(layers), tokens, tokens, dtype=torch.float64)
+    others_LKT = basis_KW.new_zeros(len(layers), directions, tokens, dtype=torch.float64)
+    for ks in torch.arange(directions).split(max(1, PASS_TOKENS // tokens)):
+        block_KW = basis_KW[ks]
         start_KTW = block_KW.unsqueeze(1).expand(-1, tokens, -1)
         moved_KTD = tangents(start.embed, (start.summed_TW,), (start_KTW,))
         projected = layers[0].projected(moved_KTD)
         sources = torch.arange(tokens, device=basis_KW.device)
-        for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(block_KW)))):
+        for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
             moved = layers[0].of_one_token(moved_KTD, projected, sources_S)
             for place, layer in enumerate(layers):
                 moved = layer.of_all_tokens(moved) if place else moved
-                of_sources_ST = moved.square().sum(-1).unflatten(0, (len(sources_S), -1)).sum(1)
-                squares[place][:, sources_S] += of_sources_ST.T.double()
-    return squares
+                of_each_SKT = moved.square().sum(-1).unflatten(0, (len(sources_S), -1)).double()
+                sums_LTT[place][:, sources_S] += of_each_SKT.sum(1).T
+                squares_LTT[place][:, sources_S] += of_each_SKT.square().sum(1).T
+                of_each_SKT[torch.arange(len(sources_S)), :, sources_S] = 0
+                others_LKT[place, ks] += of_each_SKT.sum(0)
+    others_LT = _root(others_LKT.sum(1), others_LKT.square().sum(1), directions, width)
+    return JacobianNorms(_root(sums_LTT, squares_LTT, directions, width), others_LT)
+
+
+def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
+    """The norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
+
+    sqrt(mean) (1 + v / 8), v the relative variance of the mean: that of K draws without replacement from `width`, so
+    that all directions give the norm as it is. A single direction tells nothing of v, and its root stays too small.
+    """
+    norms = (sums * (width / directions)).sqrt()
+    if directions == 1:
+        return norms
+    mean = sums / directions
+    variance = (squares / directions - mean.square()).clamp_min(0) / (directions - 1) * (1 - directions / width)
+    relative = torch.where(mean > 0, variance / mean.square(), 0)
+    return norms * (1 + relative / 8)
 
 
 def _directions(width: int, directions: int, seed: int) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from stages.mixing.feed_forward import AfterAttention
 from stages.mixing.layers import LayerPass, Norm
 from stages.mixing.ratios import scaled_heads
+from stages.sites import PREACTIVATION
 
 Tensor = torch.Tensor
 
@@ -17,6 +19,7 @@ IDENTITIES = {
     "attention_residual": "input of the layer + attention_output",
     "attention_norm": "the T_ij, the normalised constants and beta sum to it",
     "cross_attention_norm": "norm of attention_norm + cross_attention_output",
+    "feed_forward": "what a token itself, the others and the biases give through the network sums to ffn_output",
     "layer_output": "what stands before the feed-forward network + ffn_output, through the norm that follows",
     "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
 }
@@ -48,12 +51,12 @@ def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tenso
 
 def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
     features, block = seen.features, seen.block
-    summed_TD, row_sums_T = _summed_sources(seen)
+    own_TD, others_TD, row_sums_T = _summed_sources(seen)
     deviation_T1: Tensor | float = 1
     if block.attention_output_norm is not None:
         deviation_T1 = block.attention_output_norm.deviation(seen.projected)
-    summed_TD = _through(block.attention_output_norm, summed_TD, deviation_T1)
-    residual_TD = seen.x + features["attention_output"]
+    summed_TD = _through(block.attention_output_norm, others_TD + own_TD + block.output.b, deviation_T1)
+    residual_TD = seen.residual
     expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
     stream_TD = residual_TD
     if block.attention_norm is not None:
@@ -64,17 +67,28 @@ def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
         stream_TD = stream_TD + features["cross_attention_output"]
         expected["cross_attention_norm"] = _normed(seen, block.stack.cross_attention_norm, stream_TD)
         stream_TD = features["cross_attention_norm"]
+    if PREACTIVATION in features:
+        bias_TD = _through(block.attention_output_norm, block.output.b.expand_as(own_TD), deviation_T1)
+        expected["ffn_output"] = _added(seen, summed_TD - bias_TD, bias_TD)
     expected["layer_output"] = _normed(seen, block.stack.output_norm, stream_TD + features["ffn_output"])
     errors = {
-        name: _relative_error(vectors, features[name], mask_T1)
+        "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
         for name, vectors in expected.items()
         if name in features
     }
     return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
 
 
-def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor]:
-    """sum_j F_ij + b_O before any norm `[T, D]`, and the sums of each row of attention weights, the furthest from 1."""
+def _added(seen: LayerPass, sources_TD: Tensor, bias_TD: Tensor) -> Tensor:
+    """What the feed-forward network adds by all sources and by all biases, where attention adds these two."""
+    cross_TD, preactivation_TW = seen.features.get("cross_attention_output"), seen.features[PREACTIVATION]
+    rest = AfterAttention(seen.block, seen.residual, cross_TD, preactivation_TW)
+    return rest.added(rest.stream(seen.x + sources_TD)) + rest.biases(bias_TD)
+
+
+def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+    """F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and the sum of each row of attention weights, the furthest
+    from 1."""
     own_TE = scaled_heads(seen.attention.diagonal(), seen.value)
     heads, row_sums = [], []
     for rows in seen.attention.blocks():
@@ -82,9 +96,8 @@ def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor]:
         heads.append((weights_HRT @ seen.attention.value).transpose(0, 1).flatten(-2))
         sums_HR = weights_HRT.sum(-1)
         row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
-    output = seen.block.output
-    others_TE = torch.cat(heads) - own_TE
-    return others_TE @ output.W + own_TE @ output.W + output.b, torch.cat(row_sums)
+    W_ED = seen.block.output.W
+    return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
 
 
 def _through(norm: Norm | None, whole_TD: Tensor, deviation_T1: Tensor | float) -> Tensor:

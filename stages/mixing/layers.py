@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,22 @@ class Block:
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
+        self.feed_forward_norm = self._norm(stack.feed_forward_norm)
+        self.feed_forward_output_norm = self._norm(stack.feed_forward_output_norm)
         self.output_norm = self._norm(stack.output_norm)
+
+    @cached_property
+    def feed_forward(self) -> tuple[Linear, Linear]:
+        """W_1 and W_2 of a plain feed-forward network."""
+        assert self.stack.plain
+        up, _, down = (self.layer.get_submodule(path) for path in self.stack.feed_forward)
+        return _linear(up), _linear(down)
+
+    @cached_property
+    def activation(self) -> Module:
+        """The activation between them."""
+        assert self.stack.plain
+        return self.layer.get_submodule(self.stack.feed_forward[1])
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attention sees of `x` `[..., T, D]`."""
@@ -128,6 +144,11 @@ class LayerPass:
         return self.features.get(PROJECTED, self.features["attention_output"])
 
     @property
+    def residual(self) -> Tensor:
+        """After attention's skip connection `[..., T, D]`."""
+        return self.x + self.features["attention_output"]
+
+    @property
     def value(self) -> Tensor:
         """Values of all heads side by side `[..., T, E]`."""
         return self.attention.value.transpose(-3, -2).flatten(-2)
@@ -139,9 +160,12 @@ def run_layers(
     batch: Mapping[str, Tensor],
     visit: Visit,
     points: Collection[str] = RATIO_POINTS,
+    model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
     """One forward pass, which shows each layer to `visit` as soon as it is through, with the features so far.
+
+    It is that of `model`, where one around the base is given.
 
     Of the layers before, only what left them is kept, so memory does not grow with their number but for that.
     `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
@@ -168,27 +192,43 @@ def run_layers(
             seen[layer.number] = call
 
     with recording(base, points, finished, running.append) as features, attention_by(observed(listen)):
-        return base(**batch, **options)
+        return (model or base)(**batch, **options)
 
 
 def attention_map(seen: LayerPass) -> Linear:
-    """x -> (x W_V + b_V) W_O + b_O, by sending the unit vectors through the layer's own modules.
+    """x -> (x W_V + b_V) W_O + b_O, of the pass of a text of one token."""
+    value, output = value_map(seen), seen.block.output
+    return Linear(value.W @ output.W, value.b @ output.W + output.b)
 
-    The pass is that of a text of one token: each unit vector is then a text of its own.
+
+def value_map(seen: LayerPass) -> Linear:
+    """x -> x W_V + b_V, all heads side by side, by sending the unit vectors through the layer's own modules.
+
+    The pass is that of a text of one token: each unit vector is then a text of its own. x is what attention sees.
     """
-    attention, output = seen.call.parts["attention"], seen.block.output
+    attention = seen.call.parts["attention"]
     hidden = attention.hidden.shape[-1]
-    basis = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
+    value = _values_of(seen, torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]))
+    constant = value[-1]
+    return Linear(value[:-1] - constant, constant)
+
+
+def value_bias(seen: LayerPass) -> Tensor:
+    """b_V of all heads side by side `[E]`, grouped heads repeated; the pass is that of a text of one token."""
+    return _values_of(seen, torch.zeros(1, seen.call.parts["attention"].hidden.shape[-1]))[0]
+
+
+def _values_of(seen: LayerPass, vectors_ND: Tensor) -> Tensor:
+    """The values `[N, E]` that the layer's attention makes of vectors, each as a text of its own."""
+    attention = seen.call.parts["attention"]
     values: list[Tensor] = []
 
     def listen(_module: Module, heads: AttentionCall) -> None:
         values.append(heads.value)
 
     with torch.inference_mode(), attention_by(observed(listen)):
-        attention(basis.unsqueeze(1))
-    value = values[0].squeeze(-2).flatten(-2)
-    constant = value[-1]
-    return Linear((value[:-1] - constant) @ output.W, constant @ output.W + output.b)
+        attention(vectors_ND.to(attention.hidden).unsqueeze(1))
+    return values[0].squeeze(-2).flatten(-2)
 
 
 def attention_gain(map_: Linear) -> float:

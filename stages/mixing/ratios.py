@@ -13,12 +13,14 @@ In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.mixing.declared import Ratio
+from stages.mixing.feed_forward import AfterAttention
+from stages.sites import PREACTIVATION
 from stages.vocabulary import Mark
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
@@ -54,7 +56,7 @@ _DECLARED = (
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="Kobayashi et al., EMNLP 2020",
-        sentence="Of what attention adds to a token's vector in layer {layer}, {share} comes from others, by norm",
+        sentence="In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
         headline=True,
     ),
     Ratio(
@@ -63,8 +65,8 @@ _DECLARED = (
         formula=lambda parts: parts.residual.share(),
         definition="the same with R",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention and skip connection of layer {layer}, other tokens' part of a token's vector is "
-        "{share}, by norm",
+        sentence="After attention and skip connection of layer {layer}, the length ratio of other tokens in a token's "
+        "vector is {share}",
     ),
     Ratio(
         name="attnresln_n",
@@ -72,19 +74,30 @@ _DECLARED = (
         formula=lambda parts: parts.attention_norm.share(),
         definition="the same with T",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention, skip connection and LayerNorm of layer {layer}, other tokens' part of a token's "
-        "vector is {share}, by norm",
+        sentence="After attention, skip connection and LayerNorm of layer {layer}, the length ratio of other tokens in "
+        "a token's vector is {share}",
         headline=True,
     ),
     # The feed-forward network counts in the standard deviation only (section 3.3).
     Ratio(
         name="enc_n",
-        mark=Mark("Norm-based, whole layer", "#CC79A7", "D"),
+        mark=Mark("Norm-based, both skips and LayerNorms", "#CC79A7", "D"),
         formula=lambda parts: parts.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
-        sentence="After the whole of layer {layer}, other tokens' part of a token's vector is {share}, by norm",
+        sentence="After both skip connections and LayerNorms of layer {layer}, the length ratio of other tokens in "
+        "a token's vector is {share}",
         covers="layer",
+    ),
+    Ratio(
+        name="layer_n",
+        mark=Mark("Norm-based, whole layer", "#999999", "P"),
+        formula=lambda parts: parts.layer.share(),
+        definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
+        source="Kobayashi et al., ICLR 2024",
+        sentence="After the whole of layer {layer}, the length ratio of other tokens in a token's vector is {share}",
+        covers="layer",
+        points=(PREACTIVATION, "cross_attention_output"),
     ),
 )
 RATIOS: dict[str, Ratio] = {each.name: each for each in _DECLARED}
@@ -120,17 +133,23 @@ class Parts:
     value_NE: Tensor
     projected_ND: Tensor
     """What leaves W_O."""
+    features: Mapping[str, Tensor]
+    """Of the points that the ratios read beyond that `[N, width]`, those that the layer has."""
+
+    @cached_property
+    def projected(self) -> Split:
+        """What leaves W_O, without b_O."""
+        own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
+        return Split(own, (self.projected_ND - self.block.output.b).sub_(own))
 
     @cached_property
     def attention(self) -> Split:
         """The F_ij."""
-        own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
-        split = Split(own, (self.projected_ND - self.block.output.b).sub_(own))
         norm = self.block.attention_output_norm
         if norm is None:
-            return split
+            return self.projected
         deviation = norm.deviation(self.projected_ND)
-        return Split(*(part / deviation for part in split.normalised(norm)))
+        return Split(*(part / deviation for part in self.projected.normalised(norm)))
 
     @cached_property
     def residual(self) -> Split:
@@ -151,20 +170,44 @@ class Parts:
             split = split if norm is None else split.normalised(norm)
         return split
 
+    @cached_property
+    def layer(self) -> Split:
+        """The R_ij through the rest of the layer, its feed-forward network included."""
+        attention_ND, norm = self.projected_ND, self.block.attention_output_norm
+        if norm is not None:
+            attention_ND = norm.linear(attention_ND) / norm.deviation(attention_ND) + norm.beta
+        cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
+        rest = AfterAttention(self.block, self.x_ND + attention_ND, cross_ND, preactivation_NW)
+        return Split(rest.output(self.residual.own), rest.output(self.residual.others))
+
 
 def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
     """The ratio `[..., T]` by each of `methods`, in their order."""
     diagonal_TH = seen.attention.diagonal()
     mixed_weight_T = 1 - diagonal_TH.mean(-1)
     each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.projected))
-    whole = mixed_weight_T.flatten(), *each_token
+    weight_N, diagonal_NH, x_ND, value_NE, projected_ND = mixed_weight_T.flatten(), *each_token
+    features = {point: seen.features[point].flatten(0, -2) for point in ratio_points(methods) if point in seen.features}
     ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
     for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        parts = Parts(seen.block, *(tensor[rows] for tensor in whole))
+        parts = Parts(
+            seen.block,
+            weight_N[rows],
+            diagonal_NH[rows],
+            x_ND[rows],
+            value_NE[rows],
+            projected_ND[rows],
+            {point: feature[rows] for point, feature in features.items()},
+        )
         for method, ratio_N in ratios.items():
             ratio_N[rows] = RATIOS[method].formula(parts)
     return {method: ratio_N.view_as(mixed_weight_T) for method, ratio_N in ratios.items()}
+
+
+def ratio_points(methods: Iterable[str]) -> list[str]:
+    """What `methods` read of a forward pass beyond attention's output."""
+    return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import t as student
 
 from stages.ranks import rank_correlation
 
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
+SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
 DRAWS_AT_ONCE = 100  # of the bootstrap, so that memory does not grow with its samples times documents
 
 
@@ -40,6 +42,21 @@ class Resampled(NamedTuple):
             if len(defined):
                 ends[:, column] = np.quantile(defined, tails)
         low, high = ends.reshape(2, *self.mean.shape)
+        return Interval(self.mean, low, high)
+
+    def simultaneous(self) -> Interval:
+        """95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
+
+        mean ± c se, with a cell's standard error se over the samples, and c the 95 % quantile of the largest
+        |sample - mean| / se of all cells. NaN in a cell that does not vary, and in one that is not in every sample.
+        """
+        samples = self.samples.reshape(len(self.samples), -1)
+        mean, error = self.mean.ravel(), samples.std(0)
+        varies = error > SAME
+        standardised = np.abs(samples[:, varies] - mean[varies]) / error[varies]
+        largest = standardised.max(1, initial=0)
+        half = np.where(varies, np.quantile(largest, LEVEL) * error, np.nan)
+        low, high = ((mean + sign * half).reshape(self.mean.shape) for sign in (-1, 1))
         return Interval(self.mean, low, high)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -70,6 +87,37 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
         rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth),
         rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth),
     ).interval()
+
+
+def mean_product_across(sums: Callable[[], Iterable[npt.NDArray[Any]]], counts: Doubles) -> Interval:
+    """Mean product of two unit vectors of different documents, over all such pairs `[...]`; NaN with one document.
+
+    `sums` gives every document's summed unit vectors `[..., D]`, in the order of `counts`, anew at each call:
+    they are read twice and not kept. With the total S of the s_d, of n_d vectors each, the mean over pairs is
+
+        (|S|^2 - sum_d |s_d|^2) / (N^2 - sum_d n_d^2)
+
+    The interval is the jackknife's: every document left out once, Student's t with one degree of freedom less than
+    there are documents. A bootstrap would need the products of all pairs of documents. NaN with two documents.
+    """
+    total = sum((each.astype(np.float64) for each in sums()), start=np.zeros(()))
+    own, with_total = (np.array(parts) for parts in zip(*(_products(each, total) for each in sums()), strict=True))
+    counts = counts.reshape(-1, *[1] * (own.ndim - 1))
+    pairs = counts.sum() ** 2 - (counts**2).sum()
+    products = with_total.sum(0) - own.sum(0)
+    mean = _ratio(products, np.broadcast_to(pairs, products.shape))
+    documents = len(own)
+    if documents < 3:
+        return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
+    without = (products - 2 * (with_total - own)) / (pairs - 2 * counts * (counts.sum() - counts))
+    error = np.sqrt((documents - 1) * without.var(0))
+    half = student.ppf((1 + LEVEL) / 2, documents - 1) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def _products(each: npt.NDArray[Any], total: Doubles) -> tuple[Doubles, Doubles]:
+    """Of a document's sums with themselves and with the total."""
+    return np.square(each, dtype=np.float64).sum(-1), np.einsum("...d,...d->...", each, total, dtype=np.float64)
 
 
 def _document_weights(documents: int, samples: int, seed: int) -> Iterator[Doubles]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ import pandas as pd
 from stages.mixing.batches import DocumentMeasures
 from stages.mixing.documents import CLASSES, Document
 from stages.mixing.geometry import GEOMETRY_MEASURES
-from stages.mixing.gradients import REFERENCES
 from stages.mixing.identities import IDENTITIES
-from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.mixing.statistics import Interval, Resampled, resample, spearman_with_depth
 from stages.mixing.steps import STEP_MEASURES
+from stages.mixing.tables import grid as _grid
+from stages.mixing.tables import interval_table as _table
 from stages.parameters import MixingParameters
 from stages.sites import STEP_POINTS, Site
 
@@ -31,6 +30,7 @@ POSITION_STARTS = (0, *(2**power for power in range(16)))
 POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
 # How tokens are told apart, by the column of its own csv file.
 GROUPS = {"token_class": ("mixing_by_class", CLASSES), "positions": ("mixing_by_position", POSITIONS)}
+ACROSS = "mean_cosine_across"  # of tokens of different documents (Ethayarajh, EMNLP 2019), beside `GEOMETRY_MEASURES`
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
 
 
@@ -45,7 +45,8 @@ class Sums:
     steps: Doubles  # [N, layers, steps, measures]
     identities: Doubles  # [levels, identities]: the largest error of all documents, counted or not
     gains: Doubles  # [layers], `attention_gain`
-    agreement: Doubles | None  # [documents, references, layers, methods]
+    across: Interval  # [sites], `mean_cosine_across`
+    by_head: Doubles  # [N, layers, heads]; NaN for a head that a layer does not have
 
     @property
     def tokens(self) -> Doubles:
@@ -59,7 +60,7 @@ class Sums:
 
 
 def add_up(
-    documents: Sequence[Document], measured: Iterable[DocumentMeasures], gains: Doubles, agreement: Doubles | None
+    documents: Sequence[Document], measured: Iterable[DocumentMeasures], gains: Doubles, across: Interval
 ) -> Sums:
     """Take in the documents' measures, one document in memory at a time."""
     columns: dict[str, list[Doubles]] = defaultdict(list)
@@ -76,10 +77,11 @@ def add_up(
             columns["to_first"].append(measures.to_first[:, 1 : document.counted].sum(-1, dtype=np.float64))
             columns["geometry"].append(measures.geometry)
             columns["steps"].append(measures.steps)
+            columns["by_head"].append(measures.by_head)
     stacked = {name: np.stack(parts) for name, parts in columns.items()}
     groups = {column: (stacked[column], stacked[f"{column} tokens"]) for column in GROUPS}
     to_first, geometry, steps = (stacked[name] for name in ("to_first", "geometry", "steps"))
-    return Sums(groups, to_first, geometry, steps, np.stack(errors).max(0), gains, agreement)
+    return Sums(groups, to_first, geometry, steps, np.stack(errors).max(0), gains, across, stacked["by_head"])
 
 
 def overall_means(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> dict[str, Resampled]:
@@ -111,11 +113,9 @@ def plot_tables(
         for column, (file, labels) in GROUPS.items():
             ratios, tokens = part.groups[column]
             frames[file].append(_with_counts(_table(methods | {column: labels}, interval(ratios, tokens)), tokens))
-        places = {"checkpoint": [name], "site": sites, "measure": GEOMETRY_MEASURES}
-        geometry = _table(places, interval(part.geometry, np.ones(len(part.tokens))))
-        geometry.insert(1, "layer", [site.layer for site in geometry["site"]])
-        geometry["site"] = [site.point for site in geometry["site"]]
-        frames["geometry"].append(geometry.rename(columns={"site": "point"}).assign(documents=len(part.tokens)))
+        defined = ~np.isnan(part.geometry)
+        of_one = interval(np.nan_to_num(part.geometry), defined.astype(np.float64))
+        frames["geometry"].append(_geometry(name, part, of_one, defined.sum(0), sites))
         steps = _table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, interval(part.steps, part.tokens))
         frames["steps"].append(steps.dropna(subset="mean"))
         frames["attention_to_first"].append(_table(layers, interval(part.to_first, part.tokens - 1)).assign(**counts))
@@ -123,10 +123,24 @@ def plot_tables(
         without = interval(ratios[..., 1:].sum(-1), tokens[:, 1:].sum(-1))
         frames["mixing_without_first"].append(_table(methods, without).assign(**counts))
         frames["identities"].append(_identities(name, part))
-        frames["mixing_gradient"].append(_agreement(name, part, mixing))
+        heads = layers | {"head": range(1, part.by_head.shape[-1] + 1)}
+        of_heads = _table(heads, interval(part.by_head, part.tokens)).dropna(subset="mean")
+        frames["mixing_by_head"].append(of_heads.assign(**counts))
         frames["attention_gain"].append(_grid(layers).assign(gain=part.gains))
     tables = {name: pd.concat(parts) for name, parts in frames.items()}
     return tables | {"mixing_overall": _overall(means, mixing), "mixing_difference": _difference(means, mixing)}
+
+
+def _geometry(
+    name: str, part: Sums, of_one: Interval, documents: npt.NDArray[np.int64], sites: Sequence[Site]
+) -> pd.DataFrame:
+    """The means over documents, each of those in which a measure is defined; then the measure across documents."""
+    values = Interval(*(np.column_stack(pair) for pair in zip(of_one, part.across, strict=True)))
+    labels = {"checkpoint": [name], "site": sites, "measure": (*GEOMETRY_MEASURES, ACROSS)}
+    counts = np.column_stack([documents, np.full(len(sites), len(part.tokens))])
+    table = _table(labels, values).assign(documents=counts.ravel())
+    table.insert(1, "layer", [site.layer for site in table["site"]])
+    return table.assign(site=[site.point for site in table["site"]]).rename(columns={"site": "point"})
 
 
 def _identities(name: str, part: Sums) -> pd.DataFrame:
@@ -151,21 +165,14 @@ def _of_layers(by_layer: Resampled) -> Interval:
 
 
 def _difference(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
-    """By layer and method; no rows with one checkpoint only."""
+    """By layer and method, also with intervals that hold for all of them at once; no rows with one checkpoint only."""
     if DIFFERENCE not in means:
-        return pd.DataFrame(columns=["layer", "method", "difference", "ci_low", "ci_high"])
-    by_layer = means[DIFFERENCE].interval()
+        columns = ["layer", "method", "difference", "ci_low", "ci_high", "simultaneous_low", "simultaneous_high"]
+        return pd.DataFrame(columns=columns)
+    by_layer, every = means[DIFFERENCE].interval(), means[DIFFERENCE].simultaneous()
     frame = _table({"layer": range(1, len(by_layer.mean) + 1), "method": mixing.methods}, by_layer)
+    frame = frame.assign(simultaneous_low=every.low.ravel(), simultaneous_high=every.high.ravel())
     return frame.rename(columns={"mean": "difference"})
-
-
-def _agreement(name: str, part: Sums, mixing: MixingParameters) -> pd.DataFrame:
-    """Rank correlation with the gradient reference, mean over documents; no rows without gradient documents."""
-    methods = [*mixing.methods, *with_rollouts(mixing.matrices)]
-    labels = {"checkpoint": [name], "reference": REFERENCES, "layer": part.layers, "method": methods}
-    if part.agreement is None:
-        return pd.DataFrame(columns=[*labels, "spearman", "documents"])
-    return _grid(labels).assign(spearman=part.agreement.mean(0).ravel(), documents=len(part.agreement))
 
 
 def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], mixing: MixingParameters) -> dict[str, Any]:
@@ -182,16 +189,6 @@ def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], mixing: Mi
         mean, low, high = (float(part[place]) for part in _of_layers(means[DIFFERENCE]))
         written[DIFFERENCE] = {method: {"mean": mean, "ci_low": low, "ci_high": high}}
     return written | {"documents": len(next(iter(sums.values())).tokens)}
-
-
-def _grid(labels: Mapping[str, Any]) -> pd.DataFrame:
-    """A row for each combination of the labels, the last one running fastest."""
-    return pd.DataFrame(list(product(*labels.values())), columns=list(labels))
-
-
-def _table(labels: Mapping[str, Any], interval: Interval) -> pd.DataFrame:
-    """`_grid`, with an interval whose axes are the labels in their order."""
-    return _grid(labels).assign(mean=interval.mean.ravel(), ci_low=interval.low.ravel(), ci_high=interval.high.ravel())
 
 
 def _with_counts(frame: pd.DataFrame, counts: Doubles) -> pd.DataFrame:

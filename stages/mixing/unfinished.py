@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from tqdm import tqdm
 
 from stages.mixing.batches import BatchMeasurer, DocumentMeasures
 from stages.mixing.contributions import LEAST_RAW_SUM
+from stages.mixing.controls import SAME_PASS
+from stages.mixing.derivatives import DocumentDerivatives
 from stages.mixing.documents import CLASSES, Document
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.encoding import batches_by_tokens
@@ -47,6 +50,17 @@ class CheckpointMeasures:
                 with _whole(self._file(i)) as part, part.open("wb") as file:
                     np.savez(file, **asdict(measures))
 
+    def control(self, name: str, measurer: BatchMeasurer, documents: Sequence[Document], batch_tokens: int) -> None:
+        """The ratios of a control that takes a forward pass of its own, of `documents` as it has them."""
+        counted = [i for i, document in enumerate(documents) if document.counted]
+        batches = batches_by_tokens([len(documents[i]) for i in counted], batch_tokens)
+        units = self._own([[counted[place] for place in batch] for batch in batches])
+        left = [batch for batch in units if not all(self._file(i, name).exists() for i in batch)]
+        for batch in self._progress(left, name, "batch"):
+            for i, sums in zip(batch, measurer.ratio_sums([documents[i] for i in batch]), strict=True):
+                with _whole(self._file(i, name)) as part, part.open("wb") as file:
+                    np.savez(file, sums)
+
     def contributions(self, measurer: DocumentMeasurer) -> None:
         """The contribution matrices of the captured documents, as they are published."""
         captured = self._own([document for document in self.documents if document.captured])
@@ -67,30 +81,50 @@ class CheckpointMeasures:
                 if "attention" in measurer.matrices:
                     write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
 
-    def gradients(self, measurer: DocumentMeasurer, mixing: MixingParameters, seed: int) -> None:
-        """Agreement with the gradient reference, of the first reviews that count, cut short."""
-        for i in self._progress(self._own(self._of_gradients(mixing)), "gradients", "document"):
+    def gradients(self, measurer: DocumentMeasurer, chosen: Sequence[str], mixing: MixingParameters, seed: int) -> None:
+        """The derivatives of the reviews `chosen` by name, cut short; directions are drawn anew for each review."""
+        for i in self._progress(self._own(self._counted(chosen)), "gradients", "document"):
             if not self._file(i, "gradient").exists():
-                ids = self.documents[i].ids
-                if len(ids) > mixing.gradient_max_length:
-                    ends = ids[-1:] if self.documents[i].classes[-1] == CLASSES.index("sep") else ids[:0]
-                    ids = np.append(ids[: mixing.gradient_max_length - len(ends)], ends)
-                agreement = measurer.agreement(ids, mixing.gradient_directions, seed)
+                document = self.documents[i]
+                ids = _cut(document, min(mixing.gradient_max_length, document.counted))
+                # The same for a review in both checkpoints, so that they are compared along the same directions.
+                own_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
+                derivatives = measurer.derivatives(ids, mixing.gradient_directions, int(own_seed))
                 with _whole(self._file(i, "gradient")) as part, part.open("wb") as file:
-                    np.savez(file, agreement)
+                    np.savez(file, **asdict(derivatives))
 
     def load(self, i: int) -> DocumentMeasures:
         """What `measure` wrote of document `i`."""
         with np.load(self._file(i)) as arrays:
             return DocumentMeasures(**arrays)
 
-    def load_agreement(self, mixing: MixingParameters) -> npt.NDArray[np.float64] | None:
-        """What `gradients` wrote, `[documents, references, layers, methods]`; None without such documents."""
-        chosen = self._of_gradients(mixing)
-        return np.stack([np.load(self._file(i, "gradient"))["arr_0"] for i in chosen]) if chosen else None
+    def load_control(self, name: str) -> npt.NDArray[np.float64]:
+        """Of a control, the sums of the ratios over each counted document's tokens, `[documents, layers, methods]`."""
+        found = []
+        for i, document in enumerate(self.documents):
+            if document.counted:
+                same_pass = name in SAME_PASS
+                with np.load(self._file(i, "measures" if same_pass else name)) as arrays:
+                    found.append(arrays["controls"][SAME_PASS.index(name)] if same_pass else arrays["arr_0"])
+        return np.stack(found).swapaxes(1, 2)
 
-    def _of_gradients(self, mixing: MixingParameters) -> list[int]:
-        return [i for i, document in enumerate(self.documents) if document.counted][: mixing.gradient_documents]
+    def load_unit_sums(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Of each document that counts, and nothing else of it, what `measure` wrote `[sites, width]`."""
+        for i, document in enumerate(self.documents):
+            if document.counted:
+                with np.load(self._file(i)) as arrays:
+                    yield arrays["unit_sums"]
+
+    def load_derivatives(self, chosen: Sequence[str]) -> dict[str, DocumentDerivatives]:
+        """What `gradients` wrote, by the name of the review."""
+        found = {}
+        for i in self._counted(chosen):
+            with np.load(self._file(i, "gradient")) as arrays:
+                found[self.documents[i].name] = DocumentDerivatives(**arrays)
+        return found
+
+    def _counted(self, names: Sequence[str]) -> list[int]:
+        return [i for i, document in enumerate(self.documents) if document.counted and document.name in names]
 
     def _file(self, i: int, what: str = "measures") -> Path:
         return self.folder / self.checkpoint / f"{what}-{i}.npz"
@@ -100,6 +134,15 @@ class CheckpointMeasures:
 
     def _progress(self, units: Sequence[Any], what: str, unit: str) -> Iterator[Any]:
         yield from tqdm(units, desc=f"{self.checkpoint}: {what}", unit=unit, disable=None)
+
+
+def _cut(document: Document, length: int) -> npt.NDArray[np.int32]:
+    """Its first tokens as the tokenizer would cut it, a special token that ends it kept."""
+    ids = document.ids
+    if len(ids) <= length:
+        return ids
+    ends = ids[-1:] if document.classes[-1] == CLASSES.index("sep") else ids[:0]
+    return np.append(ids[: length - len(ends)], ends)
 
 
 @contextmanager

@@ -12,13 +12,15 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.mixing.contributions import Contributions, contributions, layer_contributions
-from stages.mixing.gradients import REFERENCES, document_calls, jacobian_norms
+from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
+from stages.mixing.gradients import REFERENCES, derivative_norms, document_calls
 from stages.mixing.layers import LayerPass, Visit, attention_gain, attention_map, run_layers
-from stages.mixing.matrices import LAYER_MATRICES, with_rollouts
+from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS, with_rollouts
 from stages.mixing.ratios import mixing_ratios
+from stages.models.capture_points import widths
 from stages.models.families import PROJECTED, family_of
 from stages.ranks import rank_correlation
-from stages.sites import LAYER_POINTS, Site
+from stages.sites import DECODER_INPUT, LAYER_POINTS, PREACTIVATION, Site
 
 Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
@@ -32,6 +34,7 @@ class DocumentMeasurer:
         self.base, self.folder, self.base_32 = copy.deepcopy(base).double(), folder, base
         self.methods, self.matrices = family.present(methods), family.present(matrices)
         self.declared = [LAYER_MATRICES[name] for name in self.matrices]
+        self.starts = [0, *(site.layer for site in widths(base) if site.point == DECODER_INPUT)]  # of each stack
 
     def contributions(self, ids: npt.NDArray[np.int32]) -> tuple[Contributions, Tensor]:
         """The document's matrices, and its attention weights `[layers, heads, tokens, tokens]`."""
@@ -43,13 +46,13 @@ class DocumentMeasurer:
             weights.append(seen.attention.weights()[0])
 
         self._run(ids, visit)
-        return contributions(self.declared, by_layer), torch.stack(weights)
+        return contributions(self.declared, by_layer, self.starts), torch.stack(weights)
 
-    def agreement(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> Doubles:
-        """Spearman `[references, layers, methods]` of every ratio and matrix with the gradient reference.
+    def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> DocumentDerivatives:
+        """The document's derivatives, their agreement with every ratio and matrix, and its rollouts.
 
-        A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over
-        the document's tokens with 1 - |J_ii| / sum_j |J_ij|. Ratios come first, then matrices and their rollouts.
+        A matrix is compared by Spearman row by row (the sources of each token, then the mean over tokens), a ratio
+        over the document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
         """
         by_layer: list[dict[str, Tensor]] = []
         ratios: list[dict[str, Tensor]] = []
@@ -59,18 +62,26 @@ class DocumentMeasurer:
             ratios.append(mixing_ratios(self.methods, seen.document(0)))
 
         self._run(ids, visit)
-        matrices = contributions(self.declared, by_layer).matrices
+        matrices = contributions(self.declared, by_layer, self.starts).matrices
         names = with_rollouts(self.matrices)
         agreement = np.empty((len(REFERENCES), len(by_layer), len(self.methods) + len(names)))
+        by_form = np.empty((len(REFERENCES), len(by_layer), len(FORMS), len(ids)))
         calls = document_calls(self.base_32, self._ids(ids))
         with torch.no_grad():
             for place, reference in enumerate(REFERENCES):
-                for layer, jacobian in enumerate(jacobian_norms(calls, reference, directions, seed)):
-                    others = 1 - jacobian.diagonal() / jacobian.sum(-1)
+                norms = derivative_norms(calls, reference, directions, seed)
+                of_layers = levels(norms)
+                by_form[place] = of_layers.cpu().numpy()
+                for layer, jacobian in enumerate(norms.entries_LTT):
+                    others = of_layers[layer, FORMS.index("sum_of_norms")]
                     row = [_spearman_of_rows(ratio, others) for ratio in ratios[layer].values()]
                     row += [_spearman_of_rows(matrices[name][layer], jacobian) for name in names]
                     agreement[place, layer] = row
-        return agreement
+        from_input = np.empty((len(by_layer), 0, len(ids)))
+        rolled = [1 - matrices[name].diagonal(dim1=-2, dim2=-1) for name in names if name in ROLLOUTS]
+        if rolled:
+            from_input = torch.stack(rolled, dim=1).cpu().numpy()
+        return DocumentDerivatives(agreement, by_form, from_input)
 
     def gains(self) -> Doubles:
         """`attention_gain` of each layer."""
@@ -86,7 +97,7 @@ class DocumentMeasurer:
         tokens = self._ids(ids)
         batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         with torch.inference_mode():
-            run_layers(self.base, self.folder, batch, visit, (*LAYER_POINTS, PROJECTED))
+            run_layers(self.base, self.folder, batch, visit, (*LAYER_POINTS, PROJECTED, PREACTIVATION))
 
     def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
         return torch.as_tensor(ids[None], dtype=torch.long, device=self.base.device)

@@ -12,6 +12,7 @@ import yaml
 from torch.nn import Module
 
 from stages.errors import InputError
+from stages.sites import PREACTIVATION
 
 PROJECTED = "projected"
 """What leaves W_O where a norm follows: no capture point, but recorded like one."""
@@ -60,10 +61,16 @@ class Stack:
             "attention_norm": (self.attention_norm, "output"),
             "cross_attention_output": (self.cross_attention, "output"),
             "cross_attention_norm": (self.cross_attention_norm, "output"),
+            PREACTIVATION: (self.feed_forward[0] if self.plain else None, "output"),
             "ffn_output": (self.feed_forward_output_norm or self.feed_forward[-1], "output"),
             "layer_output": ("", "output"),
         }
         return {point: (module, side) for point, (module, side) in found.items() if module is not None}
+
+    @property
+    def plain(self) -> bool:
+        """Whether the feed-forward network stands alone and is two Linears with an activation between them."""
+        return len(self.feed_forward) == 3 and not self.parallel
 
     def is_layer(self, path: str) -> bool:
         """Whether a module path is that of a layer."""
@@ -86,7 +93,9 @@ class Family:
         reasons: dict[str, str] = {}
         if stack.parallel:
             why = "attention and feed-forward network are added at once, no vector stands between them"
-            reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti"), why)
+            reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
+        elif not stack.plain:
+            reasons["layer_n"] = "its feed-forward network is gated, not an activation between two Linears"
         if stack.attention_norm is None:
             why = "no norm stands after attention's skip connection"
             reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)

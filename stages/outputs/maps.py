@@ -15,6 +15,11 @@ from stages.vocabulary import LAYOUTS
 
 MAPS = Path("features/maps")
 QUALITY = MAPS / "quality.parquet"
+OWN_BASIS = frozenset({"attention_heads"})
+"""Points whose coordinates are not those of the residual stream, before attention's last Linear.
+
+How far their vectors lie from other points' says nothing, so no score and no move compares them.
+"""
 
 
 def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArray[np.float32]]) -> None:

@@ -27,6 +27,7 @@ class TokenRatios(NamedTuple):
     checkpoint: str
     document: str
     tokens: list[str]
+    words: list[int | None]
     classes: list[str]
     in_statistics: npt.NDArray[np.bool_]
     ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
@@ -42,6 +43,7 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
             ("layer", pa.int32()),
             *((method, pa.float32()) for method in methods),
             ("token", pa.string()),
+            ("word", pa.int32()),
             ("token_class", pa.string()),
             ("in_statistics", pa.bool_()),
         ]
@@ -56,6 +58,7 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
                 np.repeat(np.arange(1, layers + 1), length),
                 *(ratios_LT.ravel() for ratios_LT in each.ratios_MLT),
                 each.tokens * layers,
+                each.words * layers,
                 each.classes * layers,
                 np.tile(each.in_statistics, layers),
             ]
@@ -63,11 +66,29 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
 
 
 def read_ratios(columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None) -> pd.DataFrame:
-    """`tokens.parquet`: checkpoint, document, position, layer (1..L), the ratios, token, token_class, in_statistics.
+    """`tokens.parquet`: checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
 
-    `filters` as in `pandas.read_parquet`: what they leave out is not held in memory.
+    A document may be there in two versions: as it was captured, and, `in_statistics`, as it was drawn. `word` numbers
+    the words of a document from 0 on, unknown (`Int32`) for special tokens. `filters` as in `pandas.read_parquet`: what
+    they leave out is not held in memory.
     """
-    return read_table(MIXING / TOKENS, "measure", columns=columns, filters=filters)
+    table = read_table(MIXING / TOKENS, "measure", columns=columns, filters=filters)
+    return table.astype({"word": "Int32"}) if "word" in table else table
+
+
+def read_captured_ratios(
+    documents: Sequence[str], columns: list[str] | None = None, filters: Sequence[tuple[str, str, Any]] = ()
+) -> pd.DataFrame:
+    """Rows of `tokens.parquet` of the captured `documents`, each once, as it was captured.
+
+    A document that was drawn and cut to another length is there twice; the version in the statistics is not the
+    captured one.
+    """
+    wanted = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
+    table = read_ratios(wanted, [("document", "in", list(documents)), *filters])
+    versions = table.groupby("document")["in_statistics"].transform("nunique")
+    captured = table[~((versions > 1) & table["in_statistics"])]
+    return captured if columns is None else captured[columns]
 
 
 def contributions_folder(checkpoint: str, document: str, root: Path = MIXING) -> Path:

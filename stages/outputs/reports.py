@@ -36,8 +36,8 @@ def _rounded(value: Any) -> Any:
 
 
 def read_metrics(name: str) -> dict[str, Any]:
-    """`finetune`, `mixing` or `maps`."""
-    stages = {"finetune": "finetune", "mixing": "measure", "maps": "reduce"}
+    """`finetune`, `mixing`, `validation` or `maps`."""
+    stages = {"finetune": "finetune", "mixing": "measure", "validation": "validate", "maps": "reduce"}
     metrics: dict[str, Any] = json.loads(made(METRICS / f"{name}.json", stages[name]).read_text(encoding="utf-8"))
     return metrics
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from stages.errors import InputError
 from stages.outputs.reviews import read_split, split_file
 from stages.reviews.draw import stratified_draw
@@ -29,3 +31,16 @@ def drawn_reviews(documents: int, seed: int) -> dict[str, str]:
     reviews = read_split("test")
     rows = stratified_draw(reviews["label"].to_numpy(), documents, seed)
     return {f"test/{row}": str(reviews["text"][row]) for row in rows.tolist()}
+
+
+def review_labels(names: Sequence[str]) -> list[int]:
+    """The class numbers of test reviews by name."""
+    labels = read_split("test")["label"].to_numpy()
+    return [int(labels[int(name.removeprefix("test/"))]) for name in names]
+
+
+def stratified_part(names: Sequence[str], size: int, seed: int) -> list[str]:
+    """That many of the test reviews `names`, stratified by label, in their order; all where there are not more."""
+    rows = np.array([int(name.removeprefix("test/")) for name in names])
+    labels = read_split("test")["label"].to_numpy()[rows]
+    return [names[place] for place in stratified_draw(labels, size, seed)]

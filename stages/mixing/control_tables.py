@@ -1,0 +1,60 @@
+"""From every document's controls to the tables that stand beside those of the ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from stages.mixing.documents import Document
+from stages.mixing.statistics import Resampled, resample
+from stages.mixing.summary import DIFFERENCE
+from stages.parameters import MixingParameters
+
+Doubles = npt.NDArray[np.float64]
+
+
+def control_tables(
+    controls: Mapping[str, Mapping[str, Doubles]],
+    documents: Sequence[Document],
+    means: Mapping[str, Resampled],
+    mixing: MixingParameters,
+    seed: int,
+) -> dict[str, pd.DataFrame]:
+    """`mixing_controls` and `mixing_controls_difference` by name.
+
+    `controls` has by checkpoint and control the sums of the ratios over the tokens of each of the `documents` that
+    count `[N, layers, methods]`, `means` the true ratios as `overall_means` gives them: every difference is of the
+    same documents in each sample.
+    """
+    tokens = np.array([document.counted for document in documents if document.counted], dtype=np.float64)
+    resampled = {
+        (checkpoint, control): resample(sums, tokens[:, None, None], mixing.bootstrap_samples, seed)
+        for checkpoint, by_control in controls.items()
+        for control, sums in by_control.items()
+    }
+    if DIFFERENCE in means:
+        shared = [control for control in controls["pretrained"] if control in controls["finetuned"]]
+        for control in shared:
+            before, after = (resampled[checkpoint, control] for checkpoint in ("pretrained", "finetuned"))
+            resampled[DIFFERENCE, control] = after.minus(before)
+    counts = {"tokens": int(tokens.sum()), "documents": len(tokens)}
+    of_controls = [_rows(*names, each, mixing.methods, "mean").assign(**counts) for names, each in resampled.items()]
+    excess = [
+        _rows(checkpoint, control, means[checkpoint].minus(each), mixing.methods, "difference")
+        for (checkpoint, control), each in resampled.items()
+        if checkpoint in means
+    ]
+    return {"mixing_controls": pd.concat(of_controls), "mixing_controls_difference": pd.concat(excess)}
+
+
+def _rows(checkpoint: str, control: str, by_layer: Resampled, methods: Sequence[str], value: str) -> pd.DataFrame:
+    """By layer and method, from `[layers, methods]`."""
+    interval = by_layer.interval()
+    labels = product([checkpoint], [control], range(1, len(interval.mean) + 1), methods)
+    frame = pd.DataFrame(list(labels), columns=["checkpoint", "control", "layer", "method"])
+    ends = {value: interval.mean, "ci_low": interval.low, "ci_high": interval.high}
+    return frame.assign(**{name: values.ravel() for name, values in ends.items()})
