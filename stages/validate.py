@@ -1,0 +1,153 @@
+"""Ask which measure deserves belief: of what the class score comes, and how sure the classifier is.
+
+    python -m stages.validate
+
+For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
+compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
+layer's mixing ratio. Writes `features/validation/`, three tables and `margins.csv` under `reports/plots/`, and
+`reports/metrics/validation.json`; `docs/measures.md` says what each number is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from stages.command import run_stage
+from stages.mixing.documents import Document, chosen_documents
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.models.loading import check_max_length
+from stages.outputs.checkpoints import FINETUNED
+from stages.outputs.mixing import read_ratios
+from stages.outputs.reports import write_metrics, write_plot
+from stages.outputs.reviews import read_split
+from stages.outputs.validation import write_removals, write_scores
+from stages.parameters import Parameters
+from stages.reviews.chosen import drawn_reviews
+from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
+from stages.validation.classifier import Classifier
+from stages.validation.removal import agreement, probability, removals
+from stages.validation.review import Review
+from stages.validation.tables import faithfulness, margin_correlation
+
+Doubles = npt.NDArray[np.float64]
+
+
+def main(parameters: Parameters) -> None:
+    check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
+    check_max_length("mixing.max_length", parameters.mixing.max_length, FINETUNED)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    classifier = Classifier(FINETUNED, device, parameters.mixing.batch_tokens)
+    samples, seed = parameters.mixing.bootstrap_samples, parameters.seed
+    methods = _present(classifier)
+    drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
+    shares = parameters.faithfulness.shares
+    curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
+    margins, checkpoints = _margins(classifier, parameters)
+    correlations = margin_correlation(margins, checkpoints, samples, seed)
+    write_plot("faithfulness", curves)
+    write_plot("faithfulness_overall", overall)
+    write_plot("margins", margins)
+    write_plot("margin_correlation", correlations)
+    best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
+    write_metrics("validation", {"above_random": float(best), "margin": float(correlations["given_length"].iloc[-1])})
+    logging.info("%d token scores compared in %d reviews", len(methods), len(drops_NMS))
+
+
+def _present(classifier: Classifier) -> list[Attribution]:
+    """The scores that the model's family has; why it lacks the others is said."""
+    found = []
+    for each in ATTRIBUTIONS.values():
+        reason = each.absent(classifier.family)
+        if reason is None:
+            found.append(each)
+        else:
+            logging.info("%s: absent in the model family %s: %s", each.name, classifier.family.model_type, reason)
+    return found
+
+
+def _documents(classifier: Classifier, documents: int, max_length: int, seed: int) -> list[Document]:
+    drawn = drawn_reviews(documents, seed)
+    return chosen_documents(classifier.tokenizer, drawn, {}, max_length, max_length)
+
+
+def _removed(classifier: Classifier, methods: list[Attribution], parameters: Parameters) -> tuple[Doubles, Doubles]:
+    """Falls of the probability `[N, methods, shares]` and agreement with the derivative `[N, methods]`."""
+    faithfulness, seed = parameters.faithfulness, parameters.seed
+    generator = np.random.default_rng(seed)
+    matrices = [LAYER_MATRICES[name] for name in classifier.family.present(MATRICES_READ)]
+    matrices = matrices if len(classifier.family.stacks) == 1 else []
+    values = classifier.values() if any(each.name == "decompx" for each in methods) else None
+    drops, agreements, scored, removed = [], [], [], []
+    documents = _documents(classifier, faithfulness.documents, faithfulness.max_length, seed)
+    for document in tqdm(documents, desc="token scores", unit="review", disable=None):
+        review = Review(classifier, document, matrices, values, generator, faithfulness.random_draws)
+        scores = {each.name: np.atleast_2d(each.formula(review)) for each in methods}
+        found = removals(review, scores, faithfulness.shares)
+        whole = float(probability(torch.from_numpy(review.logits_C), review.predicted))
+        drops.append([whole - found[each.name][..., 0].mean(0) for each in methods])
+        reference = scores[REFERENCE][0]
+        agreements.append(
+            [np.nan if each.name == REFERENCE else agreement(review, scores[each.name], reference) for each in methods]
+        )
+        scored.append(_scores(review, scores))
+        removed.append(_removals(review, found, faithfulness.shares, whole))
+    write_scores(pd.concat(scored, ignore_index=True))
+    write_removals(pd.concat(removed, ignore_index=True))
+    return np.array(drops), np.array(agreements)
+
+
+def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
+    tokens = review.classifier.tokenizer.convert_ids_to_tokens(review.ids)
+    frame = {"document": review.document.name, "position": np.arange(len(tokens), dtype=np.int32), "token": tokens}
+    return pd.concat([pd.DataFrame({**frame, "method": name, "score": each.mean(0)}) for name, each in scores.items()])
+
+
+def _removals(review: Review, found: dict[str, Doubles], shares: list[float], whole: float) -> pd.DataFrame:
+    name, logit = review.document.name, float(review.logits_C[review.predicted])
+    rows = []
+    for method, table in found.items():
+        for draw, of_shares in enumerate(table):
+            rows.append((name, method, draw, 0.0, whole, logit))
+            rows += [(name, method, draw, share, *row) for share, row in zip(shares, of_shares.tolist(), strict=True)]
+    return pd.DataFrame(rows, columns=["document", "method", "draw", "share", "probability", "logit"])
+
+
+def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
+    """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
+    mixing = parameters.mixing
+    documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed)
+    logits_NC = classifier.logits([document.ids.tolist() for document in documents])
+    highest = logits_NC.topk(2).values
+    reviews, names = read_split("test"), classifier.base.config.id2label
+    numbers = [int(document.name.removeprefix("test/")) for document in documents]
+    table = pd.DataFrame(
+        {
+            "document": [document.name for document in documents],
+            "label": reviews["label_name"].to_numpy()[numbers],
+            "predicted": [names[label] for label in logits_NC.argmax(-1).tolist()],
+            "margin": (highest[:, 0] - highest[:, 1]).numpy(),
+            "tokens": [len(document) for document in documents],
+        }
+    )
+    last = _last_layer()
+    return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
+
+
+def _last_layer() -> dict[str, pd.Series]:
+    """Each measured checkpoint's mean ratio of every review in the statistics, after the last layer, by review."""
+    ratios = read_ratios()
+    method = preferred_ratio([column for column in ratios if column in RATIOS])
+    counted = ratios[ratios["in_statistics"] & (ratios["layer"] == ratios["layer"].max())]
+    means = counted.groupby(["checkpoint", "document"], sort=False)[method].mean()
+    return {str(name): means.loc[name] for name in ratios["checkpoint"].unique()}
+
+
+if __name__ == "__main__":
+    run_stage(main)
