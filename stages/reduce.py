@@ -3,7 +3,8 @@
     python -m stages.reduce
 
 Writes `features/maps/<layout>.parquet` (`stages.maps.layouts` says which there are), `features/maps/quality.parquet`,
-`reports/plots/map_quality.csv`, `reports/plots/movement.csv` and `reports/metrics/maps.json`.
+`reports/plots/map_quality.csv`, `reports/plots/movement.csv`, `reports/plots/movement_by_document.csv` and
+`reports/metrics/maps.json`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import pandas as pd
 
 from stages.command import run_stage
 from stages.errors import InputError
-from stages.maps.layouts import FITS, Fitted
-from stages.maps.movement import COLUMNS, movement_table
+from stages.maps.layouts import FITS, Blocks, Fitted, Maps
+from stages.maps.movement import measured_moves
 from stages.maps.neighbours import Vectors
 from stages.maps.parallel import check_cluster
+from stages.maps.projections import PROJECTIONS
 from stages.maps.quality_table import quality_table
 from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
-from stages.outputs.maps import MAPS, write_map, write_quality
-from stages.outputs.mixing import read_ratios
+from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_quality
+from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import write_metrics, write_plot
 from stages.parameters import Parameters, UmapParameters
 from stages.reviews.draw import Rows, stratified_draw
@@ -33,6 +35,7 @@ from stages.sites import Site
 from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
+Points = tuple[list[Site], Vectors]
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
@@ -46,20 +49,46 @@ def main(parameters: Parameters) -> None:
     in_stream = _residual_stream(by_width)
     everywhere = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
     drawn = tokens.iloc[rows].reset_index(drop=True)
-    ratios = _ratios(drawn)
+    in_joint = _joint_points(sites, in_stream, umap)
     shutil.rmtree(MAPS, ignore_errors=True)
     layouts: dict[str, Fitted] = {}
-    movement = [pd.DataFrame(columns=list(COLUMNS))]
+    in_layout: dict[str, tuple[list[Site], Blocks]]
+    in_layout = {"joint": in_joint, "aligned": in_stream, "separate": (sites, [everywhere[site] for site in sites])}
     for layout in umap.layouts:
-        chosen, vectors = in_stream if layout in ONE_PLANE else (sites, [everywhere[site] for site in sites])
+        chosen, vectors = in_layout[layout]
         fitted = layouts[layout] = FITS[layout](chosen, vectors, umap)
         write_map(layout, drawn, fitted.maps[umap.seed])
-        if layout in ONE_PLANE:
-            for seed, maps in fitted.maps.items():
-                movement.append(movement_table(layout, seed, everywhere, maps, ratios, umap.metric))
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
-    write_plot("movement", pd.concat(movement[1:] or movement, ignore_index=True))
+    moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
+    if moved:
+        moved |= _projections(*in_joint, umap)
+    moves = measured_moves(moved, everywhere, drawn, _ratios(drawn), umap)
+    write_plot("movement", moves.summary())
+    write_plot("movement_by_document", moves.by_document())
     _write_quality(layouts, len(drawn))
+
+
+def _joint_points(sites: list[Site], in_stream: Points, umap: UmapParameters) -> Points:
+    """Those of the residual stream's points that `umap.joint_points` names, all where it names none."""
+    allowed = list(dict.fromkeys(site.point for site in in_stream[0]))
+    refused = [point for point in umap.joint_points if point not in allowed]
+    if refused:
+        captured = {site.point for site in sites}
+        reasons = {True: "is not as wide as the residual stream", False: "was not captured"}
+        said = "; ".join(f"{point} {reasons[point in captured]}" for point in refused)
+        raise InputError(f"umap.joint_points: {said}; allowed: {', '.join(allowed)}")
+    if not umap.joint_points:
+        return in_stream
+    chosen = [number for number, site in enumerate(in_stream[0]) if site.point in umap.joint_points]
+    return [in_stream[0][number] for number in chosen], in_stream[1][chosen]
+
+
+def _projections(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> dict[str, Maps]:
+    """Plain projections of the joint map's vectors, without those in a basis of their own."""
+    pairs = zip(sites, vectors_STD, strict=True)
+    compared = {site: vectors for site, vectors in pairs if site.point not in OWN_BASIS}
+    seeds = [umap.seed, *umap.stability_seeds]
+    return {name: project(compared, seeds) for name, project in PROJECTIONS.items()} if compared else {}
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -74,10 +103,10 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _read(sites: list[Site], rows: Rows) -> dict[int, tuple[list[Site], Vectors]]:
+def _read(sites: list[Site], rows: Rows) -> dict[int, Points]:
     """The sites of each width, and the drawn tokens' vectors `[sites, tokens, width]`, a block of a store at a time."""
     widths = {site: int(store.open_store(store.ACTIVATIONS, site).shape[1]) for site in sites}
-    read: dict[int, tuple[list[Site], Vectors]] = {}
+    read: dict[int, Points] = {}
     for width in dict.fromkeys(widths.values()):
         chosen = [site for site in sites if widths[site] == width]
         vectors_STD = np.empty((len(chosen), len(rows), width), dtype=np.float32)
@@ -91,7 +120,7 @@ def _read(sites: list[Site], rows: Rows) -> dict[int, tuple[list[Site], Vectors]
     return read
 
 
-def _residual_stream(by_width: Mapping[int, tuple[list[Site], Vectors]]) -> tuple[list[Site], Vectors]:
+def _residual_stream(by_width: Mapping[int, Points]) -> Points:
     """The sites as wide as the residual stream, the only ones that one plane can hold, and their vectors."""
     points = {width: dict.fromkeys(site.point for site in sites) for width, (sites, _) in by_width.items()}
     stream = max(points, key=lambda width: len(points[width].keys() - OTHER_WIDTHS))
@@ -105,7 +134,7 @@ def _residual_stream(by_width: Mapping[int, tuple[list[Site], Vectors]]) -> tupl
 def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
     """`layer` and the ratios of the drawn tokens in the captured checkpoint, in the maps' order; empty without any."""
     documents = drawn["document"].unique().tolist()
-    ratios = read_ratios(filters=[("checkpoint", "==", CAPTURED_CHECKPOINT), ("document", "in", documents)])
+    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", CAPTURED_CHECKPOINT)])
     if ratios.empty:
         logging.info("no ratios of the fine-tuned model to set the maps against: mixing.checkpoints leaves it out")
         return pd.DataFrame()

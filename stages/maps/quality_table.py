@@ -9,12 +9,14 @@ import pandas as pd
 
 from stages.maps.graphs import has_neighbourhoods
 from stages.maps.neighbours import Coordinates, Vectors
+from stages.maps.parallel import in_parallel
 from stages.maps.quality import SCORES, STABILITY, distance_correlation, scored_rows, scores, stability
+from stages.outputs.maps import OWN_BASIS
 from stages.parameters import UmapParameters
 from stages.sites import Site
-from stages.vocabulary import MAP_MEASURES
 
 COLUMNS = ("layout", "layer", "point", "measure", "value", "chance")
+WITHIN = tuple(f"{name}_within" for name in SCORES)
 Where = tuple[str, int | None, str | None]
 Row = tuple[str, int | None, str | None, str, float, float]
 
@@ -25,10 +27,49 @@ def score_map(
     """Rows for one map and for each of its `parts`, if it has several points, and how many vectors were scored.
 
     `parts` lie one after the other in `vectors`; `maps` are `[vectors, 2]`, the first with the seed of the parameters.
-    All values are NaN where there are no neighbourhoods.
+    Points in a basis of their own (`OWN_BASIS`) are nobody's neighbours among all points, and have no score there.
+    Each part is also scored by itself, among the vectors of its own point (`WITHIN`); the whole map's value is the
+    mean over parts. All values are NaN where there are no neighbourhoods.
     """
+    if not parts:
+        return _score_together(whole, (), vectors, maps, umap)
+    size = len(vectors) // len(parts)
+    slices = [slice(start, start + size) for start in range(0, len(vectors), size)]
+    compared = [(site, part) for site, part in zip(parts, slices, strict=True) if site.point not in OWN_BASIS]
+    if len(compared) == len(parts):
+        table, scored = _score_together(whole, parts, vectors, maps, umap)
+    else:
+        rows = np.concatenate([np.arange(len(vectors))[part] for _, part in compared] or [np.arange(0)])
+        kept = [xy[rows] for xy in maps]
+        table, scored = _score_together(whole, [site for site, _ in compared], vectors[rows], kept, umap)
+    calls = [(whole[0], site, vectors[part], maps[0][part], umap) for site, part in zip(parts, slices, strict=True)]
+    within = [row for of_part in in_parallel(_score_part, calls, "scores within points") for row in of_part]
+    means = [row for row in whole_layout(whole[0], within) if row[3] in WITHIN]
+    return table + means + within, scored
+
+
+def _score_part(layout: str, site: Site, vectors: Vectors, xy: Coordinates, umap: UmapParameters) -> list[Row]:
+    """One point's vectors on a map of several points, among themselves; distances where nothing else scores them."""
+    own_distances = site.point in OWN_BASIS
     if not has_neighbourhoods(vectors):
-        names = [name for name in MAP_MEASURES if len(maps) > 1 or name not in STABILITY]
+        names = (*WITHIN, "distance_spearman") if own_distances else WITHIN
+        return [(layout, *site, name, float("nan"), float("nan")) for name in names]
+    both = xy, np.random.default_rng(umap.seed).permutation(xy)
+    rows = scored_rows(np.zeros(len(vectors), dtype=np.int64), umap.seed)
+    pairs = zip(*(each.mean(axis=0).tolist() for each in scores(vectors, both, umap.metric, rows)), strict=True)
+    table: list[Row] = [(layout, *site, name, *pair) for name, pair in zip(WITHIN, pairs, strict=True)]
+    if own_distances:
+        value, chance = (distance_correlation(vectors, each, umap.metric, umap.seed) for each in both)
+        table.append((layout, *site, "distance_spearman", value, chance))
+    return table
+
+
+def _score_together(
+    whole: Where, parts: Sequence[Site], vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters
+) -> tuple[list[Row], int]:
+    """The same for points that can all be compared."""
+    if not has_neighbourhoods(vectors):
+        names = (*SCORES, "distance_spearman", *(STABILITY if len(maps) > 1 else ()))
         return [(*whole, name, float("nan"), float("nan")) for name in names], 0
     # By chance the same places are dealt out to the vectors; a part's tokens lie among the places of the whole map.
     both = maps[0], np.random.default_rng(umap.seed).permutation(maps[0])
