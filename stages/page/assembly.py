@@ -6,6 +6,7 @@ import base64
 import hashlib
 import logging
 import re
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def write_page(parameters: Parameters) -> None:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"visible": visible}
-    lacking, points_left_out = _points_left_out(data)
+    not_chosen, lacking, points_left_out = _points_left_out(data, parameters.umap.joint_points)
     texts = chosen_texts(parameters.capture.documents, parameters.capture.texts)
     text = environment.get_template("template.html.j2").render(
         policy=_policy(charts, own),
@@ -54,7 +55,7 @@ def write_page(parameters: Parameters) -> None:
         revision=parameters.model.revision,
         dataset=parameters.dataset.name,
         facts=facts(),
-        findings=findings(),
+        findings=findings(tokens["document"].unique().tolist()),
         cautions=cautions(),
         changed=changed_parameters(parameters),
         versions=versions(),
@@ -64,6 +65,8 @@ def write_page(parameters: Parameters) -> None:
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
         lacking=lacking,
         points_left_out=points_left_out,
+        not_chosen=not_chosen,
+        own_basis=_own_basis(data),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder=data["encoder"],
         decoders=data["ratios"]["layers"] - (data["encoder"] or 0),
@@ -74,11 +77,28 @@ def write_page(parameters: Parameters) -> None:
     logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
 
 
-def _points_left_out(data: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The layouts that do not hold every capture point, and the points that they leave out."""
-    absent = {name: each["absent"] for name, each in data["maps"].items() if each["absent"]}
-    points = (data["sites"][number]["point"] for numbers in absent.values() for number in numbers)
-    return list(absent), [in_text(POINT_MARKS[point].label) for point in dict.fromkeys(points)]
+def _points_left_out(data: dict[str, Any], joint_points: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Points that `umap.joint_points` leaves out; layouts that cannot hold every point, and the points they lack."""
+    absent = {
+        name: [data["sites"][number]["point"] for number in each["absent"]] for name, each in data["maps"].items()
+    }
+    not_chosen = {point for point in absent.get("joint", ()) if joint_points and point not in joint_points}
+    absent |= {"joint": [point for point in absent.get("joint", ()) if point not in not_chosen]}
+    lacking = [name for name, points in absent.items() if points]
+    return _labels(not_chosen), lacking, _labels({point for points in absent.values() for point in points})
+
+
+def _own_basis(data: dict[str, Any]) -> list[str]:
+    """Points on the joint map whose places there cannot be compared with those of others."""
+    absent = data["maps"].get("joint", {"absent": range(len(data["sites"]))})["absent"]
+    return _labels(
+        {site["point"] for number, site in enumerate(data["sites"]) if number not in absent} & set(data["ownBasis"])
+    )
+
+
+def _labels(points: set[str]) -> list[str]:
+    """In forward order."""
+    return [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
 
 
 def page_script(folder: Path = HERE / "script") -> str:

@@ -13,8 +13,8 @@ from stages import vocabulary
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs import activations as store
-from stages.outputs.maps import made_layouts, map_sites, read_map, read_quality
-from stages.outputs.mixing import HEADS, read_matrix, read_ratios, stored_matrices
+from stages.outputs.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
+from stages.outputs.mixing import HEADS, read_captured_ratios, read_matrix, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
 from stages.pictures.style import square_limits
@@ -37,7 +37,7 @@ def captured_tokens() -> tuple[pd.DataFrame, int]:
 
 def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
     """Everything that the page's script reads."""
-    ratios = read_ratios(filters=[("document", "in", tokens["document"].unique().tolist())])
+    ratios = read_captured_ratios(tokens["document"].unique().tolist())
     steps = read_plot("steps", "measure").dropna(subset="mean")
     captured = read_captured(with_classes(tokens), steps)
     layers = int(ratios["layer"].max())
@@ -54,6 +54,7 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         },
         "captured": vocabulary.CAPTURED_CHECKPOINT,
         "onePlane": vocabulary.ONE_PLANE,
+        "ownBasis": sorted(OWN_BASIS),
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": preferred_ratio(ratios.columns),

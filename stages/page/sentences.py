@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,10 +14,12 @@ import pandas as pd
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs.maps import made_layouts, read_quality
 from stages.outputs.reports import read_metrics, read_plot
+from stages.page import evidence
 from stages.parameters import Parameters
 from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
+PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
 
@@ -64,15 +66,19 @@ def facts() -> dict[str, str]:
     }
 
 
-def findings() -> list[str]:
+def findings(captured: Sequence[str]) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
     test, run = read_metrics("finetune")["test"], facts()
+    method = preferred_ratio(read_plot("mixing", "measure")["method"].tolist())
     return [
         f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
         f"naming the more frequent class every time would be on {run['majority baseline']}.",
         *_mixing(read_plot("mixing", "measure")),
-        *_difference(read_plot("mixing_difference", "measure")),
+        *evidence.typical(method, captured),
+        *evidence.change(read_plot("mixing_difference", "measure")),
+        *evidence.controls(method),
+        *evidence.derivatives(method),
         *_map(made_layouts()[0]),
     ]
 
@@ -110,17 +116,6 @@ def _mixing(curves: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _difference(differences: pd.DataFrame) -> list[str]:
-    if differences.empty:  # one checkpoint was measured
-        return []
-    rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
-    row = rows.iloc[int(rows["difference"].abs().argmax())]
-    return [
-        f"Fine-tuning changes mixing most in layer {row['layer']:.0f}, by {100 * row['difference']:+.0f} points (95 % "
-        f"interval {100 * row['ci_low']:+.0f} to {100 * row['ci_high']:+.0f}, paired by review)."
-    ]
-
-
 def _agreement(agreement: pd.DataFrame) -> str:
     """How far the preferred ratio agrees with derivatives, as a sentence; none without gradient documents."""
     if agreement.empty:
@@ -150,33 +145,75 @@ def _map(layout: str) -> list[str]:
             f"neighbours kept (chance {percent(chance['neighbours_kept'], 1)}). Far distances are less to be trusted: "
             f"their rank correlation with those of the full space is {value['distance_spearman']:.2f}."
         )
-    movement = read_plot("movement", "reduce").query("layout == @layout")
-    seeds = " and ".join(", ".join(map(str, movement["seed"].unique())).rsplit(", ", 1))
+    within = value.get("neighbours_kept_within")
+    if within is not None and np.isfinite(within):
+        sentences.append(
+            f"Among the vectors of its own capture point alone, the {layout} map keeps {percent(within)} of a vector's "
+            f"15 nearest (chance {percent(chance['neighbours_kept_within'], 1)})."
+        )
     overlap = value.get("neighbour_overlap")
     if overlap is not None and np.isfinite(overlap):
         sentences.append(
-            f"What of the {layout} map is due to its seed: maps with seeds {seeds} share {percent(overlap)} "
+            f"What of the {layout} map is due to its seed: maps with other seeds share {percent(overlap)} "
             f"of each vector's neighbours (chance {percent(chance['neighbour_overlap'], 1)})."
         )
-    return sentences + _movement(layout, movement)
+    return sentences + _movement(layout, read_plot("movement", "reduce"))
 
 
 def _movement(layout: str, movement: pd.DataFrame) -> list[str]:
-    against = [method for method in movement["against"].unique() if method in RATIOS]
+    """What moves on the layout have to do with the mixing; true of any outcome."""
+    measured = movement.loc[movement["layout"] == layout, "against"].unique()
+    against = [method for method in measured if method in RATIOS]
     if not against:  # a layout without moves, or no ratios to set them against
         return []
-    chosen = (movement["against"] == preferred_ratio(against)) & (movement["step"] == "attention")
-    by_seed = movement[chosen].pivot_table(index="seed", columns="layer", values="spearman", sort=False)
-    if by_seed.empty:
+    method = preferred_ratio(against)
+    chosen = movement[(movement["against"] == method) & (movement["step"] == RATIOS[method].covers)]
+    by_layer = {names: rows.dropna(subset="mean") for names, rows in chosen.groupby(["layout", "measure"])}
+    if not len(by_layer[layout, "spearman"]):
         return []
-    shown, means = by_seed.iloc[0], by_seed.mean(axis=1)
-    range_of_seeds = f" ({means.min():.2f} to {means.max():.2f} with {len(means)} seeds)" if len(means) > 1 else ""
-    return [
-        f"Does the {layout} map show the mixing? How far a token moves on it in the attention step and how much "
-        f"it is mixed there have a rank correlation of {means.iloc[0]:.2f}{range_of_seeds}, the mean over the layers; "
-        f"the lowest, {shown.min():.2f}, is that of layer {shown.idxmin()}, the highest, {shown.max():.2f}, that of "
-        f"layer {shown.idxmax()}."
+    said = {names: _range(rows) for names, rows in by_layer.items() if len(rows)}
+    step = "the attention step" if RATIOS[method].covers == "attention" else "a layer"
+    sentences = [
+        f"Does the {layout} map show the mixing? How far a token moves on it in {step} and how much it is mixed there "
+        f"({in_text(RATIOS[method].mark.label)}) have a rank correlation of {said[layout, 'spearman']}."
     ]
+    if (layout, "partial_full_space") in said:
+        sentences.append(
+            f"Given how far the token moves in the full space, that of the {layout} map is "
+            f"{said[layout, 'partial_full_space']}: what a map shows of the mixing beyond the length of the move."
+        )
+    plain = [
+        f"{said[name, 'spearman']} on {label}" for name, label in PROJECTIONS.items() if (name, "spearman") in said
+    ]
+    if plain:
+        sentences.append(f"Plain projections of the same vectors to two dimensions have {' and '.join(plain)}.")
+    return [*sentences, _how_sure(by_layer[layout, "spearman"], by_layer[layout, "permutation_null"])]
+
+
+def _range(rows: pd.DataFrame) -> str:
+    """`0.12 (layer 1) to 0.45 (layer 6)`."""
+    low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
+    if low["layer"] == high["layer"]:
+        return f"{low['mean']:.2f} (layer {low['layer']})"
+    return f"{low['mean']:.2f} (layer {low['layer']}) to {high['mean']:.2f} (layer {high['layer']})"
+
+
+def _how_sure(rows: pd.DataFrame, null: pd.DataFrame) -> str:
+    """What stands against chance, and against other texts."""
+    by_chance = (
+        f"Ratios dealt out anew within a text give {null['ci_low'].min():.2f} to {null['ci_high'].max():.2f}, the "
+        "widest range of 95 % in any layer."
+    )
+    known = rows.dropna(subset="ci_low")
+    if known.empty:
+        return f"{by_chance} These are numbers of one text; there is no interval over texts."
+    above, below = int((known["ci_low"] > 0).sum()), int((known["ci_high"] < 0).sum())
+    least, most = known["documents"].min(), known["documents"].max()
+    texts = f"{most}" if least == most else f"{least} to {most}"
+    return (
+        f"{by_chance} Of the map's {len(known)} layers with an interval over {texts} texts and the seeds, it lies "
+        f"above 0 in {above} and below 0 in {below}."
+    )
 
 
 def _shown_checkpoint(table: pd.DataFrame) -> str:

@@ -17,9 +17,10 @@ from matplotlib.textpath import TextPath
 
 from stages.mixing.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from stages.mixing.ratios import RATIOS, preferred_ratio
-from stages.outputs.mixing import contributions_folder, read_matrix, read_ratios, row_shares, stored_matrices
+from stages.outputs.mixing import contributions_folder, read_captured_ratios, read_matrix, row_shares, stored_matrices
 from stages.outputs.reports import FIGURES, read_plot
 from stages.parameters import FiguresParameters
+from stages.pictures.mixing_reviews import draw_reviews
 from stages.pictures.style import ONE_COLUMN, PAGE_HEIGHT, TWO_COLUMNS, printable, save_figure
 from stages.pictures.tokens import Captured
 from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES, Mark, layer_label
@@ -46,15 +47,18 @@ class Stack(NamedTuple):
 def draw_mixing_figures(figures: FiguresParameters, captured: Captured) -> None:
     """Write every figure of mixing to `reports/figures/`, from what `measure` wrote; draw under `paper_style`.
 
-    `mixing_by_layer`, `mixing_steps`, and for each captured document `mixing_tokens_<document>`,
+    `mixing_by_layer`, `mixing_reviews`, `mixing_steps`, and for each captured document `mixing_tokens_<document>`,
     `mixing_contributions_<document>_<checkpoint>` and `mixing_rollouts_<document>_<checkpoint>`; of a decoder beside an
     encoder the same for each document once more, their names ending in `_decoder`.
     """
     axis = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     _draw_by_layer(read_plot("mixing", "measure"), axis, FIGURES / "mixing_by_layer", figures)
+    reviews, weighted = (read_plot(f"mixing_{name}", "measure") for name in ("by_review", "weighted"))
+    draw_reviews(reviews, weighted, axis, FIGURES / "mixing_reviews", figures)
     _draw_steps(read_plot("steps", "measure"), axis, FIGURES / "mixing_steps", figures)
     document: Any
-    for document, rows in read_ratios().groupby("document", sort=False):
+    ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
+    for document, rows in ratios.groupby("document", sort=False):
         if not contributions_folder(rows["checkpoint"].iloc[0], document).is_dir():  # not captured
             continue
         for stack in _stacks(captured, document, int(rows["layer"].max())):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from stages.outputs.mixing import read_ratios
+from stages.outputs.mixing import read_captured_ratios
 from stages.sites import DECODER_INPUT, Site
 from stages.vocabulary import SPECIAL_LOOKS
 
@@ -83,8 +83,8 @@ class Captured(NamedTuple):
 def with_classes(tokens: pd.DataFrame) -> pd.DataFrame:
     """The captured tokens, and of each the `token_class` that `measure` found."""
     keys = ["document", "position"]
-    chosen = [("layer", "==", 1), ("document", "in", tokens["document"].unique().tolist())]
-    classes = read_ratios(columns=[*keys, "token_class"], filters=chosen).drop_duplicates(keys)
+    documents = tokens["document"].unique().tolist()
+    classes = read_captured_ratios(documents, [*keys, "token_class"], [("layer", "==", 1)]).drop_duplicates(keys)
     return tokens.merge(classes, on=keys, how="left")
 
 

@@ -46,7 +46,10 @@ function ratioLegend(scale) {
   if (!checkpoints.includes(CAPTURED)) return ["No ratios of the fine-tuned model: mixing.checkpoints leaves it out."];
   if (data.sites[state.point].layer === 0) return ["Before the first layer nothing is mixed yet."];
   const how = `(${inText(data.labels.methods[state.method])}, ${inText(data.labels.checkpoints[CAPTURED])})`;
-  return [...ramp("0 % from others", percent(largestRatio(CAPTURED, state.method)), scale), element("span", {}, how)];
+  return [
+    ...ramp("length ratio of others 0 %", percent(largestRatio(CAPTURED, state.method)), scale),
+    element("span", {}, how),
+  ];
 }
 
 export function drawMapLegend() {

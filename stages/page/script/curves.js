@@ -70,7 +70,7 @@ function tracesOfCheckpoint(checkpoint) {
 
 export function drawMixing() {
   const shown = checkpoints.filter((name) => state.curveCheckpoint === "both" || state.curveCheckpoint === name);
-  const yaxis = { title: { text: "share from other tokens" }, tickformat: ".0%", rangemode: "tozero" };
+  const yaxis = { title: { text: "length ratio of other tokens" }, tickformat: ".0%", rangemode: "tozero" };
   drawByLayer(byId("mixing-chart"), shown.flatMap(tracesOfCheckpoint), 60, yaxis, {
     plotly_click: (event) => change({ layer: event.points[0].x }),
   });
@@ -81,7 +81,7 @@ const points = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).to
 export function drawDifference() {
   const row = data.differences.find((each) => each.layer === state.layer && each.method === state.method);
   const [mean, low, high] = row ? [row.difference, row.ci_low, row.ci_high].map(points) : [];
-  const said = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} points (95 % interval ${low} to ${high}).`;
+  const said = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} percentage points (95 % interval ${low} to ${high}).`;
   byId("difference").textContent = row ? said : "";
 }
 

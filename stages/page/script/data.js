@@ -40,7 +40,7 @@ const cosines = mapValues(data.tokenSteps, codes);
 export const layouts = Object.keys(maps);
 export const checkpoints = Object.keys(data.labels.checkpoints).filter((name) => name in ratios);
 
-/** The share of a token's vector that comes from other tokens; null where it was not measured or not to be trusted. */
+/** The mixing ratio of a token, a ratio of lengths; null where it was not measured or not to be trusted. */
 export function ratioOf(token, layer, checkpoint, method) {
   if (layer === 0 || !(checkpoint in ratios)) return null;
   return value(ratios[checkpoint][method][(layer - 1) * tokens.length + token], 0, 1);

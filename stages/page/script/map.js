@@ -34,7 +34,8 @@ function hoverText(token) {
   const site = data.sites[state.point];
   const share = ratioOf(token, site.layer, CAPTURED, state.method);
   const where = `position ${positionOf(token)} of ${data.documents[documentOf[token]].name}`;
-  const mixed = share === null ? "" : `<br>${data.labels.methods[state.method]}: ${percent(share)} from others`;
+  const mixed =
+    share === null ? "" : `<br>${data.labels.methods[state.method]}: length ratio of others ${percent(share)}`;
   return `<b>${forChart(nameHere(token))}</b><br>${where}<br>${site.label}${mixed}`;
 }
 
@@ -99,13 +100,16 @@ function surroundingsTrace() {
   return { ...pointsAt(surroundings, "all points"), hoverinfo: "skip", marker };
 }
 
+/** Not so on the joint map for a point whose vectors have a basis of their own. */
+const comparable = (site) => state.layout !== "joint" || !data.ownBasis.includes(site.point);
+
 /** The selected token's way to this point. */
 function trailTrace() {
   const color = state.colours.mark;
   const sites = data.sites.slice(0, state.point + 1);
   const { reading } = data.sites[state.point]; // from an encoder's points none leads to a decoder's
   const way = sites.map(({ label }, point) => ({ label, at: place(state.layout, point, state.token) }));
-  const found = way.filter(({ at }, point) => at && sites[point].reading === reading);
+  const found = way.filter(({ at }, point) => at && sites[point].reading === reading && comparable(sites[point]));
   const told = { customdata: found.map(({ label }) => label), hovertemplate: "%{customdata}<extra>trail</extra>" };
   const looks = { mode: "lines+markers", line: { color, width: 1.5 }, marker: { size: 5, color }, opacity: 0.75 };
   const places = found.map(({ at }) => at);
@@ -176,29 +180,66 @@ export function drawQuality() {
   byId("quality").tBodies[0].replaceChildren(...rows.map(rowOf));
 }
 
-/** A rank correlation, that of the shown seed first, and its range over the seeds. */
-function correlation([shown, ...refits]) {
-  if (shown.spearman === null) return "none (constant)";
-  const all = [shown, ...refits].map((row) => row.spearman).filter((each) => each !== null);
-  const ends = [Math.min(...all), Math.max(...all)].map((each) => each.toFixed(2));
-  const range = all.length > 1 ? ` (${ends.join(" to ")} with ${all.length} seeds)` : "";
-  return shown.spearman.toFixed(2) + range;
+const STEPS = { attention: "the attention step", ffn: "the feed-forward step", layer: "the whole" };
+const PROJECTIONS = { pca: "PCA", random_projection: "random" };
+const MEASURES = { partial_full_space: "given the moves in the full space", partial_position: "given the positions" };
+const fixed = (low, high) => `${low.toFixed(2)} to ${high.toFixed(2)}`;
+
+/** A mean rank correlation with its interval over texts; of one text, with its range over the seeds. */
+function correlation(row) {
+  if (row.mean === null) return "none (not defined)";
+  const spread =
+    row.ci_low !== null
+      ? ` (95 % interval ${fixed(row.ci_low, row.ci_high)})`
+      : row.seeds > 1
+        ? ` (${fixed(row.lowest_seed, row.highest_seed)} with ${row.seeds} seeds)`
+        : "";
+  return row.mean.toFixed(2) + spread;
 }
 
+/** What moves on the map in one step have to do with a variable, and what stands against that. */
+function against(here, name) {
+  const own = here.filter((row) => row.against === name);
+  const of = (layout, measure) => own.find((row) => row.layout === layout && row.measure === measure);
+  const plain = of(state.layout, "spearman");
+  if (!plain) return null;
+  const others = [
+    ...Object.entries(MEASURES).map(([measure, label]) => [label, of(state.layout, measure)]),
+    ...Object.entries(PROJECTIONS).map(([layout, label]) => [`on the ${label} projection`, of(layout, "spearman")]),
+  ].filter(([, row]) => row && row.mean !== null);
+  const chance = of(state.layout, "permutation_null");
+  const said = others.map(([label, row]) => `${label} ${row.mean.toFixed(2)}`);
+  if (chance && chance.mean !== null) said.push(`by chance ${fixed(chance.ci_low, chance.ci_high)}`);
+  return { row: plain, text: correlation(plain) + (said.length ? `; ${said.join(", ")}` : "") };
+}
+
+/** A sentence for each step of the layer, and one on how many texts they are about. */
 function movement() {
-  if (!inOnePlane(state.layout)) return "Separate maps share no plane, so there is no trail from one to the next.";
+  if (!inOnePlane(state.layout)) return ["Separate maps share no plane, so there is no trail from one to the next."];
   const { layer } = data.sites[state.point];
-  const here = data.movement.filter((row) => row.layout === state.layout && row.layer === layer);
-  const parted = here.some((row) => row.step === "attention"); // or attention and feed-forward are added at once
-  const step = data.wholeLayer.includes(state.method) || !parted ? "layer" : "attention";
-  const moves = here.filter((row) => row.step === step);
-  const [full, mixed] = ["full_space", state.method].map((name) => moves.filter((row) => row.against === name));
-  if (full.length === 0) return ""; // the points before and after the step were not captured
-  const where = `In ${step === "layer" ? "the whole" : "the attention step"} of ${inText(data.labels.layers[layer])}`;
-  const against = mixed.length === 0 ? "" : `, and of ${correlation(mixed)} with the mixing ratio`;
-  return `${where}, moves on this map have a rank correlation of ${correlation(full)} with moves in the full space${against}.`;
+  const here = data.movement.filter((row) => row.layer === layer);
+  const found = Object.entries(STEPS).map(([step, label]) => {
+    const [full, mixed] = ["full_space", state.method].map((name) =>
+      against(
+        here.filter((row) => row.step === step),
+        name,
+      ),
+    );
+    return { label, full, mixed };
+  });
+  const captured = found.filter(({ full }) => full); // of the others a point before or after was not
+  const sentences = captured.map(({ label, full, mixed }) => {
+    const of = mixed ? ` With the mixing ratio: ${mixed.text}.` : "";
+    const where = `In ${label} of ${inText(data.labels.layers[layer])}`;
+    return `${where}, moves on this map have a rank correlation with moves in the full space of ${full.text}.${of}`;
+  });
+  if (sentences.length === 0) return [];
+  const texts = Math.max(...captured.map(({ full }) => full.row.documents));
+  const interval = "intervals are over texts and seeds";
+  const said = texts > 1 ? `Means over ${texts} texts; ${interval}.` : "Of one text: there is no interval over texts.";
+  return [...sentences, said];
 }
 
 export function drawMovement() {
-  byId("movement").textContent = movement();
+  byId("movement").replaceChildren(...movement().map((text) => element("p", { class: "small" }, text)));
 }

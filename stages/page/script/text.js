@@ -57,7 +57,7 @@ export function drawWords() {
     span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
     span.setAttribute("aria-selected", String(token === state.token));
     const parts = [nameThere(token), `position ${positionOf(token)}`];
-    if (share !== null) parts.push(`${percent(share)} from others`);
+    if (share !== null) parts.push(`length ratio of others ${percent(share)}`);
     if (taken) parts.push(`gave ${percent(taken)} to ${nameThere(looked)}`);
     span.title = parts.join(", ");
   }
@@ -67,7 +67,9 @@ export function drawWords() {
 
 export function drawTextLegend() {
   const most = percent(largestRatio(state.checkpoint, state.method));
-  byId("text-legend").replaceChildren(...ramp("0 % from other words", most, [shaded(0), shaded(strongest())]));
+  byId("text-legend").replaceChildren(
+    ...ramp("length ratio of other words 0 %", most, [shaded(0), shaded(strongest())]),
+  );
 }
 
 /** The word that a source in the list stands for. */
@@ -79,7 +81,10 @@ export function drawPointed() {
 function ratioLine(looked) {
   const share = ratioOf(looked, state.layer, state.checkpoint, state.method);
   const by = inText(data.labels.methods[state.method]);
-  const line = share === null ? "" : `${data.labels.layers[state.layer]}: ${percent(share)} from others (${by}).`;
+  const line =
+    share === null
+      ? ""
+      : `${data.labels.layers[state.layer]}: the length ratio of others is ${percent(share)} (${by}).`;
   return element("p", { class: "small" }, line);
 }
 

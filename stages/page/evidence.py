@@ -1,0 +1,103 @@
+"""What stands against a ratio, in words: its controls, and what derivatives say; figures of `reports/plots/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from stages.mixing.ratios import preferred_ratio
+from stages.outputs.mixing import read_captured_ratios
+from stages.outputs.reports import read_plot
+
+EXAMPLES = 5  # captured texts that are set beside the measured reviews
+FORM = "norm_of_block"  # the derivative's counterpart of a ratio: the norm of all others together
+
+
+def change(differences: pd.DataFrame) -> list[str]:
+    """The largest change of the preferred ratio, by an interval that holds for all layers and ratios at once."""
+    if differences.empty:  # one checkpoint was measured
+        return []
+    rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
+    row = rows.iloc[int(rows["difference"].abs().argmax())]
+    known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
+    said = "Fine-tuning changes the ratio most" if known else "No change by fine-tuning stands out: the largest is"
+    return [
+        f"{said} in layer {row['layer']:.0f}, {points(row['difference'])} percentage points (95 % interval, for all "
+        f"layers and ratios at once, {points(row['simultaneous_low'])} to {points(row['simultaneous_high'])}, paired "
+        "by review)."
+    ]
+
+
+def controls(name: str) -> list[str]:
+    """What of the ratio `name` has nothing to do with the text or its words, mean over the layers."""
+    table = read_plot("mixing_controls", "measure")
+    mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
+    shown = "finetuned" if "finetuned" in mean["common_value"] else str(mean["common_value"].index[0])
+    sentences = [
+        f"Beside its controls, mean over the layers: with random weights that ratio is "
+        f"{percent(mean['random_weights'].iloc[0])}, with the words in random order "
+        f"{percent(mean['shuffled_words', shown])}, and where all sources of a text give one value, their mean, "
+        f"{percent(mean['common_value', shown])}."
+    ]
+    if "difference" in mean["common_value"]:
+        whole = read_plot("mixing_difference", "measure").query("method == @name")["difference"].mean()
+        sentences.append(
+            f"Of the change by fine-tuning, {points(whole)} percentage points as a mean over the layers, such a common "
+            f"value alone gives {points(mean['common_value', 'difference'])}: a vector that all tokens share says "
+            "nothing of which token it came from."
+        )
+    return sentences
+
+
+def typical(name: str, documents: Sequence[str]) -> list[str]:
+    """How the captured texts stand among the measured reviews, in the layer where these are mixed most."""
+    reviews = read_plot("mixing_by_review", "measure")
+    of_method = reviews[reviews["method"] == name]
+    checkpoint = "finetuned" if (of_method["checkpoint"] == "finetuned").any() else str(of_method["checkpoint"].iloc[0])
+    of_checkpoint = of_method[of_method["checkpoint"] == checkpoint]
+    layer: Any = of_checkpoint.groupby("layer")["mean"].mean().idxmax()
+    among = of_checkpoint.loc[of_checkpoint["layer"] == layer, "mean"]
+    rows = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint), ("layer", "==", layer)])
+    said = [
+        f"{document} {percent(value)} (higher than {percent(float((among < value).mean()))} of them)"
+        for document, value in rows.groupby("document", sort=False)[name].mean().items()
+    ]
+    if not said:
+        return []
+    return [
+        f"The captured texts are examples, not the average: in layer {layer} the {len(among)} measured reviews have a "
+        f"mean ratio of {percent(among.mean())}, {', '.join(said[:EXAMPLES])}."
+    ]
+
+
+def derivatives(name: str) -> list[str]:
+    """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
+    levels = read_plot("derivative_levels", "measure").query("reference == 'layer_input' and form == @FORM")
+    by_layer: Any = levels.set_index(["checkpoint", "layer"])
+    if "difference" not in by_layer.index:
+        return []
+    changes = read_plot("mixing_difference", "measure")
+    rows = changes[changes["method"] == name].set_index("layer")["difference"]
+    layer = rows.abs().idxmax()
+    row = by_layer.loc[("difference", layer)]
+    before, after = (by_layer.loc[(each, layer), "mean"] for each in ("pretrained", "finetuned"))
+    agrees = {(True, False): "derivatives rise", (False, True): "derivatives fall"}.get(
+        (row["ci_low"] > 0, row["ci_high"] < 0), "derivatives show no change"
+    )
+    return [
+        f"In layer {layer} {agrees}: how far a token's output hangs on other tokens' inputs, as a length ratio too, is "
+        f"{percent(before)} before and {percent(after)} after fine-tuning ({points(row['mean'])} percentage points, 95 "
+        f"% interval {points(row['ci_low'])} to {points(row['ci_high'])}, {row['documents']:.0f} reviews)."
+    ]
+
+
+def points(share: float) -> str:
+    """`0.094` as `+9.4`."""
+    return f"{100 * share:+.1f}"
+
+
+def percent(share: float) -> str:
+    """`0.2426` as `24 %`."""
+    return f"{100 * share:.0f} %"
