@@ -6,6 +6,8 @@ It reads a base model's configuration and state dictionary, takes one text witho
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,10 +182,15 @@ class Weights:
         x = x.reshape(len(x), -1, self.head_size).transpose(1, 0, 2)
         return np.repeat(x, self.heads // len(x), axis=0)
 
+    @property
+    def activation(self) -> Callable[[Array], Array]:
+        keys = ("hidden_act", "hidden_activation", "activation_function", "activation")
+        activation: Callable[[Array], Array] = ACTIVATIONS[first_of(self.config, *keys)]
+        return activation
+
     def feed_forward(self, x: Array) -> Array:
         x = self.norm("feed_forward_norm", x)
-        keys = ("hidden_act", "hidden_activation", "activation_function", "activation")
-        activation = ACTIVATIONS[first_of(self.config, *keys)]
+        activation = self.activation
         up = self.linear("up", x)
         inner = activation(self.linear("gate", x)) * up if "gate" in self.arrays else activation(up)
         return self.norm("feed_forward_output_norm", self.linear("down", inner))
@@ -215,7 +222,7 @@ class ReferenceLayer:
     memory: Array | None = None
 
     def __post_init__(self) -> None:
-        w, config, tokens = self.weights, self.weights.config, len(self.x)
+        w, config = self.weights, self.weights.config
         self.parallel = bool(getattr(config, "use_parallel_residual", False))
         self.post_norm = "attention_norm" in w.arrays
         u = w.norm("input_norm", self.x)
@@ -224,12 +231,18 @@ class ReferenceLayer:
             query, key = rotated(query, self.rotary), rotated(key, self.rotary)
         scale = first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         self.attention = softmax(query @ key.transpose(0, 2, 1) * scale, self.seen)
+        self.value_bias = w.split("value", np.zeros_like(u[:1]))
         self.points = self.rest(self.value)
+        self.split(self.value)
+
+    def split(self, value: Array) -> None:
+        """The parts that each source gives with these values, the layer's points left as they are."""
         # f[h, j] = (u_j W_V^h + b_V^h) W_O^h, F[i, j] = sum over heads of a^h_ij f[h, j]
+        w, tokens = self.weights, len(self.x)
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
         F = np.zeros((tokens, tokens, W_O.shape[-1]))
         for h in range(w.heads):
-            F += self.attention[h][:, :, None] * (self.value[h] @ W_O[h])[None]
+            F += self.attention[h][:, :, None] * (value[h] @ W_O[h])[None]
         self.F = w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"]))
         self.R = self.F.copy()
         for i in range(tokens):
@@ -274,7 +287,53 @@ class ReferenceLayer:
             found |= {"attnres_w": (1 - own.mean(1)) / 2, "attnres_n": mixing_ratio(self.R)}
         if self.post_norm:
             found |= {"attnresln_n": mixing_ratio(self.T), "enc_n": mixing_ratio(self.E)}
+        if self.plain and not self.parallel:
+            found["layer_n"] = mixing_ratio(self.layer_parts()[0])
         return found
+
+    def controls(self) -> dict[str, dict[str, Array]]:
+        """The ratios with other values in the place of the layer's own."""
+        found = {}
+        if self.plain and not self.parallel:
+            self.layer_parts()  # the copies keep the activation's slopes of the true pass
+        common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
+        for name, value in {"common_value": common, "without_value_bias": self.value - self.value_bias}.items():
+            other = copy(self)
+            other.split(value)
+            found[name] = other.ratios()
+        return found
+
+    @property
+    def plain(self) -> bool:
+        return "gate" not in self.weights.arrays and "gate_up" not in self.weights.arrays
+
+    def layer_parts(self) -> tuple[Array, Array]:
+        """What each source [token, source, width] has of the layer's output, and the rest of it [token, width]."""
+        w, tokens = self.weights, len(self.x)
+        ends = {"residual": w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))}
+        parts = [*self.R.swapaxes(0, 1), ends["residual"]]  # the last is what belongs to no source
+        whole = self.points["attention_residual"]
+        for role, added in (("attention_norm", None), ("cross_attention_norm", "cross_attention_output")):
+            if role in w.arrays and (added is None or self.memory is not None):
+                if added is not None:
+                    parts[-1], whole = parts[-1] + self.points[added], whole + self.points[added]
+                parts = [w.norm_linear(role, part, whole) for part in parts]
+                parts[-1], whole = parts[-1] + w.arrays[role][1], w.norm(role, whole)
+        entering = [w.norm_linear("feed_forward_norm", part, whole) for part in parts]
+        if "feed_forward_norm" in w.arrays:
+            entering[-1] = entering[-1] + w.arrays["feed_forward_norm"][1]
+        before = [part @ w.arrays["up"][:-1] for part in entering]
+        before[-1] = before[-1] + w.arrays["up"][-1]
+        self.preactivation = getattr(self, "preactivation", sum(before))
+        activation, total = w.activation, self.preactivation
+        slope = integrated(activation, total, np.ones_like(total))
+        after = [(slope * part) @ w.arrays["down"][:-1] for part in before]
+        after[-1] = after[-1] + w.arrays["down"][-1]
+        summed = [part + each for part, each in zip(parts, after, strict=True)]
+        summed = [w.norm_linear("output_norm", part, sum(summed)) for part in summed]
+        if "output_norm" in w.arrays:
+            summed[-1] = summed[-1] + w.arrays["output_norm"][1]
+        return np.stack(summed[:-1], axis=1), summed[-1]
 
     def contributions(self) -> dict[str, Array]:
         """Of the measures that the family has, one matrix [token, source]."""
@@ -303,6 +362,15 @@ class ReferenceLayer:
             without = self.rest(value)["layer_output"]
             found[:, j] = [1 - cosine(output[i], without[i]) for i in range(tokens)]
         return found
+
+
+def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
+    """Integrated gradients of an elementwise function from 0 to `total`, by Gauss's rule and differences."""
+    points, weights = np.polynomial.legendre.leggauss(200)
+    slope = np.zeros_like(total)
+    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+        slope += weight * (activation(point * total + 1e-6) - activation(point * total - 1e-6)) / 2e-6
+    return part * slope
 
 
 def mixing_ratio(parts: Array) -> Array:

@@ -154,8 +154,19 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     means = by_layer.groupby(["checkpoint", "layer", "method"], sort=False)["mean"].mean().reset_index()
     intervals = means.assign(ci_low=means["mean"] - 0.05, ci_high=means["mean"] + 0.05)
     write_plot("mixing", intervals.assign(tokens=100, documents=4))
+    weighed = intervals.assign(weight="review", tokens_of="all", documents=4)
+    write_plot("mixing_weighted", weighed)
+    write_plot("mixing_by_review", means.assign(document="test/0", label=0, tokens=100))
     differences = intervals[intervals["checkpoint"] == "finetuned"].drop(columns="checkpoint")
-    write_plot("mixing_difference", differences.rename(columns={"mean": "difference"}))
+    ends = {"simultaneous_low": differences["ci_low"] - 0.05, "simultaneous_high": differences["ci_high"] + 0.05}
+    write_plot("mixing_difference", differences.rename(columns={"mean": "difference"}).assign(**ends))
+    changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
+    random = changes.assign(checkpoint="random", control="random_weights")
+    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "common_value")]
+    write_plot("mixing_controls", pd.concat([random, *own]))
+    levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
+    levels = levels.assign(reference="layer_input", form="norm_of_block", documents=4)
+    write_plot("derivative_levels", levels)
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
     write_plot("mixing_gradient", agreement)
     steps: list[dict[str, Any]] = []

@@ -14,6 +14,8 @@ from family_reference import Reference, run_reference
 
 from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer, DocumentMeasures
+from stages.mixing.control_passes import random_base
+from stages.mixing.controls import SAME_PASS
 from stages.mixing.documents import Document
 from stages.mixing.gradients import document_calls, jacobian_norms
 from stages.mixing.identities import IDENTITIES
@@ -60,7 +62,14 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
     measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id or 0)
     documents = [
-        Document(f"test/{number}", np.array(ids, np.int32), np.zeros(len(ids), np.int8), len(ids), captured=False)
+        Document(
+            name=f"test/{number}",
+            ids=np.array(ids, np.int32),
+            classes=np.zeros(len(ids), np.int8),
+            counted=len(ids),
+            captured=False,
+            words=np.arange(len(ids), dtype=np.int32),
+        )
         for number, ids in enumerate(texts)
     ]
     return measurer, list(measurer.measures(documents))
@@ -99,6 +108,7 @@ def test_the_identities_hold_at_every_layer(base: Any, folder: Path, texts: list
             assert np.isfinite(errors[name][1:]).all(), name
         for name in ("attention_residual", "attention_norm"):
             assert np.isnan(errors[name][1:]).all() == (name in absent), name
+        assert np.isnan(errors["feed_forward"][1:]).all() == ("layer_n" in absent)
         assert np.isnan(errors["embedding_output"][0]) == ("embedding_sum" in absent)
 
 
@@ -117,6 +127,38 @@ def test_ratios_follow_their_definition(
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:
                 assert np.abs(each.ratios[:, number, 0]).max() < 1e-5  # nothing stands before the first token
+
+
+def test_controls_of_the_same_pass_follow_their_definition(
+    base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
+) -> None:
+    measurer, measures = measured(base, folder, texts)
+    for each, reference, ids in zip(measures, references, texts, strict=True):
+        assert each.controls.shape == (len(SAME_PASS), len(measurer.methods), len(reference.layers))
+        for number, layer in enumerate(reference.layers):
+            controls = layer.controls()
+            for control, of_methods in zip(SAME_PASS, each.controls[..., number], strict=True):
+                for method, found in zip(measurer.methods, of_methods, strict=True):
+                    expected = controls[control][method].sum()
+                    assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
+
+
+def test_random_weights_have_the_same_architecture(folder: Path, base: Any, texts: list[list[int]]) -> None:
+    before = torch.get_rng_state()
+    random, again, other = (random_base(folder, seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    shapes = {name: tensor.shape for name, tensor in base.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in random.state_dict().items()} == shapes
+    each = zip(*(model.parameters() for model in (random, again, other, base)), strict=True)
+    changed = []
+    for parameter, same, by_other_seed, trained in each:
+        assert torch.equal(parameter, same)
+        assert parameter.dtype == torch.float32
+        changed.append([not torch.equal(parameter, different) for different in (by_other_seed, trained)])
+    assert np.any(changed, axis=0).all()
+    assert not random.training
+    _, measures = measured(random, folder, texts)
+    assert all(np.nanmax(each.identities) < 1e-5 for each in measures)
 
 
 def test_matrices_follow_their_definition(

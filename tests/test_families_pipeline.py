@@ -18,7 +18,8 @@ from stages.outputs.mixing import read_ratios, stored_matrices
 from stages.parameters import read_parameters
 from stages.sites import POINTS
 
-STAGES = ("download", "finetune", "capture", "measure", "reduce", "render")
+STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
+PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")
 POST_LN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 PARALLEL = ("gpt_neox",)
 # Their embedding ends in a norm.
@@ -44,6 +45,7 @@ def expected_ratios(name: str) -> set[str]:
         {"attn_w", "attn_n"}
         | (set() if name in PARALLEL else {"attnres_w", "attnres_n"})
         | ({"attnresln_n", "enc_n"} if name in POST_LN else set())
+        | ({"layer_n"} if name in PLAIN else set())
     )
 
 
@@ -81,6 +83,7 @@ def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
             "gradient_max_length": 8,
             "gradient_directions": 1,
         },
+        faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 5, "layouts": ["joint", "separate"], "stability_seeds": []},
         figures={"formats": ["png"], "dpi": 30},
     )
@@ -103,7 +106,7 @@ def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> Non
     assert set(mixing["method"]) == expected_ratios(name)
     assert set(mixing["layer"]) == set(range(1, layers + 1))
     assert mixing["mean"].between(0, 1).all()
-    columns = {"checkpoint", "document", "position", "layer", "token", "token_class", "in_statistics"}
+    columns = {"checkpoint", "document", "position", "layer", "token", "word", "token_class", "in_statistics"}
     assert set(read_ratios().columns) - columns == expected_ratios(name)
     assert set(stored_matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == expected_matrices(name)
     assert (folder / "reports/index.html").stat().st_size > 100_000

@@ -165,7 +165,10 @@ def test_text_of_a_causal_model_without_special_tokens(opened: Callable[[FamilyR
     choose(page, "colour", "class")
     assert page.locator("#map-legend").inner_text().split() == ["punctuation", "word", "piece", "word"]
     page.locator("#token-0").click()
-    assert page.locator("#token-0").get_attribute("title") == "The, position 0, 0 % from others, gave 100 % to The"
+    assert (
+        page.locator("#token-0").get_attribute("title")
+        == "The, position 0, length ratio of others 0 %, gave 100 % to The"
+    )
     assert [line.split() for line in page.locator("#sources li").all_inner_texts()] == [["The", "(itself)", "100", "%"]]
     page.locator(f"#token-{len(PRE_LN.tokens) - 1}").click()
     assert "too small to be told from rounding" in page.locator("#sources").inner_text()
@@ -190,13 +193,14 @@ def test_a_parallel_block_is_not_parted(opened: Callable[[FamilyRun], Opened]) -
     assert page.locator("#matrix").input_value() == "attention"
     assert page.locator("#head").is_enabled()
     said = page.locator("#findings").inner_text()
-    assert "Of what attention adds to a token's vector in layer" in said
+    assert "In what attention adds to a token's vector in layer" in said
     assert "they leave out how long the mixed vectors are." in said
     assert "does the joint map show the mixing" not in said.lower()
     page.locator("#point").fill("3")
     moved = page.locator("#movement").inner_text()
-    assert moved.startswith("In the whole of layer 1, moves on this map have a rank correlation of ")
-    assert moved.endswith(" with moves in the full space.")
+    whole = "In the whole of layer 1, moves on this map have a rank correlation with moves in the full space of "
+    assert moved.startswith(whole)
+    assert "mixing ratio" not in moved
     assert set(read_plot("movement", "reduce")["step"]) == {"layer"}
 
 
@@ -281,7 +285,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     assert (on_the_map(shown, 0)["word"], on_the_map(shown, last)["colour"]) == ("<s>", started["colour"])
     page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
     trail = next(trace for trace in shown.traces("map-chart") if trace["name"] == "trail")
-    assert len(trail["x"]) == 5  # from the decoder's embedding on
+    assert len(trail["x"]) == 4  # from the decoder's embedding on, without its attention heads
     crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
     assert crossing["x"] == [3, 4]
 
@@ -309,7 +313,7 @@ def test_a_text_of_one_token_takes_from_nobody(
     family = replace(PRE_LN, tokens=("The",), special=special)
     monkeypatch.chdir(finished(tmp_path, family))
     shown = Opened(chromium, PAGE)
-    assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, 0 % from others"
+    assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
     assert pd.read_parquet("features/mixing/tokens.parquet")["attn_n"].eq(0).all()
     assert (FIGURES / "mixing_tokens_text_0.svg").is_file()
     shown.close()

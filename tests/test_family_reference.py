@@ -18,6 +18,7 @@ TEXT = "the film was very good . time flies like an arrow , and the plot was so 
 # Of a point's largest component: the library's RMSNorm, rotary embedding and softmax compute in float32 whatever the
 # model's type. With those in float64 and the reference's rotary frequencies rounded as theirs, the two agree to 1e-13.
 CLOSE = 1e-5
+PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 # Each point as what the first of these modules of a layer that there is takes or gives.
 TAKEN = {
@@ -107,12 +108,16 @@ def test_the_parts_are_those_of_the_features(run: Run) -> None:
         if layer.post_norm:
             bias = w.norm_linear("attention_norm", bias, points["attention_residual"]) + w.arrays["attention_norm"][1]
             np.testing.assert_allclose(layer.T.sum(1) + bias, points["attention_norm"], rtol=0, atol=1e-12)
+        if layer.plain and not layer.parallel:
+            parts, rest = layer.layer_parts()
+            np.testing.assert_allclose(parts.sum(1) + rest, points["layer_output"], rtol=0, atol=1e-6)
 
 
 def test_each_family_has_the_measures_that_its_norms_allow(run: Run) -> None:
     name, reference, _ = run
     post, parallel = name in POST_NORM, name == "gpt_neox"
     ratios = {"attn_w", "attn_n"} | ({"attnresln_n", "enc_n"} if post else set())
+    ratios |= {"layer_n"} if name in PLAIN else set()
     matrices = {"attention", "norm", "value_zeroing"} | ({"globenc"} if post else set())
     ratios, matrices = (ratios, matrices) if parallel else (ratios | {"attnres_w", "attnres_n"}, matrices | {"alti"})
     for layer in reference.layers:

@@ -22,10 +22,11 @@ from stages.errors import InputError
 from stages.maps import compiled, graphs, umap_learn
 from stages.maps.graphs import neighbourhood
 from stages.maps.layouts import ENGINES, fit_map, lay_out, lay_out_aligned
-from stages.maps.movement import movement_table, transitions
+from stages.maps.movement_table import COLUMNS, COLUMNS_BY_DOCUMENT
 from stages.maps.neighbours import METRICS, neighbours
 from stages.maps.parallel import in_parallel
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
+from stages.maps.quality_table import WITHIN, quality_table, score_map
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS, read_map, read_quality
@@ -291,6 +292,7 @@ def write_stores(tokens: int) -> dict[Site, Any]:
     table.assign(token_id=0, token="a").to_parquet(store.tokens_file(ACTIVATIONS), index=False)
     MIXING.mkdir(parents=True)
     ratios = table.assign(checkpoint="finetuned", layer=1, attn_n=np.random.default_rng(0).uniform(size=tokens))
+    ratios["in_statistics"] = False
     ratios.to_parquet(MIXING / "tokens.parquet", index=False)
     return features
 
@@ -414,59 +416,75 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
         assert value == pytest.approx(chance, abs=0.05)
 
 
-def test_moves_are_set_against_the_full_space_and_the_ratios() -> None:
+def map_of_points(heads: float) -> tuple[list[Site], Any, Any]:
+    """Three points of 40 tokens, the second in a basis of its own, and a map; `heads`: how far both are moved away."""
     generator = np.random.default_rng(0)
-    before, middle, after = (Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output"))
-    start = generator.normal(size=(50, 2))
-    length = generator.uniform(size=50)
-    angle = generator.uniform(0, 2 * np.pi, size=50)
-    moved = start + np.column_stack([np.cos(angle), np.sin(angle)]) * length[:, None]
-    maps = {site: xy.astype(np.float32) for site, xy in ((before, start), (middle, moved), (after, start))}
-    ratios = pd.DataFrame({"layer": 1, "attn_n": length**3, "attn_w": -length, "enc_n": length})
-    table = movement_table("joint", 2, maps, maps, ratios, "euclidean").set_index(["step", "against"])
-    assert table["spearman"].to_dict() == {
-        ("attention", "full_space"): pytest.approx(1),
-        ("attention", "attn_n"): pytest.approx(1, abs=1e-3),
-        ("attention", "attn_w"): pytest.approx(-1, abs=1e-3),
-        ("ffn", "full_space"): pytest.approx(1),
-        ("layer", "full_space"): pytest.approx(np.nan, nan_ok=True),  # back where it was
-        ("layer", "enc_n"): pytest.approx(np.nan, nan_ok=True),
-    }
-    assert (table["tokens"] == 50).all()
-    assert movement_table("joint", 2, {middle: maps[middle]}, {middle: maps[middle]}, ratios, "euclidean").empty
+    sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
+    vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)
+    maps_ST2 = vectors_STD[..., :2] + 0.3 * generator.normal(size=(3, 40, 2)).astype(np.float32)
+    vectors_STD[1] += np.float32(heads)
+    maps_ST2[1] += np.float32(heads)
+    return sites, vectors_STD, maps_ST2
 
 
-ENTERED, LEFT = Site(0, "embedding_output"), Site(1, "layer_output")
+def scored(heads: float, seeds: int = 2) -> pd.DataFrame:
+    sites, vectors_STD, maps_ST2 = map_of_points(heads)
+    maps = [maps_ST2.reshape(-1, 2) * (1 + seed) for seed in range(seeds)]
+    rows, number = score_map(("joint", None, None), sites, vectors_STD.reshape(-1, 8), maps, umap_parameters())
+    assert number == 80  # without attention_heads
+    return quality_table(rows).set_index(["layer", "point", "measure"])
 
 
-@pytest.mark.parametrize(
-    ("points", "attended", "fed"),
-    [
-        (("attention_residual", "attention_norm"), "attention_norm", "attention_norm"),
-        (("attention_norm",), "attention_norm", "attention_norm"),
-        (("attention_output", "attention_residual"), "attention_residual", "attention_residual"),
-        (("attention_output", "ffn_output"), None, None),
-        (("attention_norm", "cross_attention_norm"), "attention_norm", "cross_attention_norm"),
-    ],
-    ids=["post_ln", "without_skip", "pre_ln", "parallel", "decoder"],
-)
-def test_attention_ends_where_the_family_ends_it(
-    points: tuple[str, ...], attended: str | None, fed: str | None
-) -> None:
-    found = transitions([ENTERED, *(Site(1, point) for point in points), LEFT])
-    parts = [(1, "layer", ENTERED, LEFT)]
-    if attended and fed:
-        parts += [(1, "attention", ENTERED, Site(1, attended)), (1, "ffn", Site(1, fed), LEFT)]
-    assert sorted(found) == sorted(parts)
+def test_attention_heads_count_in_no_score_among_all_points() -> None:
+    near, far = scored(heads=0), scored(heads=1000)
+    pd.testing.assert_frame_equal(near, far, rtol=0, atol=2e-5)
+    own = near.xs("attention_heads", level="point").index.get_level_values("measure")
+    assert set(own) == {"distance_spearman", *WITHIN}
+    _, vectors_STD, maps_ST2 = map_of_points(0)
+    alone = [part[[0, 2]].reshape(80, -1) for part in (vectors_STD, maps_ST2)]
+    whole = near[near.index.get_level_values("point").isna()].droplevel([0, 1])["value"]
+    assert whole["trustworthiness"] == pytest.approx(trustworthiness(*alone, n_neighbors=15), abs=1e-6)
+    assert whole["continuity"] == pytest.approx(trustworthiness(*alone[::-1], n_neighbors=15), abs=1e-6)
+    expected = spearmanr(pdist(alone[0].astype(float)), pdist(alone[1].astype(float))).statistic
+    assert whole["distance_spearman"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_decoders_first_layer_begins_with_its_own_embedding() -> None:
-    own = Site(2, "decoder_embedding_output")
-    found = transitions([Site(2, "layer_output"), own, Site(3, "layer_output"), Site(4, "layer_output")])
-    assert found == [
-        (3, "layer", own, Site(3, "layer_output")),
-        (4, "layer", Site(3, "layer_output"), Site(4, "layer_output")),
-    ]
+def test_scores_within_points_are_scikit_learns_of_each_points_vectors() -> None:
+    table = scored(heads=0)
+    sites, vectors_STD, maps_ST2 = map_of_points(0)
+    of_points = []
+    for site, vectors, xy in zip(sites, vectors_STD, maps_ST2, strict=True):
+        near = [np.argsort(cdist(space, space), axis=1)[:, 1:16] for space in (vectors, xy)]
+        kept = np.mean([len(set(a) & set(b)) / 15 for a, b in zip(*near, strict=True)])
+        expected = [trustworthiness(vectors, xy, n_neighbors=15), trustworthiness(xy, vectors, n_neighbors=15), kept]
+        found = [table.loc[(site.layer, site.point, name), "value"] for name in WITHIN]
+        assert found == pytest.approx(expected, abs=1e-6)
+        of_points.append(expected)
+    whole = table[table.index.get_level_values("point").isna()].droplevel([0, 1])
+    assert whole.loc[list(WITHIN), "value"].tolist() == pytest.approx(np.mean(of_points, axis=0), abs=1e-6)
+    assert whole.loc["neighbours_kept_within", "chance"] == pytest.approx(15 / 39, abs=0.05)
+    assert whole.loc["neighbours_kept", "chance"] == pytest.approx(15 / 79, abs=0.05)
+
+
+def test_a_map_of_attention_heads_alone_is_scored_within_points_alone() -> None:
+    sites = [Site(1, "attention_heads"), Site(2, "attention_heads")]
+    flat = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
+    rows, number = score_map(("joint", None, None), sites, flat, [flat], umap_parameters())
+    whole = quality_table(rows).query("point.isna()").set_index("measure")["value"]
+    assert number == 0
+    assert whole[["trustworthiness", "neighbours_kept", "distance_spearman"]].isna().all()
+    assert whole[list(WITHIN)].tolist() == [1, 1, 1]
+
+
+def test_a_point_of_equal_vectors_has_no_score_within_and_is_left_out_of_the_mean() -> None:
+    sites, vectors_STD, maps_ST2 = map_of_points(0)
+    vectors_STD[2] = 1
+    rows, _ = score_map(
+        ("joint", None, None), sites, vectors_STD.reshape(-1, 8), [maps_ST2.reshape(-1, 2)], umap_parameters()
+    )
+    of_point = quality_table(rows).query("measure == 'neighbours_kept_within'")["value"].tolist()
+    assert np.isnan(of_point[-1])
+    assert of_point[0] == pytest.approx(np.mean(of_point[1:3]), abs=2e-6)
 
 
 def test_every_map_carries_its_scores(workspace: Workspace) -> None:
@@ -499,9 +517,73 @@ def test_moves_are_written_for_every_seed_of_the_layouts_in_one_plane(workspace:
     write_stores(30)
     reduce.main(read_parameters())
     movement = read_plot("movement", "reduce")
-    assert list(movement.columns) == ["layout", "seed", "layer", "step", "against", "spearman", "tokens"]
-    assert movement.groupby("layout")["seed"].unique().map(list).to_dict() == {"joint": [2, 3], "aligned": [2, 3]}
+    assert list(movement.columns) == list(COLUMNS)
+    seeds = movement.groupby("layout")["seeds"].first().to_dict()
+    assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
     assert set(movement["against"]) == {"full_space", "attn_n"}
+    assert (movement[["documents", "tokens"]] == [1, 30]).all(axis=None)
+    found = movement["measure"] != "permutation_null"
+    assert movement.loc[found, ["ci_low", "ci_high"]].isna().all(axis=None)  # of one document
+    assert movement.loc[~found, ["mean", "ci_low", "ci_high"]].notna().all(axis=None)
+    by_document = read_plot("movement_by_document", "reduce")
+    assert list(by_document.columns) == list(COLUMNS_BY_DOCUMENT)
+    seeds = by_document.groupby("layout")["seed"].unique().map(list).to_dict()
+    assert seeds == {"joint": [2, 3], "aligned": [2, 3], "pca": [2], "random_projection": [2, 3]}
+    keys = ["layout", "layer", "step", "against", "measure"]
+    of_seeds = by_document.groupby(keys)["value"].agg(["mean", "min", "max"])
+    written = movement[found].set_index(keys)[["mean", "lowest_seed", "highest_seed"]].loc[of_seeds.index]
+    assert np.allclose(written, of_seeds, atol=2e-6)
+
+
+def test_without_a_map_in_one_plane_there_are_no_moves(workspace: Workspace) -> None:
+    workspace(umap={"n_epochs": 1, "layouts": ["separate"], "stability_seeds": []})
+    write_stores(30)
+    reduce.main(read_parameters())
+    assert list(read_plot("movement", "reduce").columns) == list(COLUMNS)
+    assert read_plot("movement", "reduce").empty
+    assert read_plot("movement_by_document", "reduce").empty
+
+
+def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -> None:
+    chosen = ["embedding_output", "layer_output"]
+    workspace(umap={"n_epochs": 10, "joint_points": chosen, "layouts": ["joint", "aligned"], "stability_seeds": []})
+    features = write_stores(30)
+    reduce.main(read_parameters())
+    assert read_map("joint")["point"].drop_duplicates().tolist() == chosen
+    assert read_map("aligned")["point"].drop_duplicates().tolist() == [site.point for site in SITES]
+    umap = read_parameters().umap
+    together = fit_map(np.concatenate([features[SITES[i]].astype(np.float32) for i in (0, 2)]), umap, umap.seed)
+    assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
+    steps = read_plot("movement", "reduce").groupby("layout")["step"].unique().map(sorted).to_dict()
+    every = ["attention", "ffn", "layer"]
+    assert steps == {"joint": ["layer"], "aligned": every, "pca": ["layer"], "random_projection": ["layer"]}
+    assert read_plot("map_quality", "reduce").groupby("layout")["points"].first().to_dict() == {
+        "joint": 2,
+        "aligned": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (
+            "layer_outputs",
+            r"umap\.joint_points\[0\]: 'layer_outputs' is not allowed: there is no capture point",
+        ),
+        (
+            "ffn_output",
+            r"umap\.joint_points: ffn_output was not captured; allowed: embedding_output, attention_norm",
+        ),
+        ("attention_heads", r"umap\.joint_points: attention_heads is not as wide as the residual stream; allowed: emb"),
+    ],
+)
+def test_joint_points_that_are_not_there_are_one_error(workspace: Workspace, point: str, reason: str) -> None:
+    workspace(umap={"joint_points": [point]})
+    write_stores(30)
+    store.create_stores(ACTIVATIONS, [Site(1, "attention_heads")], store.plan_store(30, 24, "float16"))
+    with pytest.raises(InputError, match=reason):
+        reduce.main(read_parameters())
+    assert not MAPS.exists()
 
 
 @pytest.mark.parametrize(
@@ -571,7 +653,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         runs.append(outputs())
         assert cluster.scheduler.transition_counter > before
         assert in_parallel(threads, [(), ()], "threads") == [{1}, {1}]
-    assert len(runs[0]) == len(LAYOUTS) + 4
+    assert len(runs[0]) == len(LAYOUTS) + 5
     assert runs[1] == runs[0]
     assert runs[2] == runs[0]
 

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from conftest import write_parameters, write_reviews, write_tiny_bert
+from conftest import REPOSITORY, write_parameters, write_reviews, write_tiny_bert
+from matplotlib.axes import Axes
 
 from stages import measure
 from stages.outputs.mixing import read_ratios
 from stages.outputs.reports import read_plot
 from stages.parameters import Parameters, read_parameters
 from stages.pictures.mixing_figures import draw_mixing_figures
+from stages.pictures.mixing_reviews import draw_reviews
 from stages.pictures.style import paper_style
 from stages.pictures.tokens import read_captured
 
@@ -46,7 +49,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_captured_document_gets_its_figures(measured: Path) -> None:
     names = {path.name for path in (measured / "reports/figures").iterdir()}
-    stems = {"mixing_by_layer", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
+    stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
     for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
@@ -62,6 +65,9 @@ def test_figures_name_tokens_and_methods_and_hold_colours(measured: Path) -> Non
     matrices = (figures / "mixing_contributions_text_1_finetuned.svg").read_text(encoding="utf-8")
     assert "its first 24 of 42 tokens" in matrices
     assert ">Value Zeroing<" in matrices
+    reviews = (figures / "mixing_reviews.svg").read_text(encoding="utf-8")
+    for text in ("Mixing ratio of each review", "1-32 tokens", "Pretrained (left)", "Fine-tuned (right)"):
+        assert f">{text}<" in reviews
     assert len(np.unique(imread(figures / "mixing_tokens_text_0.png").reshape(-1, 4), axis=0)) > 50
 
 
@@ -71,3 +77,35 @@ def test_figures_are_the_same_bytes_again(measured: Path, monkeypatch: pytest.Mo
     before = [path.read_bytes() for path in files]
     draw(read_parameters())
     assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.parametrize("names", [["finetuned"], ["pretrained", "finetuned"]])
+def test_every_review_is_a_dot_at_every_layer(tmp_path: Path, names: list[str]) -> None:
+    layers, documents = range(1, 15), 60
+    generator = np.random.default_rng(0)
+    index = pd.MultiIndex.from_product([names, range(documents), layers], names=["checkpoint", "document", "layer"])
+    reviews = index.to_frame(index=False).assign(method="attn_n", mean=generator.beta(2, 9, len(index)))
+    reviews["tokens"] = 20 + 3 * reviews["document"]
+    means = reviews.groupby(["checkpoint", "layer", "method"])["mean"].mean().reset_index()
+    means = means.assign(ci_low=means["mean"] - 0.01, ci_high=means["mean"] + 0.01, weight="review", tokens_of="all")
+    figures = read_parameters(REPOSITORY / "params.yaml").figures.model_copy(update={"formats": ["svg"]})
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch, paper_style():
+        original = Axes.scatter
+
+        def scatter(axes: Any, x: Any, y: Any, **options: Any) -> Any:
+            drawn.append((np.asarray(x), np.asarray(y)))
+            return original(axes, x, y, **options)
+
+        patch.setattr(Axes, "scatter", scatter)
+        draw_reviews(reviews, means, "Layer", tmp_path / "figure", figures)
+    x, y = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    assert sorted(y) == sorted(reviews["mean"])
+    layer = np.round(x).astype(int)
+    for number in layers:
+        np.testing.assert_array_equal(sorted(y[layer == number]), sorted(reviews.query("layer == @number")["mean"]))
+    assert len({*zip(x.round(3), y.round(2), strict=True)}) > 0.9 * len(x)  # side by side, not on top of each other
+    text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert ("(left)" in text) == (len(names) == 2)
+    for label in ("1-32 tokens", "129-256 tokens", "Norm-based"):
+        assert label in text

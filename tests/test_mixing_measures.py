@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from stages.mixing.geometry import GEOMETRY_MEASURES, geometry
+from stages.mixing.geometry import GEOMETRY_MEASURES, Cloud, geometry, words_of
 from stages.mixing.gradients import REFERENCES, document_calls, jacobian_norms
 from stages.mixing.layers import Block, LayerPass
 from stages.mixing.matrices import LAYER_MATRICES, MATRICES
 from stages.mixing.ratios import RATIOS
-from stages.mixing.statistics import Resampled, resample, spearman_with_depth
+from stages.mixing.statistics import Resampled, mean_product_across, resample, spearman_with_depth
 from stages.mixing.steps import STEP_MEASURES, step_measures
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.families import family_of
@@ -54,8 +54,8 @@ def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, ref
     calls = document_calls(base, IDS[None])
     with torch.no_grad():
         torch.testing.assert_close(jacobian_norms(calls, reference, directions=24, seed=0), exact, rtol=1e-6, atol=1e-9)
-        # With fewer directions the square is right on average over seeds.
-        squares = torch.stack([jacobian_norms(calls, reference, 3, seed).square() for seed in range(100)])
+        # A single direction is not corrected: its square is right on average over seeds.
+        squares = torch.stack([jacobian_norms(calls, reference, 1, seed).square() for seed in range(100)])
     standard_error = squares.std(0) / 100**0.5
     assert ((squares.mean(0) - exact.square()).abs() < 5 * standard_error + 1e-12).all()
 
@@ -64,7 +64,7 @@ def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(tiny_be
     base = load_base(tiny_bert)
     measurer = DocumentMeasurer(base, tiny_bert, list(RATIOS), list(LAYER_MATRICES))
     ids = IDS.numpy().astype(np.int32)
-    agreement = measurer.agreement(ids, directions=24, seed=0)
+    agreement = measurer.derivatives(ids, directions=24, seed=0).agreement
     exact = autograd_norms(load_base(tiny_bert).double().requires_grad_(False))
     matrices = measurer.contributions(ids)[0].matrices
     names = [*RATIOS, *MATRICES]
@@ -91,44 +91,149 @@ def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> No
     assert np.isnan(correlations[[1, 3]]).all()
 
 
-def test_geometry_agrees_with_explicit_formulas() -> None:
-    generator = np.random.default_rng(0)
-    x, start, words = generator.normal(size=(3, 6, 9)) + 0.5
-    words[4] = words[1]
-    ids = np.array([5, 6, 7, 8, 6, 9])
-    found = geometry(*(torch.tensor(array) for array in (x, start, words, ids))).numpy()
+def measured(x: Any, start: Any, words: Any, ids: Any) -> dict[str, float]:
+    """`GEOMETRY_MEASURES` by name."""
+    x, start, words, ids = (torch.as_tensor(array) for array in (x, start, words, ids))
+    first = torch.as_tensor(np.unique(ids.numpy(), return_index=True)[1])
+    found = geometry(Cloud(x), Cloud(start), words_of(words, ids, first))
+    return dict(zip(GEOMETRY_MEASURES, found.tolist(), strict=True))
+
+
+def unbiased_hsic(x: Any, y: Any) -> float:
+    """HSIC_1 of Song et al. (2012), with matrices of tokens by tokens and loops over pairs."""
+    n = len(x)
+    k, m = (np.array([[a @ b if i != j else 0.0 for j, b in enumerate(z)] for i, a in enumerate(z)]) for z in (x, y))
+    pairs = sum(k[i, j] * m[j, i] for i in range(n) for j in range(n))
+    ones = np.ones(n)
+    rest = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (ones @ k @ m @ ones)
+    return float((pairs + rest) / (n * (n - 3)))
+
+
+@pytest.mark.parametrize("tokens", [4, 6, 9, 10, 25])
+def test_geometry_agrees_with_explicit_formulas(tokens: int) -> None:
+    generator = np.random.default_rng(tokens)
+    x, start, words = generator.normal(size=(3, tokens, 9)) + 0.5
+    start += 0.5 * x
+    ids = np.arange(tokens) + 5
+    words[3], ids[3] = words[1], ids[1]
+    x[2] = words[2] + 0.01 * x[2]
+    found = measured(x, start, words, ids)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    singular = np.linalg.svd(x, compute_uv=False)
+    everyone = range(tokens)
+    centred = x - x.mean(0)
+    singular = np.linalg.svd(centred, compute_uv=False)[: min(tokens - 1, 9)]
     shares = singular / singular.sum()
     near = [
-        ids[np.argmax([x[i] @ words[j] / np.linalg.norm(x[i]) / np.linalg.norm(words[j]) for j in range(6)])]
-        for i in range(6)
+        ids[np.argmax([x[i] @ words[j] / np.linalg.norm(x[i]) / np.linalg.norm(words[j]) for j in everyone])]
+        for i in everyone
     ]
-    centred, other = x - x.mean(0), start - start.mean(0)
     expected = {
-        "mean_cosine": np.mean([unit[i] @ unit[j] for i in range(6) for j in range(6) if i != j]),
+        "mean_cosine": np.mean([unit[i] @ unit[j] for i in everyone for j in everyone if i != j]),
         "effective_rank": np.exp(-(shares * np.log(shares)).sum()),
+        "effective_rank_bound": min(tokens - 1, 9),
         "residual_share": np.linalg.norm(centred) / np.linalg.norm(x),
         "own_nearest": np.mean(near == ids),
-        "cka_input": np.linalg.norm(other.T @ centred) ** 2
-        / (np.linalg.norm(centred.T @ centred) * np.linalg.norm(other.T @ other)),
+        "cka_input": unbiased_hsic(x, start) / np.sqrt(unbiased_hsic(x, x) * unbiased_hsic(start, start)),
     }
-    np.testing.assert_allclose(found, [expected[name] for name in GEOMETRY_MEASURES], rtol=1e-9)
+    assert expected["own_nearest"] > 0
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name
+
+
+@pytest.mark.parametrize("widths", [(7, 12), (12, 7), (30, 40), (40, 7)])
+def test_cka_of_clouds_of_other_widths(widths: tuple[int, int]) -> None:
+    generator = np.random.default_rng(1)
+    hidden = generator.normal(size=(20, 5))
+    x, start = (hidden @ generator.normal(size=(5, width)) + generator.normal(size=(20, width)) for width in widths)
+    expected = unbiased_hsic(x, start) / np.sqrt(unbiased_hsic(x, x) * unbiased_hsic(start, start))
+    found = geometry(Cloud(torch.tensor(x)), Cloud(torch.tensor(start)), None)[GEOMETRY_MEASURES.index("cka_input")]
+    assert float(found) == pytest.approx(expected, rel=1e-9)
 
 
 def test_geometry_of_planted_clouds() -> None:
-    same = torch.ones(4, 6).double()
-    apart = torch.eye(6).double()
-    ids = torch.arange(6)
-    of_same = dict(zip(GEOMETRY_MEASURES, geometry(same, same, same, ids[:4]).tolist(), strict=True))
-    of_apart = dict(zip(GEOMETRY_MEASURES, geometry(apart, apart, apart, ids).tolist(), strict=True))
-    assert of_same["mean_cosine"] == pytest.approx(1)
-    assert of_same["effective_rank"] == pytest.approx(1, abs=1e-5)
-    assert of_same["residual_share"] == pytest.approx(0, abs=1e-7)
-    assert of_apart["mean_cosine"] == pytest.approx(0)
-    assert of_apart["effective_rank"] == pytest.approx(6)
-    assert of_apart["own_nearest"] == 1
-    assert of_apart["cka_input"] == pytest.approx(1)
+    ids = torch.arange(30)
+    rays = torch.linspace(1, 2, 6).diag().double()
+    of_rays = measured(rays, rays, rays, ids[:6])
+    assert of_rays["mean_cosine"] == pytest.approx(0)
+    assert of_rays["own_nearest"] == 1
+    cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    assert measured(cloud, cloud, cloud, ids)["cka_input"] == 1
+    assert measured(2 * cloud + 3, cloud, cloud, ids)["cka_input"] == pytest.approx(1)
+    # A regular simplex fills the room that its tokens can fill.
+    simplex = torch.eye(6).double()
+    of_simplex = measured(simplex, rays, simplex, ids[:6])
+    assert of_simplex["effective_rank"] == pytest.approx(5)
+    assert of_simplex["effective_rank_bound"] == 5
+    # Two tokens, or three on a line, have one direction, whatever their mean; repeated ones add none.
+    line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])
+    assert measured(line, line, line, ids[:4])["effective_rank"] == pytest.approx(1, abs=1e-12)
+    assert measured(line[:2], line[:2], line[:2], ids[:2])["effective_rank"] == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) -> None:
+    same = torch.full((tokens, 6), 0.1)
+    other = torch.randn(tokens, 6, generator=torch.Generator().manual_seed(0))
+    found = measured(same, other, same, torch.zeros(tokens, dtype=torch.long))
+    assert found["residual_share"] == pytest.approx(0, abs=1e-12)
+    assert found["own_nearest"] == 1
+    assert found["effective_rank_bound"] == tokens - 1
+    assert np.isnan(found["effective_rank"])
+    assert np.isnan(found["cka_input"])
+    assert np.isnan(found["mean_cosine"]) if tokens == 1 else found["mean_cosine"] == pytest.approx(1)
+    assert np.isnan(measured(other[:3], other[:3], other[:3], torch.arange(len(other[:3])))["cka_input"])
+
+
+def test_cka_of_independent_clouds_is_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 20, 79, 384, generator=generator)
+    found = [float(geometry(Cloud(a), Cloud(b), None)[-1]) for a, b in zip(x, y, strict=True)]
+    assert GEOMETRY_MEASURES[-1] == "cka_input"
+    assert abs(np.mean(found)) < 0.02
+    assert min(found) < 0
+    centred = [each.double() - each.double().mean(0) for each in (x[0], y[0])]
+    biased = (centred[0].T @ centred[1]).norm() ** 2 / np.prod([float((a @ a.T).norm()) for a in centred])
+    assert biased > 0.8
+
+
+def test_mean_product_across_documents_is_that_of_all_their_pairs() -> None:
+    generator = np.random.default_rng(0)
+    counts = [3, 1, 5, 2]
+    vectors = [generator.normal(size=(count, 2, 4)) + 0.5 for count in counts]
+    units = [each / np.linalg.norm(each, axis=-1, keepdims=True) for each in vectors]
+
+    def by_pairs(chosen: list[int], site: int) -> float:
+        pairs = [(a, b) for d in chosen for e in chosen if d != e for a in units[d][:, site] for b in units[e][:, site]]
+        return float(np.mean([a @ b for a, b in pairs]))
+
+    found = mean_product_across(lambda: (each.sum(0) for each in units), np.array(counts, float))
+    for site in (0, 1):
+        assert found.mean[site] == pytest.approx(by_pairs([0, 1, 2, 3], site))
+        without = np.array([by_pairs([e for e in range(4) if e != d], site) for d in range(4)])
+        error = np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
+        assert found.high[site] - found.mean[site] == pytest.approx(3.182446 * error, rel=1e-6)
+        assert found.mean[site] - found.low[site] == pytest.approx(3.182446 * error, rel=1e-6)
+    two = mean_product_across(lambda: (each.sum(0) for each in units[:2]), np.array(counts[:2], float))
+    assert two.mean[0] == pytest.approx(by_pairs([0, 1], 0))
+    one = mean_product_across(lambda: (each.sum(0) for each in units[:1]), np.array(counts[:1], float))
+    assert np.isnan([two.low, two.high, one.mean, one.low, one.high]).all()
+
+
+def test_the_interval_across_documents_covers() -> None:
+    # Unit vectors around directions of their documents' own: the mean over other documents is |mean direction|^2.
+    generator = np.random.default_rng(0)
+    covered = 0
+    truth = float(np.mean(_circle(generator, 200_000, 1)[:, 0, 0]) ** 2)
+    for _ in range(300):
+        units = _circle(generator, 25, 4)
+        found = mean_product_across(lambda units=units: iter(units.sum(1)), np.full(25, 4.0))  # type: ignore[misc]
+        covered += bool(found.low <= truth <= found.high)
+    assert 0.91 < covered / 300 < 0.985
+
+
+def _circle(generator: np.random.Generator, documents: int, tokens: int) -> Any:
+    angles = generator.normal(0, 1, (documents, 1)) + generator.normal(0, 0.3, (documents, tokens))
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
@@ -192,3 +297,30 @@ def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     np.testing.assert_allclose(found.mean, [1, -1])
     constant = np.full((50, 3, 1), 0.4)
     assert np.isnan(spearman_with_depth(Resampled(constant[0], constant)).mean[0])
+
+
+def test_simultaneous_intervals_hold_for_all_cells_at_once() -> None:
+    # 30 correlated cells of 60 documents: the single intervals together miss far too often.
+    generator = np.random.default_rng(0)
+    both = single = 0
+    for trial in range(200):
+        values = generator.normal(size=(60, 6, 5)) + generator.normal(size=(60, 1, 1))
+        values *= 10.0 ** np.arange(6)[:, None]  # cells of other scales count alike
+        found = resample(values, np.ones((60, 1, 1)), 300, trial)
+        every, each = found.simultaneous(), found.interval()
+        both += bool(((every.low <= 0) & (every.high >= 0)).all())
+        single += bool(((each.low <= 0) & (each.high >= 0)).all())
+    assert 0.88 < both / 200 < 0.985
+    assert single / 200 < 0.7
+
+
+def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:
+    generator = np.random.default_rng(0)
+    values = np.stack([generator.normal(size=50), np.full(50, 0.3)], axis=1)
+    found = resample(values, np.ones((50, 1)), 4000, 0)
+    every, each = found.simultaneous(), found.interval()
+    assert every.high[0] - every.low[0] == pytest.approx(each.high[0] - each.low[0], rel=0.05)
+    assert np.isnan([every.low[1], every.high[1]]).all()
+    constant = resample(values[:, 1:], np.ones((50, 1)), 100, 0).simultaneous()
+    assert constant.mean == pytest.approx(0.3)
+    assert np.isnan([constant.low, constant.high]).all()

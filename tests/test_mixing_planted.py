@@ -21,6 +21,7 @@ from stages.models.attention import AttentionCall
 from stages.models.capture_points import LayerCall, ModuleCall
 from stages.models.families import family_of
 from stages.models.loading import load_base
+from stages.sites import PREACTIVATION
 
 BATCH, HEADS, TOKENS, HIDDEN = 2, 4, 7, 24
 
@@ -63,8 +64,10 @@ def seen(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Te
     output = (attention @ heads).transpose(1, 2).flatten(-2) @ block.output.W + block.output.b
     with torch.no_grad():
         normed = block.layer.attention.output.LayerNorm(x + output)
-        added = block.layer.output.dense(block.layer.intermediate(normed))
+        before = block.layer.intermediate.dense(normed)
+        added = block.layer.output.dense(block.layer.intermediate.intermediate_act_fn(before))
         points = {
+            PREACTIVATION: before,
             "attention_output": output,
             "attention_residual": x + output,
             "attention_norm": normed,
@@ -109,7 +112,7 @@ def test_zeroed_values_contribute_nothing(block: Block, x: torch.Tensor, value: 
     attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
     nothing = torch.zeros_like(value)
     ratio = ratios_of(block, attention, x, nothing)
-    for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
+    for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n"):
         torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
     layer = seen(block, attention, x, nothing).document(0)
     raw = layer_contributions(list(LAYER_MATRICES.values()), layer)
@@ -156,13 +159,16 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
     layer = seen(block, attention_of("uniform"), x, value)
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
     named = dict(zip(IDENTITIES, identity_errors(layer, mask).T, strict=True))
-    checked = ("attention_rows", "attention_output", "attention_residual", "attention_norm", "layer_output")
-    for name in checked:
+    checked = ("attention_rows", "attention_output", "attention_residual", "attention_norm")
+    for name in (*checked, "feed_forward", "layer_output"):
         assert float(named[name].max()) < 1e-12, name
     for name in ("attention_output", "attention_norm", "layer_output"):
         features = {**layer.features, name: layer.features[name] * 1.01}
         wrong = dict(zip(IDENTITIES, identity_errors(replace(layer, features=features), mask).T, strict=True))
         assert float(wrong[name].min()) > 1e-4, name
+    features = {**layer.features, PREACTIVATION: layer.features[PREACTIVATION] * 1.01}
+    wrong = dict(zip(IDENTITIES, identity_errors(replace(layer, features=features), mask).T, strict=True))
+    assert float(wrong["feed_forward"].min()) > 1e-4
     doubled = replace(layer, attention=replace(layer.attention, log_sums=layer.attention.log_sums - 0.1))
     rows = dict(zip(IDENTITIES, identity_errors(doubled, mask).T, strict=True))["attention_rows"]
     torch.testing.assert_close(rows, torch.full_like(rows, float(np.exp(0.1) - 1)))
@@ -174,7 +180,8 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
 
 def document(length: int, seed: int, vocabulary: int) -> Document:
     ids = np.random.default_rng(seed).integers(5, vocabulary, length).astype(np.int32)
-    return Document(f"text/{seed}", ids, np.zeros(length, dtype=np.int8), length, captured=False)
+    numbers = np.arange(length, dtype=np.int32)
+    return Document(f"text/{seed}", ids, np.zeros(length, dtype=np.int8), length, captured=False, words=numbers)
 
 
 def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
@@ -194,7 +201,7 @@ def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
 def test_a_text_as_long_as_the_model_takes(default_weights: Path) -> None:
     measurer = BatchMeasurer(load_base(default_weights), default_weights, list(RATIOS), 0)
     (measures,) = measurer.measures([document(512, 0, 30_000)])
-    assert measures.ratios.shape == (6, 6, 512)
+    assert measures.ratios.shape == (len(RATIOS), 6, 512)
     assert ((measures.ratios >= 0) & (measures.ratios <= 1)).all()
     assert np.nanmax(measures.identities) < 1e-4
 

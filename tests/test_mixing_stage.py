@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,25 @@ from transformers import AutoTokenizer
 
 from stages import measure
 from stages.errors import InputError
-from stages.mixing.documents import CLASSES, chosen_documents
+from stages.mixing.batches import BatchMeasurer
+from stages.mixing.control_passes import random_base
+from stages.mixing.controls import shuffled_words
+from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.lengths import LENGTHS, length_class
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS
-from stages.models.loading import load_tokenizer
-from stages.outputs.mixing import MIXING, contributions_folder, read_matrix, read_ratios, stored_matrices
+from stages.models.loading import load_base, load_tokenizer
+from stages.outputs.mixing import (
+    MIXING,
+    contributions_folder,
+    read_captured_ratios,
+    read_matrix,
+    read_ratios,
+    stored_matrices,
+)
 from stages.outputs.reports import read_metrics, read_plot
 from stages.parameters import read_parameters
+from stages.pictures.tokens import with_classes
 
 OUTPUTS = ("features/mixing", "reports")
 
@@ -85,14 +98,16 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     assert list(table) == [
         *("checkpoint", "document", "position", "layer"),
         *RATIOS,
-        *("token", "token_class", "in_statistics"),
+        *("token", "word", "token_class", "in_statistics"),
     ]
-    assert not table.duplicated(["checkpoint", "document", "position", "layer"]).any()
+    assert not table.duplicated(["checkpoint", "document", "position", "layer", "in_statistics"]).any()
     assert (table[list(RATIOS)].dtypes == np.float32).all()
     assert set(table["layer"]) == {1, 2, 3}
     assert {"test/3", "text/0"} <= set(table["document"])
     text = table[(table["document"] == "text/0") & (table["layer"] == 1) & (table["checkpoint"] == "pretrained")]
     assert text["token"].tolist() == ["[CLS]", "time", "flies", "like", "an", "arrow", ".", "[SEP]"]
+    assert text["word"].dtype == "Int32"
+    assert text["word"].fillna(-1).tolist() == [-1, 0, 1, 2, 3, 4, 5, -1]
     assert not text["in_statistics"].any()
     assert set(table["token_class"]) <= set(CLASSES)
     assert not (table["token"] == "[PAD]").any()
@@ -122,6 +137,53 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
     for row in difference.itertuples():
         expected = means.loc[("finetuned", row.layer), row.method] - means.loc[("pretrained", row.layer), row.method]
         assert row.difference == pytest.approx(expected, abs=2e-6)
+
+
+def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
+    table, excess = (read_plot(name, "measure") for name in ("mixing_controls", "mixing_controls_difference"))
+    own = ["shuffled_words", "common_value", "without_value_bias"]
+    pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
+    assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
+    assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}
+    assert len(table) == len(pairs) * 3 * len(RATIOS)
+    mixing = read_plot("mixing", "measure")
+    assert set(table["tokens"]) == set(mixing["tokens"])
+    assert set(table["documents"]) == {6}
+    keys = ["checkpoint", "layer", "method"]
+    both = excess.merge(table, on=[*keys, "control"]).merge(mixing, on=keys, suffixes=("_control", ""))
+    assert len(both) == 2 * 3 * 3 * len(RATIOS)
+    np.testing.assert_allclose(both["difference"], both["mean"] - both["mean_control"], atol=3e-6)
+    # Weights do not depend on values; those of shuffled words do depend on their order.
+    weights = both[both["method"] == "attn_w"].set_index("control")["difference"]
+    assert (weights.drop("shuffled_words") == 0).all()
+    assert (weights["shuffled_words"] != 0).all()
+    for control in own:
+        assert both.loc[(both["control"] == control) & (both["method"] == "attn_n"), "difference"].abs().min() > 1e-5
+
+
+def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
+    small(workspace, mixing={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
+    measure.main(read_parameters())
+    tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
+    tokenizer = load_tokenizer(Path("models/pretrained"))
+    table = read_plot("mixing_controls", "measure").set_index(["checkpoint", "control", "method", "layer"])["mean"]
+    seed = read_parameters().seed
+    random = random_base(Path("models/pretrained"), seed)
+    models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
+    for checkpoint, control in (("pretrained", "shuffled_words"), ("random", "random_weights")):
+        measurer = BatchMeasurer(models[checkpoint], Path("models/pretrained"), list(RATIOS), 0)
+        found = []
+        for name, rows in tokens.groupby("document", sort=False):
+            ids = np.array(tokenizer.convert_tokens_to_ids(rows["token"].tolist()), np.int32)
+            words = rows["word"].fillna(-1).to_numpy(np.int32)
+            document = Document(str(name), ids, np.zeros(len(ids), np.int8), len(ids), captured=False, words=words)
+            if control == "shuffled_words":
+                document = shuffled_words(document, seed)
+            found.append(measurer.ratios([document])[:, :, 0])  # [layers, methods, tokens]
+        means = torch.cat(found, dim=-1).mean(-1)
+        for layer, of_methods in enumerate(means.tolist(), start=1):
+            for method, mean in zip(RATIOS, of_methods, strict=True):
+                assert table[checkpoint, control, method, layer] == pytest.approx(mean, abs=3e-6)
 
 
 def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path) -> None:
@@ -161,9 +223,12 @@ def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
     assert gain.groupby("checkpoint")["layer"].apply(list).tolist() == [[1, 2, 3], [1, 2, 3]]
     geometry = pd.read_csv(finished / "reports/plots/geometry.csv")
     assert list(geometry) == ["checkpoint", "layer", "point", "measure", "mean", "ci_low", "ci_high", "documents"]
-    assert len(geometry) == 2 * (3 + 6 * 3) * 5
+    assert len(geometry) == 2 * (3 + 6 * 3) * 7
     identity = geometry.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
     np.testing.assert_allclose(identity["mean"], 1)
+    assert (geometry.query("measure != 'own_nearest'")["documents"] == 6).all()
+    bound = geometry.query("measure == 'effective_rank_bound'")["mean"].to_numpy()
+    assert (geometry.query("measure == 'effective_rank'")["mean"].to_numpy() <= bound).all()
     steps = pd.read_csv(finished / "reports/plots/steps.csv")
     assert list(steps) == ["checkpoint", "layer", "step", "measure", "mean", "ci_low", "ci_high"]
     assert len(steps) == 2 * 3 * 7 * 4
@@ -227,13 +292,178 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_a_document_drawn_and_captured_is_measured_once(workspace: Workspace) -> None:
-    small(workspace, mixing={"documents": 100, "max_length": 6, "gradient_max_length": 6}, capture={"max_length": 30})
+@pytest.fixture(scope="module")
+def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two finished runs of all reviews cut to 6 tokens: with test/3 captured whole, and with a text captured."""
+    folders = []
+    for capture in ({"documents": [3], "texts": []}, {"documents": [], "texts": ["time flies ."]}):
+        folder = tmp_path_factory.mktemp("cut")
+        with pytest.MonkeyPatch.context() as patch:
+
+            def workspace(_name: str, folder: Path = folder, **changes: dict[str, Any]) -> Path:
+                write_parameters(folder, **changes)
+                return folder
+
+            mixing = {"documents": 100, "max_length": 6, "gradient_max_length": 6, "matrices": ["norm"]}
+            small(workspace, mixing=mixing, capture=capture | {"max_length": 30})
+            patch.chdir(folder)
+            measure.main(read_parameters())
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+def test_a_review_counts_the_same_whether_captured_or_not(cut_short: tuple[Path, Path]) -> None:
+    with_review, without = (pd.read_parquet(folder / MIXING / "tokens.parquet") for folder in cut_short)
+    whole = with_review.query("document == 'test/3' and not in_statistics and checkpoint == 'finetuned' and layer == 1")
+    assert whole["position"].tolist() == list(range(len(whole)))
+    assert len(whole) > 6
+    counted = [table.query("in_statistics") for table in (with_review, without)]
+    keys = ["checkpoint", "document", "layer", "position"]
+    assert (counted[0].groupby(keys[:3]).size() == 6).all()
+    first, second = (table.set_index(keys).sort_index() for table in counted)
+    pd.testing.assert_frame_equal(first, second, atol=1e-6)
+    assert not np.allclose(
+        first.loc["finetuned", "test/3", 1]["attn_n"].to_numpy(), whole["attn_n"].iloc[:6].to_numpy(), atol=1e-3
+    )
+    for name in ("mixing", "mixing_by_class", "geometry"):
+        one, other = (pd.read_csv(folder / f"reports/plots/{name}.csv") for folder in cut_short)
+        values = ["mean"] if name == "geometry" else ["mean", "tokens", "documents"]
+        pd.testing.assert_frame_equal(one[values], other[values], atol=5e-5)
+
+
+def test_who_reads_a_captured_document_gets_the_captured_version(
+    cut_short: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cut_short[0])
+    everything = read_ratios()
+    read = read_captured_ratios(["test/3", "test/4"])
+    assert list(read) == list(everything)
+    assert not read.duplicated(["checkpoint", "document", "position", "layer"]).any()
+    whole, drawn = (read[read["document"] == name] for name in ("test/3", "test/4"))
+    assert not whole["in_statistics"].any()
+    assert whole["position"].max() > 5
+    assert drawn["in_statistics"].all()  # of which there is no other
+    chosen = read_captured_ratios(
+        ["test/3"], ["position", "attn_n"], [("layer", "==", 2), ("checkpoint", "==", "finetuned")]
+    )
+    assert list(chosen) == ["position", "attn_n"]
+    assert chosen["position"].tolist() == list(range(len(chosen)))
+    tokens = pd.DataFrame({"document": "test/3", "position": range(len(chosen))})
+    assert len(with_classes(tokens)) == len(chosen)
+
+
+def test_a_document_whose_two_cuts_are_the_same_is_measured_once(finished: Path) -> None:
+    tokenizer = load_tokenizer(finished / "models/finetuned")
+    both = {"test/0": "the film was dull ."}
+    for drawn_length, captured_length, expected in (
+        (20, 30, [(7, 7)]),
+        (5, 30, [(7, 0), (5, 5)]),
+        (20, 4, [(4, 0), (7, 7)]),
+    ):
+        documents = chosen_documents(tokenizer, both, both, drawn_length, captured_length)
+        assert [(len(document), document.counted) for document in documents] == expected
+        assert [document.captured for document in documents] == [True, False][: len(documents)]
+
+
+def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
+    table = read_ratios().query("in_statistics")
+    reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
+    by_review = read_plot("mixing_by_review", "measure")
+    assert list(by_review) == ["checkpoint", "document", "label", "layer", "method", "mean", "tokens"]
+    assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
+    own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
+    lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
+    for row in by_review.itertuples():
+        assert row.mean == pytest.approx(own.loc[(row.checkpoint, row.document, row.layer), row.method], abs=2e-6)
+        assert row.label == reviews["label"][int(row.document.removeprefix("test/"))]
+        assert row.tokens == lengths[row.document]
+    words = table[table["token_class"].isin(["word", "subword"])]
+    weighted = pd.read_csv(finished / "reports/plots/mixing_weighted.csv", dtype={"layer": str})
+    columns = ["checkpoint", "weight", "tokens_of", "layer", "method", "mean", "ci_low", "ci_high", "documents"]
+    assert list(weighted) == columns
+    assert len(weighted) == 3 * 2 * 2 * 4 * len(RATIOS)
+    assert set(weighted["tokens_of"].iloc[:20]) == {"words"}
+    indexed = weighted.set_index(columns[:5]).sort_index()
+    for tokens_of, rows in (("words", words), ("all", table)):
+        by_token = rows.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
+        each = rows.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
+        for weight, means in (("token", by_token), ("review", each.groupby(["checkpoint", "layer"]).mean())):
+            for checkpoint in ("pretrained", "finetuned", "difference"):
+                of_one = (
+                    means.loc["finetuned"] - means.loc["pretrained"]
+                    if checkpoint == "difference"
+                    else means.loc[checkpoint]
+                )
+                for layer, expected in (("all", of_one.mean()), ("2", of_one.loc[2])):
+                    found = indexed.loc[(checkpoint, weight, tokens_of, layer)]
+                    np.testing.assert_allclose(found.loc[list(RATIOS), "mean"], expected, atol=2e-6)
+                    assert (found["ci_low"] <= found["mean"]).all()
+                    assert (found["mean"] <= found["ci_high"]).all()
+
+
+def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> None:
+    weighted = read_plot("mixing_weighted", "measure").query("tokens_of == 'all' and weight == 'token'")
+    overall = read_plot("mixing_overall", "measure").set_index(["checkpoint", "method"])
+    of_all = weighted[weighted["layer"].astype(str) == "all"].set_index(["checkpoint", "method"])
+    for column in ("mean", "ci_low", "ci_high"):
+        np.testing.assert_allclose(of_all[column], overall.loc[of_all.index, column], atol=2e-6)
+    difference = read_plot("mixing_difference", "measure")
+    assert list(difference)[-2:] == ["simultaneous_low", "simultaneous_high"]
+    half = (difference["simultaneous_high"] - difference["simultaneous_low"]) / 2
+    middle = (difference["simultaneous_high"] + difference["simultaneous_low"]) / 2
+    np.testing.assert_allclose(middle, difference["difference"], atol=2e-6)
+    assert (half > (difference["ci_high"] - difference["ci_low"]) / 2 * 0.99).mean() > 0.9
+
+
+def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
+    names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
+    assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
+    folder = small(workspace, mixing={"documents": 12, "max_length": 40, "matrices": [], "gradient_documents": 0})
+    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
+    reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
+    reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
     measure.main(read_parameters())
-    table = read_ratios().query("document == 'test/3' and checkpoint == 'finetuned' and layer == 1")
-    assert len(table) > 6
-    assert table["position"].tolist() == list(range(len(table)))
-    assert table["in_statistics"].tolist() == [position < 6 for position in table["position"]]
+    table = read_ratios().query("in_statistics")
+    sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
+    long = table["document"].map(sizes) > 32
+    by_length = read_plot("mixing_by_length", "measure")
+    columns = ["checkpoint", "layer", "method", "length", "mean", "ci_low", "ci_high", "tokens", "documents"]
+    assert list(by_length) == columns
+    assert 0 < (sizes > 32).sum() < 12
+    assert len(by_length) == 3 * 3 * 2 * len(RATIOS)
+    means = table.groupby([np.where(long, "33-64", "1-32"), "checkpoint", "layer"])[list(RATIOS)].mean()
+    for row in by_length.itertuples():
+        of_length = means.loc[row.length]
+        pair = [of_length.loc[(name, row.layer), row.method] for name in ("finetuned", "pretrained")]
+        expected = pair[0] - pair[1] if row.checkpoint == "difference" else pair[row.checkpoint == "pretrained"]
+        assert row.mean == pytest.approx(expected, abs=2e-6)
+        chosen = sizes[(sizes > 32) == (row.length == "33-64")]
+        assert (row.tokens, row.documents) == (chosen.sum(), len(chosen))
+        if len(chosen) == 1:
+            assert np.isnan([row.ci_low, row.ci_high]).all()
+        else:
+            assert row.ci_low <= row.mean <= row.ci_high
+
+
+def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
+    base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
+    texts = pd.read_parquet(finished / "data/reviews/test.parquet")["text"]
+    names = read_plot("mixing_by_review", "measure")["document"].unique()
+    clouds = []
+    for name in names:
+        batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=20, return_tensors="pt")
+        with torch.no_grad():
+            states = base(**batch, output_hidden_states=True).hidden_states
+        clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
+    found = read_plot("geometry", "measure").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
+    for layer in range(4):
+        pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
+        expected = np.concatenate([pair.ravel() for pair in pairs]).mean()
+        point = "layer_output" if layer else "embedding_output"
+        (row,) = found.query(f"layer == {layer} and point == '{point}'").itertuples()
+        assert row.mean == pytest.approx(expected, abs=3e-6)
+        assert row.ci_low < row.mean < row.ci_high
+        assert row.documents == 6
 
 
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
@@ -287,3 +517,26 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
     assert document.ids.tolist() == expected
     assert document.counted == 16
     assert not document.captured
+
+
+def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
+    by_review = read_plot("derivative_levels_by_review", "measure")
+    levels = read_plot("derivative_levels", "measure")
+    reviews = by_review.groupby("checkpoint")["document"].agg(set)
+    assert reviews["pretrained"] == reviews["finetuned"]
+    labels = pd.read_parquet("data/reviews/test.parquet")["label"]
+    assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
+    assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
+    assert len(levels) == 3 * 2 * 3 * 2
+    assert levels["mean"].between(-1, 1).all()
+    from_input = read_plot("mixing_from_input", "measure")
+    assert len(from_input) == 3 * 3 * 6
+    agreement = read_plot("mixing_gradient", "measure")
+    means = read_plot("mixing_gradient_by_review", "measure").groupby(["checkpoint", "reference", "layer", "method"])
+    for row in agreement.itertuples():
+        of_reviews = means.get_group((row.checkpoint, row.reference, row.layer, row.method))["spearman"]
+        assert row.spearman == pytest.approx(of_reviews.mean(), abs=2e-6)
+    by_head = read_plot("mixing_by_head", "measure")
+    assert list(by_head)[:3] == ["checkpoint", "layer", "head"]
+    assert len(by_head) == 2 * 3 * 4
+    assert (by_head["documents"] == 6).all()

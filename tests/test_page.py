@@ -114,7 +114,9 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
         assert opened.traces(chart)
     documents = tokens()["document"]
     assert opened.page.locator("#words span").count() == (documents == documents[0]).sum()
-    assert opened.page.locator("#quality tbody tr").count() == 6
+    assert opened.page.locator("#quality tbody tr").count() == 9
+    own_basis = opened.page.locator("#own-basis").inner_text()
+    assert own_basis.startswith("Places of attention heads on the joint map cannot be compared")
 
 
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
@@ -166,7 +168,12 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
 
 @pytest.mark.parametrize(
     ("colour", "legend"),
-    [("position", "first token"), ("class", "punctuation"), ("ratio", "from others"), ("document", "text/0")],
+    [
+        ("position", "first token"),
+        ("class", "punctuation"),
+        ("ratio", "length ratio of others"),
+        ("document", "text/0"),
+    ],
 )
 def test_colours_follow_what_was_chosen(opened: Opened, colour: str, legend: str) -> None:
     page = opened.page
@@ -248,7 +255,7 @@ def test_pointing_at_a_token_says_what_it_is(opened: Opened) -> None:
     assert f"position {row['position']} of {row['document']}" in said
     ratios = read_ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
     share = ratios[CAPTURED_CHECKPOINT, row["document"], row["position"], 3]
-    assert f"{round(100 * float(share))} % from others" in said
+    assert f"length ratio of others {round(100 * float(share))} %" in said
 
 
 def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
@@ -265,7 +272,8 @@ def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
     assert "trail" in names
     assert "selected" in names
     trail = opened.traces("map-chart")[names.index("trail")]
-    assert len(trail["x"]) == len(store.stored_sites(ACTIVATIONS))
+    compared = [site for site in store.stored_sites(ACTIVATIONS) if site.point != "attention_heads"]
+    assert len(trail["x"]) == len(compared)
     assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2
     assert len(opened.traces("steps-chart")) > before["steps-chart"]
     page.locator("#clear").click()
@@ -287,7 +295,9 @@ def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> Non
     choose(page, "document", "1")
     ratios = read_ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    assert [title.split(", ")[-1] for title in titles] == [f"{100 * share:.0f} % from others" for share in ratios]
+    assert [title.split(", ")[-1] for title in titles] == [
+        f"length ratio of others {100 * share:.0f} %" for share in ratios
+    ]
     shades = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
     assert all(shade.startswith("rgba(") for shade in shades)
 
@@ -366,18 +376,20 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
     best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
     said = page.locator("#findings").inner_text()
-    whose = f"LayerNorm of layer {best['layer']}, other tokens' part of a token's vector"
+    whose = f"LayerNorm of layer {best['layer']}, the length ratio of other tokens in a token's vector"
     assert f"{whose} is {100 * best['mean']:.0f} %" in said
     assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
     assert f"interval {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
     moved = pd.read_csv("reports/plots/movement.csv").query("layout == 'joint' and against == 'attnresln_n'")
-    by_seed = moved.groupby("seed", sort=False)["spearman"].mean()
-    seeds = f"({by_seed.min():.2f} to {by_seed.max():.2f} with"
-    assert f"rank correlation of {by_seed.iloc[0]:.2f} {seeds}" in said
+    for which in ("spearman", "partial_full_space"):
+        of_layers = moved[moved["measure"] == which].set_index("layer")["mean"]
+        low, high = of_layers.idxmin(), of_layers.idxmax()
+        assert f"{of_layers[low]:.2f} (layer {low}) to {of_layers[high]:.2f} (layer {high})" in said
+    assert "with an interval over 3 texts and the seeds" in said
     choose(page, "layer", "2")
     difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
     shown = page.locator("#difference").inner_text().replace("\u2212", "-")
-    assert f"{100 * difference['difference'].item():+.1f} points" in shown
+    assert f"{100 * difference['difference'].item():+.1f} percentage points" in shown
     steps = pd.read_csv("reports/plots/steps.csv").query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"
     )
@@ -694,7 +706,7 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
     page.locator("#point").fill("4")
     moved = page.locator("#movement").inner_text()
     assert "with moves in the full space" in moved
-    assert ("with the mixing ratio" in moved) == (checkpoint == "finetuned")
+    assert ("With the mixing ratio: " in moved) == (checkpoint == "finetuned")
     says = "mixing.checkpoints leaves it out" in page.locator("#map-legend").inner_text()
     assert says == (checkpoint == "pretrained")
     shown.close()
@@ -706,9 +718,9 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
         path = Path(f"reports/plots/{name}.csv")
         table = pd.read_csv(path)
         table[table["method"] == method].to_csv(path, index=False)
-    first = findings()[1]
-    assert ("LayerNorm" in first) == (method == "attnresln_n")
-    assert ("whole of layer" in first) == (method == "enc_n")
+    first = findings(["test/0"])[1]
+    assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
+    assert ("whole of layer" in first) == (method == "layer_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
     rows = pd.read_csv("reports/plots/mixing.csv").query("checkpoint == 'finetuned'")
     assert f"{100 * rows['mean'].max():.0f} %" in first
@@ -783,7 +795,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
     write_quality(quality)
     rows = [
-        table.assign(checkpoint=checkpoint, layer=layer, attn_n=generator.uniform(size=len(table)))
+        table.assign(checkpoint=checkpoint, layer=layer, **{each: generator.uniform(size=len(table)) for each in RATIOS})
         for checkpoint in ("pretrained", "finetuned")
         for layer in range(1, layers + 1)
     ]

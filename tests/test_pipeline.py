@@ -41,7 +41,9 @@ def declared_keys(stage: str) -> set[str]:
 
 
 def outputs(stage: str) -> list[str]:
-    return [out if isinstance(out, str) else next(iter(out)) for out in STAGES[stage]["outs"]]
+    kinds = ("outs", "metrics", "plots")
+    outs = [out for kind in kinds for out in STAGES[stage].get(kind, ())]
+    return [out if isinstance(out, str) else next(iter(out)) for out in outs]
 
 
 def is_in(path: str, places: Iterable[str]) -> bool:
@@ -105,6 +107,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
         finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [0, 1], "max_length": 40},
         mixing={"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+        faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 20},
         figures={"dpi": 50},
     )

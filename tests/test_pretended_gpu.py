@@ -19,7 +19,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers import AutoConfig, AutoModel
 
 from stages.mixing.contributions import contributions, layer_contributions
-from stages.mixing.geometry import geometry
+from stages.mixing.control_passes import attended_without_bias
+from stages.mixing.controls import Sources, control_ratios
+from stages.mixing.geometry import Cloud, geometry, words_of
 from stages.mixing.gradients import document_calls
 from stages.mixing.identities import identity_errors, vector_errors
 from stages.mixing.layers import LayerPass, run_layers
@@ -29,7 +31,7 @@ from stages.mixing.steps import step_measures
 from stages.models.attention import OBSERVED
 from stages.models.capture_points import widths
 from stages.models.families import PROJECTED, family_of
-from stages.sites import POINTS, Site
+from stages.sites import POINTS, PREACTIVATION, Site
 
 _setup_privateuseone_for_python_backend("pretended")
 DEVICE = torch.device("pretended")
@@ -48,12 +50,18 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
         made.append(vector_errors(seen.x, features[Site(seen.number, "layer_output")], mask.bool()))
         document = seen.document(0).cut(5)
         made.append(step_measures(document))
-        made.append(geometry(document.features["layer_output"], document.x, document.x, ids[0, :5]))
+        words = words_of(document.x, ids[0, :5], ids[0, :5])
+        made.append(geometry(Cloud(document.features["layer_output"]), Cloud(document.x), words))
+        bias = seen.value.new_zeros(seen.value.shape[-1])
+        unbiased, row_sums = attended_without_bias(seen.attention, bias)
+        of_counted = (tensor[0, :5] for tensor in (seen.attention.diagonal(), row_sums))
+        sources = Sources(seen.block.output.W, *of_counted, document.value, bias, unbiased[0, :5])
+        made += [unbiased, *(ratio for each in control_ratios(methods, document, sources) for ratio in each)]
         by_layer.append(layer_contributions(declared, seen.document(0)))
         assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
 
     with torch.no_grad():
-        run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED))
+        run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED, PREACTIVATION))
         found = contributions(declared, by_layer).matrices
         calls = document_calls(base, ids[:1])
         assert widths(base)

@@ -1,0 +1,140 @@
+"""What the controls change of a document, and their tables; what they are of a layer stands in `test_families.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from families import make_tokenizer
+
+from stages.mixing.control_tables import control_tables
+from stages.mixing.controls import CONTROLS, shuffled_words
+from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.statistics import resample
+from stages.models.loading import load_tokenizer
+from stages.parameters import MixingParameters
+
+TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
+
+
+@pytest.fixture
+def document(default_weights: Path) -> Document:
+    (found,) = chosen_documents(load_tokenizer(default_weights), {"test/0": TEXT}, {}, 60, 60)
+    return found
+
+
+def test_words_are_numbered_from_the_first(document: Document, default_weights: Path) -> None:
+    tokenizer = load_tokenizer(default_weights)
+    assert document.words.dtype == np.int32
+    special = np.isin(document.classes, [CLASSES.index("cls"), CLASSES.index("sep")])
+    np.testing.assert_array_equal(document.words < 0, special)
+    found = [
+        tokenizer.decode(document.ids[document.words == number].tolist())
+        for number in range(int(document.words.max()) + 1)
+    ]
+    expected = "unforgettably good , isn ' t it ? a film about forgetfulness and unforgettable endings ."
+    assert found == expected.split(" ")
+
+
+@pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
+def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
+    (found,) = chosen_documents(make_tokenizer("gpt2"), {"test/0": text}, {}, 60, 60)
+    numbers = found.words[found.words >= 0]
+    assert np.unique(numbers).tolist() == [0, 1, 2]
+    assert (np.diff(numbers) >= 0).all()
+
+
+def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> None:
+    shuffled = shuffled_words(document, 111)
+    special = document.words < 0
+    for before, after in ((document.ids, shuffled.ids), (document.words, shuffled.words)):
+        np.testing.assert_array_equal(after[special], before[special])
+        np.testing.assert_array_equal(np.sort(after), np.sort(before))
+    assert (shuffled.ids != document.ids).sum() > len(document) / 2
+    changes = np.flatnonzero(np.diff(shuffled.words[~special]))
+    words = int(document.words.max()) + 1
+    assert len(changes) == words - 1  # each word is one stretch
+    for number in range(words):
+        here, there = document.words == number, shuffled.words == number
+        np.testing.assert_array_equal(shuffled.ids[there], document.ids[here])
+        np.testing.assert_array_equal(shuffled.classes[there], document.classes[here])
+    assert (shuffled.name, shuffled.counted, shuffled.captured) == (document.name, document.counted, document.captured)
+
+
+def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
+    ids = np.arange(8, dtype=np.int32)
+    plain = Document("test/0", ids, np.zeros(8, np.int8), 8, captured=False, words=np.arange(8, dtype=np.int32))
+    orders = {
+        (name, seed): shuffled_words(replace(plain, name=name), seed).ids.tolist()
+        for name, seed in product(("test/0", "test/1"), (0, 1))
+    }
+    assert len(set(map(tuple, orders.values()))) == 4
+    assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]
+
+
+def test_one_word_and_none_stay_as_they_are() -> None:
+    for words in ([-1, 0, 0, -1], [-1, -1]):
+        numbers = np.array(words, dtype=np.int32)
+        ids = np.arange(len(words), dtype=np.int32)
+        plain = Document("test/0", ids, np.zeros(len(words), np.int8), len(words), captured=False, words=numbers)
+        np.testing.assert_array_equal(shuffled_words(plain, 0).ids, ids)
+
+
+def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
+    generator = np.random.default_rng(0)
+    counts, methods, layers = np.array([3, 9, 5, 4, 12]), ["attn_w", "attn_n"], 2
+    documents = [
+        Document(f"test/{i}", np.zeros(n, np.int32), np.zeros(n, np.int8), n, False, np.zeros(n, np.int32))
+        for i, n in enumerate(counts)
+    ]
+    documents.insert(2, replace(documents[0], counted=0, captured=True))
+    mixing = MixingParameters(methods=methods, bootstrap_samples=300)
+
+    def sums() -> npt.NDArray[np.float64]:
+        return generator.uniform(size=(5, layers, 2)) * counts[:, None, None]
+
+    true = {"pretrained": sums(), "finetuned": sums()}
+    # One control is the ratio but for a constant: paired, its excess is that constant in every sample.
+    controls = {
+        name: {"shuffled_words": sums(), "common_value": each - 0.25 * counts[:, None, None]}
+        for name, each in true.items()
+    }
+    controls["random"] = {"random_weights": sums()}
+    means = {name: resample(each, counts[:, None, None].astype(float), 300, 7) for name, each in true.items()}
+    means["difference"] = means["finetuned"].minus(means["pretrained"])
+    tables = control_tables(controls, documents, means, mixing, 7)
+    table, excess = (tables[name] for name in ("mixing_controls", "mixing_controls_difference"))
+    keys = ["checkpoint", "control", "layer", "method"]
+    assert list(table) == [*keys, "mean", "ci_low", "ci_high", "tokens", "documents"]
+    assert list(excess) == [*keys, "difference", "ci_low", "ci_high"]
+    assert (len(table), len(excess)) == (7 * 4, 6 * 4)
+    assert set(table["tokens"]) == {33}
+    assert set(table["documents"]) == {5}
+    assert "random" not in set(excess["checkpoint"])
+    table, excess = (each.set_index(keys).sort_index() for each in (table, excess))
+    for (checkpoint, control), (place, layer), (number, method) in product(
+        [(checkpoint, control) for checkpoint, each in controls.items() for control in each],
+        enumerate((1, 2)),
+        enumerate(methods),
+    ):
+        row = table.loc[(checkpoint, control, layer, method)]
+        mean = controls[checkpoint][control][:, place, number].sum() / 33
+        assert row["mean"] == pytest.approx(mean)
+        assert row["ci_low"] < mean < row["ci_high"]
+        if checkpoint != "random":
+            expected = true[checkpoint][:, place, number].sum() / 33 - mean
+            assert excess.loc[(checkpoint, control, layer, method), "difference"] == pytest.approx(expected)
+    for checkpoint, expected in (("pretrained", 0.25), ("finetuned", 0.25), ("difference", 0.0)):
+        np.testing.assert_allclose(excess.loc[(checkpoint, "common_value")].to_numpy(), expected, atol=1e-12)
+    rise = table.loc[("difference", "shuffled_words", 2, "attn_n"), "mean"]
+    before, after = (controls[name]["shuffled_words"][:, 1, 1].sum() / 33 for name in ("pretrained", "finetuned"))
+    assert rise == pytest.approx(after - before)
+
+
+def test_the_declarations_are_complete() -> None:
+    assert set(CONTROLS) == {"random_weights", "shuffled_words", "common_value", "without_value_bias"}
+    assert all(each.label and each.definition for each in CONTROLS.values())

@@ -1,0 +1,287 @@
+"""Levels of derivatives, mixing from the input on, and the ratio of each head, against their definitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from families import write_family
+from family_reference import run_reference
+
+from stages.mixing import gradients
+from stages.mixing.batches import BatchMeasurer
+from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
+from stages.mixing.documents import Document
+from stages.mixing.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
+from stages.mixing.levels import derivative_tables
+from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
+from stages.mixing.ratios import RATIOS
+from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.loading import load_base
+from stages.parameters import MixingParameters
+from stages.reviews.chosen import stratified_part
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IDS = torch.tensor([[2, 7, 9, 11, 3]])
+WIDTH = 24
+
+
+def exact_levels(base: Any, reference: str) -> np.ndarray:
+    """Both forms `[layers, forms, tokens]` from autograd's Jacobians, by explicit sums over sources."""
+    words = base.get_input_embeddings()(IDS).detach()
+
+    def outputs(embedded: torch.Tensor) -> torch.Tensor:
+        return torch.stack(base(inputs_embeds=embedded, output_hidden_states=True).hidden_states[1:])[:, 0]
+
+    states = base(inputs_embeds=words, output_hidden_states=True).hidden_states
+    jacobians = torch.autograd.functional.jacobian(outputs, words)[:, :, :, 0]
+    if reference == "layer_input":
+        pairs = zip(base.encoder.layer, states, strict=False)
+        jacobians = torch.stack(
+            [torch.autograd.functional.jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0] for f, x in pairs]
+        )
+    found = np.zeros((3, 2, 5))
+    for layer, jacobian in enumerate(jacobians.numpy()):  # [T, D, T, D]
+        for i in range(5):
+            norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
+            block = np.delete(jacobian[i], i, axis=1)
+            whole = np.sqrt((block**2).sum())
+            found[layer, 0, i] = 1 - norm[i] / sum(norm)
+            found[layer, 1, i] = whole / (whole + norm[i])
+    return found
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_levels_are_those_of_autograds_jacobians(tiny_bert: Path, reference: Any) -> None:
+    base = load_base(tiny_bert).double().requires_grad_(False)
+    with torch.no_grad():
+        found = levels(derivative_norms(document_calls(base, IDS), reference, WIDTH, seed=0)).numpy()
+    np.testing.assert_allclose(found, exact_levels(base, reference), rtol=1e-9)
+
+
+def test_levels_of_planted_norms() -> None:
+    n = 4
+    ones, nothing = torch.ones(1, n, n), torch.zeros(1, n, n)
+    shared = levels(JacobianNorms(ones, torch.full((1, n), (n - 1) ** 0.5)))
+    torch.testing.assert_close(shared[0, 0], torch.full((n,), (n - 1) / n))
+    torch.testing.assert_close(shared[0, 1], torch.full((n,), 3**0.5 / (1 + 3**0.5)))
+    assert not levels(JacobianNorms(torch.eye(n)[None], torch.zeros(1, n))).any()
+    assert not levels(JacobianNorms(ones[:, :1, :1], torch.zeros(1, 1))).any()
+    assert levels(JacobianNorms(nothing, torch.zeros(1, n))).isnan().all()
+
+
+def test_a_layer_whose_values_are_zero_has_levels_of_zero(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert).double().requires_grad_(False)
+    for layer in base.encoder.layer:
+        layer.attention.self.value.weight.zero_()
+    with torch.no_grad():
+        for reference in REFERENCES:
+            assert levels(derivative_norms(document_calls(base, IDS), reference, 3, seed=0)).max() < 1e-12
+
+
+def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert).requires_grad_(False)
+    calls, directions, seeds = document_calls(base, IDS), 4, 60
+    with torch.no_grad():
+        exact = derivative_norms(calls, "layer_input", WIDTH, seed=0)
+        found = [derivative_norms(calls, "layer_input", directions, seed) for seed in range(seeds)]
+    for part, whole in zip(zip(*found, strict=True), exact, strict=True):
+        by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
+        assert abs(float(by_seed.mean()) - 1) < 0.009  # the root alone: 0.0115 and 0.0100
+    of_levels = torch.stack([levels(each) for each in found]).mean(0) - levels(exact)
+    assert of_levels.mean(-1).abs().max() < 0.01
+
+
+def test_an_estimate_of_a_jacobian_of_rank_one_is_corrected() -> None:
+    # |J r|^2 is W times a squared coordinate of a random direction: the root alone is 1 / 4K too small.
+    generator = torch.Generator().manual_seed(5)
+    width, directions = 400, 16
+    coordinates = torch.randn(20_000, width, generator=generator).double()
+    squares = (coordinates / coordinates.norm(dim=-1, keepdim=True))[:, :directions].square()
+    raw = (squares.sum(-1) * width / directions).sqrt()
+    found = gradients._root(squares.sum(-1), squares.square().sum(-1), directions, width)
+    assert raw.mean() - 1 == pytest.approx(-1 / (4 * directions), abs=0.003)
+    assert abs(found.mean() - 1) < 0.004
+
+
+def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load_base(tiny_bert).double().requires_grad_(False)
+    calls = document_calls(base, IDS)
+    with torch.no_grad():
+        for reference in REFERENCES:
+            whole = derivative_norms(calls, reference, 5, seed=1)
+            for pass_tokens in (5, 15):
+                monkeypatch.setattr(gradients, "PASS_TOKENS", pass_tokens)
+                for found, expected in zip(derivative_norms(calls, reference, 5, seed=1), whole, strict=True):
+                    torch.testing.assert_close(found, expected)
+            monkeypatch.undo()
+
+
+def test_a_text_of_one_token_depends_on_itself_alone(tiny_bert: Path) -> None:
+    measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
+    found = measurer.derivatives(np.array([7], np.int32), directions=3, seed=0)
+    assert not found.levels.any()
+    np.testing.assert_allclose(found.from_input, 0, atol=1e-12)
+    assert np.isnan(found.agreement).all()
+
+
+def rolled(matrices: list[Any]) -> list[Any]:
+    found = [matrices[0]]
+    for matrix in matrices[1:]:
+        found.append(matrix @ found[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
+def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: str, tmp_path: Path) -> None:
+    folder = write_family(name, tmp_path / name)
+    base = load_base(folder)
+    ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
+    measurer = DocumentMeasurer(base, folder, ["attn_w"], list(LAYER_MATRICES))
+    found = measurer.derivatives(ids, directions=2, seed=0)
+    layers = [layer.contributions() for layer in run_reference(name, base, ids.tolist()).layers]
+    stacks = [layers[:2], layers[2:]] if name == "bart" else [layers]
+    rollouts = [rollout for rollout in ROLLOUTS if rollout.removesuffix("_rollout") in measurer.matrices]
+    assert found.from_input.shape == (len(layers), len(rollouts), len(ids))
+    for place, rollout in enumerate(rollouts):
+        expected = []
+        for stack in stacks:  # a decoder's tokens are its own: it begins anew
+            matrices = [layer[rollout.removesuffix("_rollout")] for layer in stack]
+            if rollout == "attention_rollout":
+                matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
+            expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
+        np.testing.assert_allclose(found.from_input[:, place], expected, atol=1e-5, err_msg=rollout)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])
+def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> None:
+    folder = write_family(name, tmp_path / name)
+    base = load_base(folder)
+    generator = np.random.default_rng(4)
+    texts = [generator.integers(5, base.config.vocab_size - 5, length).astype(np.int32) for length in (9, 6)]
+    documents = [
+        Document(f"test/{place}", ids, np.zeros(len(ids), np.int8), counted, False, np.arange(len(ids), dtype=np.int32))
+        for place, (ids, counted) in enumerate(zip(texts, (9, 4), strict=True))
+    ]
+    measures = list(BatchMeasurer(base, folder, ["attn_w"], base.config.pad_token_id or 0).measures(documents))
+    for document, measured in zip(documents, measures, strict=True):
+        layers = run_reference(name, base, document.ids.tolist()).layers
+        expected = np.zeros((len(layers), base.config.num_attention_heads))
+        for place, layer in enumerate(layers):
+            W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
+            for h in range(layer.weights.heads):
+                for i in range(document.counted):
+                    given = [layer.attention[h, i, j] * (layer.value[h, j] @ W_O[h]) for j in range(len(document))]
+                    others = np.linalg.norm(sum(given[:i] + given[i + 1 :]))
+                    own = np.linalg.norm(given[i])
+                    expected[place, h] += others / (others + own) if others + own else 0
+        np.testing.assert_allclose(measured.by_head, expected, atol=1e-4)
+
+
+def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert).requires_grad_(False)
+    attention = base.encoder.layer[1].attention
+    attention.output.dense.weight[:, :6].zero_()  # what the first head gives does not leave W_O
+    ids = np.array([7, 9, 11], np.int32)
+    document = Document("test/0", ids, np.zeros(3, np.int8), 3, captured=False, words=np.arange(3, dtype=np.int32))
+    (measures,) = BatchMeasurer(base, tiny_bert, ["attn_w"], 0).measures([document])
+    assert measures.by_head.shape == (3, 4)
+    assert measures.by_head[1, 0] == 0
+    assert (measures.by_head[1, 1:] > 0).all()
+
+
+def test_the_references_reviews_have_every_class_of_a_sorted_set(workspace: Any) -> None:
+    folder = workspace()
+    (folder / "data/reviews").mkdir(parents=True)
+    labels = np.repeat([0, 1], [60, 20])
+    pd.DataFrame({"text": "a", "label": labels}).to_parquet(folder / "data/reviews/test.parquet")
+    names = [f"test/{row}" for row in (*range(0, 60, 2), *range(60, 70))]  # 30 and 10
+    chosen = stratified_part(names, 8, seed=1)
+    rows = [int(name.removeprefix("test/")) for name in chosen]
+    assert np.bincount(labels[rows]).tolist() == [6, 2]
+    assert rows == sorted(rows)
+    assert set(chosen) <= set(names)
+    assert stratified_part(names, 8, seed=1) == chosen != stratified_part(names, 8, seed=2)
+    assert stratified_part(names, 99, seed=1) == names
+    assert stratified_part(names, 0, seed=1) == []
+
+
+def made_up(seed: int, tokens: int) -> DocumentDerivatives:
+    generator = np.random.default_rng(seed)
+    return DocumentDerivatives(
+        generator.uniform(size=(2, 3, 3)),
+        generator.uniform(size=(2, 3, 2, tokens)),
+        generator.uniform(size=(3, 1, tokens)),
+    )
+
+
+def test_tables_are_means_over_tokens_and_over_reviews() -> None:
+    lengths = {"test/1": 4, "test/5": 9}
+    checkpoints = ("pretrained", "finetuned")
+    found = {
+        checkpoint: {name: made_up(10 * place + length, length) for name, length in lengths.items()}
+        for place, checkpoint in enumerate(checkpoints)
+    }
+    found["finetuned"]["test/5"].levels[1, 2, 0, :3] = np.nan  # tokens whose output nothing moves
+    found["pretrained"]["test/1"].agreement[0, 1, 2] = np.nan
+    found["pretrained"]["test/1"].agreement[0, 2, 2] = np.nan
+    found["pretrained"]["test/5"].agreement[0, 2, 2] = np.nan
+    mixing = MixingParameters(methods=["attn_w"], matrices=["attention"], bootstrap_samples=200)
+    tables = derivative_tables(found, mixing, seed=0)
+    levels_table = tables["derivative_levels"].set_index(["checkpoint", "reference", "layer", "form"])
+    assert list(levels_table) == ["mean", "ci_low", "ci_high", "tokens", "documents"]
+    pooled = {
+        checkpoint: np.concatenate([each.levels for each in documents.values()], -1)
+        for checkpoint, documents in found.items()
+    }
+    for place, reference in enumerate(REFERENCES):
+        for layer in (1, 2, 3):
+            for column, form in enumerate(FORMS):
+                means = {name: np.nanmean(array[place, layer - 1, column]) for name, array in pooled.items()}
+                for checkpoint in checkpoints:
+                    row = levels_table.loc[(checkpoint, reference, layer, form)]
+                    defined = ~np.isnan(pooled[checkpoint][place, layer - 1, column])
+                    assert row["mean"] == pytest.approx(means[checkpoint])
+                    assert row["tokens"] == defined.sum()
+                    assert row["ci_low"] <= row["mean"] <= row["ci_high"]
+                row = levels_table.loc[("difference", reference, layer, form)]
+                assert row["mean"] == pytest.approx(means["finetuned"] - means["pretrained"])
+    by_review = tables["derivative_levels_by_review"].set_index(
+        ["checkpoint", "document", "reference", "layer", "form"]
+    )
+    row = by_review.loc[("finetuned", "test/5", "layer_input", 3, "sum_of_norms")]
+    assert row["mean"] == pytest.approx(np.nanmean(found["finetuned"]["test/5"].levels[1, 2, 0]))
+    assert row["tokens"] == 6
+    from_input = tables["mixing_from_input"].set_index(["checkpoint", "layer", "method"])
+    methods = ["attention_rollout", "derivative_sum_of_norms", "derivative_norm_of_block"]
+    assert list(dict.fromkeys(tables["mixing_from_input"]["method"])) == methods
+    rollouts = np.concatenate([each.from_input for each in found["pretrained"].values()], -1)
+    assert from_input.loc[("pretrained", 2, methods[0]), "mean"] == pytest.approx(rollouts[1, 0].mean())
+    of_words = levels_table.loc[("difference", "word_embedding", 2, "norm_of_block")]
+    pd.testing.assert_series_equal(from_input.loc[("difference", 2, methods[2])], of_words, check_names=False)
+    ranks = tables["mixing_gradient"].set_index(["checkpoint", "reference", "layer", "method"])
+    both = [found["finetuned"][name].agreement[1, 0, 2] for name in lengths]
+    row = ranks.loc[("finetuned", "layer_input", 1, "attention_rollout")]
+    assert row["spearman"] == pytest.approx(np.mean(both))
+    assert (row["ci_low"], row["ci_high"]) == (pytest.approx(min(both)), pytest.approx(max(both)))
+    row = ranks.loc[("pretrained", "word_embedding", 2, "attention_rollout")]
+    assert row["spearman"] == pytest.approx(found["pretrained"]["test/5"].agreement[0, 1, 2])
+    assert row["documents"] == 1
+    row = ranks.loc[("pretrained", "word_embedding", 3, "attention_rollout")]
+    assert row["documents"] == 0
+    assert np.isnan(row[["spearman", "ci_low", "ci_high"]].astype(float)).all()
+    assert len(tables["mixing_gradient_by_review"]) == 2 * 2 * 2 * 3 * 3
+
+
+def test_without_documents_the_tables_have_their_columns_only() -> None:
+    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, MixingParameters(), seed=0)
+    assert all(table.empty for table in tables.values())
+    assert list(tables["mixing_gradient"])[:5] == ["checkpoint", "reference", "layer", "method", "spearman"]
+    one = derivative_tables(
+        {"finetuned": {"test/0": made_up(0, 3)}}, MixingParameters(methods=["attn_w"], matrices=["attention"]), 0
+    )
+    assert set(one["derivative_levels"]["checkpoint"]) == {"finetuned"}

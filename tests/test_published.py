@@ -1,0 +1,142 @@
+"""The published table's protocol on a tiny model: pairs, masks, tokens counted, and both data-free checks."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_tiny_bert
+from transformers import AutoModel
+
+from benchmarks import published
+from stages.errors import InputError
+from stages.models.loading import load_base, load_tokenizer
+
+TEXTS = (
+    "[CLS] the film was very good . [SEP] the plot was so dull , it and the music [SEP]",
+    "[CLS] time flies [SEP] like an arrow [SEP]",
+    "[CLS] fine [SEP] cold [SEP]",
+)
+TOKENS = [text.split() for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bert(tmp_path_factory.mktemp("published") / "bert", layers=2)
+
+
+def records(folder: Path) -> Path:
+    path = folder / "texts.json"
+    path.write_text(json.dumps([{"tokens": tokens} for tokens in TOKENS]), encoding="utf-8")
+    return path
+
+
+def test_segments_and_masks_are_those_of_the_authors_script(checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    texts = published.read_pairs(records(tmp_path), tokenizer, 992, 128)
+    random.seed(0)  # the script draws from the module's own generator, text by text
+    for text, masked, tokens in zip(texts, published.masked(texts, tokenizer), TOKENS, strict=True):
+        assert text.ids == tokenizer.convert_tokens_to_ids(tokens)
+        first = tokens.index("[SEP]")
+        assert text.segments == [0] * (first + 1) + [1] * (len(tokens) - first - 1)
+        candidates = [i for i, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]")]
+        drawn = random.sample(candidates, max(1, int(0.12 * len(candidates))))
+        expected = [tokenizer.mask_token_id if i in drawn else token for i, token in enumerate(text.ids)]
+        assert masked.ids == expected
+        assert masked.segments == text.segments
+
+
+def test_ratios_are_those_of_explicit_sums_with_segments_and_without_padding(checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer, base = load_tokenizer(checkpoint), load_base(checkpoint)
+    texts = published.masked(published.read_pairs(records(tmp_path), tokenizer, 992, 128), tokenizer)
+    found = published.measure(base, checkpoint, 0, ("attn_w", "attn_n", "attnres_n"), texts, batch_tokens=4096)
+    assert found.shape == (3, 2, sum(map(len, TOKENS)))
+    model = AutoModel.from_pretrained(checkpoint, attn_implementation="eager").double().eval()
+    expected = [explicit(model, text, layer) for text in sorted(texts, key=lambda t: len(t.ids)) for layer in (0, 1)]
+    by_layer = np.stack([np.concatenate(expected[layer::2], axis=-1) for layer in (0, 1)], axis=1)
+    np.testing.assert_allclose(found, by_layer, atol=2e-5)
+    without = published.measure(
+        base, checkpoint, 0, ("attn_w",), [text._replace(segments=[0] * len(text.ids)) for text in texts], 4096
+    )
+    assert np.abs(without - found[:1]).max() > 1e-3
+
+
+def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.ndarray:
+    """attn_w, attn_n and attnres_n `[3, T]` of one text, by sums over sources of vectors `[T, T, D]`."""
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([text.ids]),
+            token_type_ids=torch.tensor([text.segments]),
+            output_attentions=True,
+            output_hidden_states=True,
+        )
+        weights_HTT, x_TD = output.attentions[layer][0], output.hidden_states[layer][0]
+        attention = model.encoder.layer[layer].attention
+        value_TD = x_TD @ attention.self.value.weight.T + attention.self.value.bias
+        parts = torch.zeros(len(text.ids), len(text.ids), x_TD.shape[1], dtype=torch.float64)
+        width = x_TD.shape[1] // len(weights_HTT)
+        for head, a_TT in enumerate(weights_HTT):
+            own = slice(head * width, (head + 1) * width)
+            parts += a_TT[:, :, None] * (value_TD[:, own] @ attention.output.dense.weight[:, own].T)
+        with_skip = parts.clone()
+        with_skip[range(len(x_TD)), range(len(x_TD))] += x_TD
+        mean_TT = weights_HTT.mean(0)
+        ratios = [mean_TT.sum(1) - mean_TT.diagonal()]
+        for each in (parts, with_skip):
+            own = each[range(len(x_TD)), range(len(x_TD))]
+            others = (each.sum(1) - own).norm(dim=-1)
+            ratios.append(others / (others + own.norm(dim=-1)))
+    return torch.stack(ratios).numpy()
+
+
+def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
+    found = published.gains(load_base(checkpoint), checkpoint)
+    model = AutoModel.from_pretrained(checkpoint).double()
+    for number, layer in enumerate(model.encoder.layer):
+        value, dense = layer.attention.self.value, layer.attention.output.dense
+        W_V, b_V, W_O, b_O = (part.detach().numpy() for part in (value.weight, value.bias, dense.weight, dense.bias))
+        size = len(b_V)
+        first, second = np.zeros((size + 1, size + 1)), np.zeros((size + 1, size + 1))
+        first[:size, :size], first[size, :size], first[size, size] = W_V.T, b_V, 1
+        second[:size, :size], second[:size, size], second[size, size] = W_O.T, b_O, 1  # b_O as the script places it
+        singular = np.linalg.svd(first @ second, compute_uv=False)
+        assert found["expansion_rate"][number] == pytest.approx(np.sqrt((singular**2).sum() / (size + 1)), rel=1e-5)
+        affine = np.concatenate([W_V.T @ W_O.T, (b_V @ W_O.T + b_O)[None]])
+        assert found["attention_gain"][number] == pytest.approx(np.sqrt((affine**2).sum() / (size + 1)), rel=1e-5)
+    assert not np.allclose(found["expansion_rate"], found["attention_gain"], rtol=1e-3)
+
+
+def test_texts_of_one_column_are_parted_in_two_segments(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("the film was good and so fine\n\nfine\ngood music\n", encoding="utf-8")
+    texts = published.read_pairs(path, load_tokenizer(checkpoint), 992, 128)
+    assert [text.segments for text in texts] == [[0] * 6 + [1] * 4, [0] * 3 + [1] * 2]
+
+
+@pytest.mark.parametrize("protocol", ["published", "plain"])
+def test_command_prints_every_row(
+    checkpoint: Path, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("the film was good and so fine\ngood music\n", encoding="utf-8")
+    options = ["--protocol", protocol, "--max-length", "32"]
+    monkeypatch.setattr(sys, "argv", ["published", str(checkpoint), str(path), *options])
+    published.main()
+    said = capsys.readouterr().out
+    assert f"2 texts, {15 if protocol == 'published' else 13} tokens, 2 layers, {protocol}" in said
+    assert all(name in said for name in (*published.PUBLISHED, "attention_gain", "expansion_rate"))
+
+
+def test_records_that_are_too_long_or_have_no_segments_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    with pytest.raises(InputError, match="a record has 19 tokens; --max-length is 16"):
+        published.read_pairs(records(tmp_path), tokenizer, 992, 16)
+    path = tmp_path / "none.json"
+    path.write_text(json.dumps([{"tokens": ["[CLS]", "fine"]}]), encoding="utf-8")
+    with pytest.raises(InputError, match=r"no \[SEP\]"):
+        published.read_pairs(path, tokenizer, 992, 128)

@@ -1,0 +1,241 @@
+"""BERT with weights set by hand, and what every measure must say of it: values that a pencil finds too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import Workspace, toy_reviews
+from families import write_family
+from transformers import AutoModel, BertConfig, BertModel
+
+from stages import measure
+from stages.mixing.batches import BatchMeasurer, DocumentMeasures
+from stages.mixing.controls import SAME_PASS
+from stages.mixing.documents import CLASSES, Document
+from stages.mixing.gradients import document_calls, jacobian_norms
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.attention import OBSERVED
+from stages.outputs.mixing import read_ratios
+from stages.outputs.reports import PLOTS
+from stages.parameters import read_parameters
+
+HIDDEN = 4
+TOY = Path("toy")
+X1, X2, X3 = 1, 2, 3
+"""Token ids."""
+VECTORS = {X1: (1.0, -1.0, 0.0, 0.0), X2: (0.0, 0.0, 1.0, -1.0), X3: (1.0, 0.0, -1.0, 0.0)}
+"""What enters the first layer; centred, of one length, so that the embedding's norm is undone by its gamma."""
+GAMMA = 0.5**0.5
+
+
+def toy(layers: int = 1) -> Any:
+    """One head; W_V = W_O = I, uniform attention, no biases, no positions, and a feed-forward network that adds 0."""
+    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": layers, "num_attention_heads": 1, "intermediate_size": HIDDEN}
+    config = BertConfig(vocab_size=8, max_position_embeddings=32, layer_norm_eps=1e-12, **sizes)
+    config._attn_implementation = OBSERVED
+    base = BertModel(config).eval().requires_grad_(False)
+    for name, parameter in base.named_parameters():
+        parameter.fill_(float(name.endswith("LayerNorm.weight")))
+    base.embeddings.LayerNorm.weight.fill_(GAMMA)
+    for token, vector in VECTORS.items():
+        base.embeddings.word_embeddings.weight[token] = torch.tensor(vector)
+    for layer in base.encoder.layer:
+        for linear in (layer.attention.self.value, layer.attention.output.dense):
+            linear.weight.copy_(torch.eye(HIDDEN))
+    return base
+
+
+def document(*ids: int) -> Document:
+    numbers = np.arange(len(ids), dtype=np.int32)
+    classes = np.full(len(ids), CLASSES.index("word"), dtype=np.int8)
+    return Document(f"test/{ids}", np.array(ids, np.int32), classes, len(ids), captured=False, words=numbers)
+
+
+def measured(base: Any, *ids: int) -> DocumentMeasures:
+    (found,) = BatchMeasurer(base, TOY, list(RATIOS), 0).measures([document(*ids)])
+    return found
+
+
+def ratios(base: Any, *ids: int) -> dict[str, Any]:
+    """Of the first layer, by method `[tokens]`."""
+    return dict(zip(RATIOS, measured(base, *ids).ratios[:, 0], strict=True))
+
+
+def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
+    """Of the first layer, the means by control and method."""
+    means = measured(base, *ids).controls[..., 0] / len(ids)
+    return {control: dict(zip(RATIOS, row, strict=True)) for control, row in zip(SAME_PASS, means, strict=True)}
+
+
+def matrices(base: Any, *ids: int) -> dict[str, Any]:
+    measurer = DocumentMeasurer(base, TOY, list(RATIOS), list(LAYER_MATRICES))
+    found, _ = measurer.contributions(np.array(ids, np.int32))
+    return {name: matrix.numpy() for name, matrix in found.matrices.items()}
+
+
+def both_rows(own: float, other: float) -> list[list[float]]:
+    return [[own, other], [other, own]]
+
+
+def randomised(seed: int = 0) -> Any:
+    """The toy with any weights at all, but for the positions, which stay without effect."""
+    base = toy(layers=3)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in base.named_parameters():
+        if "position" not in name:
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return base
+
+
+def test_ratios_of_two_orthogonal_tokens() -> None:
+    # F_ii = x_i / 2 and F_ij = x_j / 2; with the skip 3/2 x_i. Both norms are of centred vectors.
+    expected = {"attn_w": 0.5, "attnres_w": 0.25, "attn_n": 0.5, "attnres_n": 0.25, "attnresln_n": 0.25, "enc_n": 0.25}
+    expected["layer_n"] = 0.25  # the feed-forward network is zero
+    found = ratios(toy(), X1, X2)
+    assert set(expected) == set(RATIOS)
+    for method, value in expected.items():
+        np.testing.assert_allclose(found[method], value, atol=1e-6, err_msg=method)
+
+
+def test_matrices_of_two_orthogonal_tokens() -> None:
+    found = matrices(toy(), X1, X2)
+    np.testing.assert_allclose(found["attention"][0], both_rows(0.5, 0.5), atol=1e-6)
+    np.testing.assert_allclose(found["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
+    for method in ("alti", "globenc"):
+        np.testing.assert_allclose(found[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
+    # In units of x_1 and x_2: (3, 1) as it is, (2, 1) without value 1, (3, 0) without value 2. Its own value on top
+    # of the skip connection hardly turns a token: the larger part is the other's.
+    own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
+    assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
+    expected = both_rows(own / (own + other), other / (own + other))
+    np.testing.assert_allclose(found["value_zeroing"][0], expected, atol=1e-6)
+
+
+def test_rollouts_over_six_layers() -> None:
+    # [[3, 1], [1, 3]] / 4 has the eigenvalues 1 and 1/2.
+    found = matrices(toy(layers=6), X1, X2)
+    own = (1 + 0.5**6) / 2
+    assert own == pytest.approx(0.5078, abs=5e-5)
+    for method in ("attention_rollout", "alti_rollout", "globenc_rollout"):
+        np.testing.assert_allclose(found[method][-1], both_rows(own, 1 - own), atol=1e-5, err_msg=method)
+
+
+def test_derivatives_of_two_orthogonal_tokens() -> None:
+    # Both norms take out the mean and the output's own direction: of weight * I two dimensions of four are left, over
+    # the standard deviation of 3/2 x_1 + 1/2 x_2, sqrt(5)/2.
+    base = toy().double()
+    calls = document_calls(base, torch.tensor([[X1, X2]]))
+    with torch.no_grad():
+        found = jacobian_norms(calls, "layer_input", directions=HIDDEN, seed=0)
+    own, other = (weight * 2**0.5 / (5**0.5 / 2) for weight in (1.5, 0.5))
+    assert (own, other) == pytest.approx((1.8974, 0.6325), abs=5e-5)
+    torch.testing.assert_close(found[0], torch.tensor(both_rows(own, other)).double(), atol=1e-6, rtol=0)
+
+
+def test_attention_to_oneself_mixes_nothing() -> None:
+    base = toy()
+    attention = base.encoder.layer[0].attention.self
+    for linear in (attention.query, attention.key):
+        linear.weight.copy_(40 * torch.eye(HIDDEN))  # q_i k_j is 0 for another token, 3200 for itself
+    for method, ratio in ratios(base, X1, X2).items():
+        assert (ratio == 0).all(), method
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16])
+def test_equal_tokens_under_uniform_attention(tokens: int) -> None:
+    found = ratios(toy(), *[X1] * tokens)
+    others = (tokens - 1) / tokens
+    for method in ("attn_w", "attn_n"):
+        np.testing.assert_allclose(found[method], others, atol=1e-6)
+    for method in ("attnres_w", "attnres_n", "attnresln_n", "enc_n"):
+        np.testing.assert_allclose(found[method], others / 2, atol=1e-6, err_msg=method)
+
+
+def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> None:
+    base, scaled = randomised(), randomised()
+    for layer in scaled.encoder.layer:
+        for parameter in layer.attention.self.value.parameters():
+            parameter.mul_(8)
+        layer.attention.output.dense.weight.div_(8)
+    before, after = (measured(model, X1, X2, X3, X1) for model in (base, scaled))
+    np.testing.assert_allclose(after.ratios, before.ratios, atol=1e-6)
+    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    assert not np.allclose(before.ratios, measured(toy(layers=3), X1, X2, X3, X1).ratios, atol=0.01)
+
+
+def test_without_positions_ratios_follow_their_tokens() -> None:
+    base = randomised()
+    ids = np.array([X1, X2, X3, X2, 4])
+    order = np.array([3, 0, 4, 2, 1])
+    before, after = measured(base, *ids), measured(base, *ids[order])
+    np.testing.assert_allclose(after.ratios, before.ratios[..., order], atol=1e-6)
+    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    assert not np.allclose(after.ratios, before.ratios, atol=0.01)
+
+
+def test_values_of_nothing_but_a_bias_mix_only_until_it_is_taken_out() -> None:
+    base = toy()
+    value = base.encoder.layer[0].attention.self.value
+    value.weight.zero_()
+    value.bias.copy_(torch.tensor([0.3, 0.1, -0.7, 0.9]))
+    base.encoder.layer[0].attention.output.dense.bias.copy_(torch.tensor([7.0, 0.1, 0.3, -2.0]))
+    # No token depends on another, and still half of what attention adds counts as another's.
+    np.testing.assert_allclose(ratios(base, X1, X2)["attn_n"], 0.5, atol=1e-6)
+    found = controls(base, X1, X2)
+    assert found["common_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
+    for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
+        assert found["without_value_bias"][method] == 0, method
+    assert found["without_value_bias"]["attn_w"] == 0.5
+
+
+def test_equal_values_are_their_own_control() -> None:
+    found, true = controls(randomised(), X2, X2, X2), ratios(randomised(), X2, X2, X2)
+    for method in RATIOS:
+        assert found["common_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
+
+
+def test_the_common_value_of_two_opposite_tokens_is_nothing() -> None:
+    base = toy()
+    base.embeddings.word_embeddings.weight[4] = -torch.tensor(VECTORS[X1])
+    found = controls(base, X1, 4)
+    np.testing.assert_allclose(ratios(base, X1, 4)["attn_n"], 0.5, atol=1e-6)
+    assert found["common_value"]["attnres_n"] == 0
+    assert found["without_value_bias"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_cannot_say(
+    workspace: Workspace, tokens: int
+) -> None:
+    mixing = {"documents": 4, "bootstrap_samples": 100, "gradient_documents": 2, "gradient_max_length": 9}
+    lengths = {"max_length": 30}
+    workspace(mixing=mixing | lengths, capture={"documents": [], "texts": [" film" * tokens], **lengths})
+    reviews = toy_reviews(8, 0).assign(text=" film" * tokens)
+    Path("data/reviews").mkdir(parents=True)
+    reviews.to_parquet("data/reviews/test.parquet", index=False)
+    for seed, checkpoint in enumerate(("pretrained", "finetuned")):
+        folder = write_family("gpt2", Path("models") / checkpoint, seed)
+        base = AutoModel.from_pretrained(folder)
+        with torch.no_grad():
+            base.wpe.weight.zero_()
+        base.save_pretrained(folder)
+    measure.main(read_parameters())
+    assert read_ratios()["position"].max() == tokens - 1
+    assert read_ratios()["token"].nunique() == 1
+    for path in sorted(PLOTS.glob("*.csv")):
+        table = pd.read_csv(path)
+        values = table[[name for name in ("mean", "difference", "ci_low", "ci_high") if name in table]]
+        if path.stem in ("attention_to_first", "mixing_without_first"):
+            assert (values.isna().to_numpy() == (tokens == 1)).all(), path.stem  # of all tokens but the first
+        elif path.stem not in ("geometry", "mixing_gradient"):  # each of its measures says where it is unknown
+            assert values.notna().to_numpy().all(), path.stem
+    assert not {"mixing", "mixing_controls", "mixing_controls_difference", "mixing_difference"} - {
+        path.stem for path in PLOTS.glob("*.csv")
+    }

@@ -1,0 +1,309 @@
+"""Token scores of the class, removal and margins: against independent computations, and planted cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+import torch
+from conftest import Workspace, write_reviews, write_tiny_bert
+from families import write_family
+from family_reference import integrated, run_reference
+from transformers import AutoModelForSequenceClassification
+
+from stages import measure, validate
+from stages.errors import InputError
+from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.loading import load_base
+from stages.outputs.reports import read_metrics, read_plot
+from stages.outputs.validation import read_removals, read_scores
+from stages.parameters import read_parameters
+from stages.validation import decomposition
+from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
+from stages.validation.classifier import Classifier
+from stages.validation.removal import agreement, first_places, removals
+from stages.validation.review import Review
+from stages.validation.tables import faithfulness, margin_correlation
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Array = npt.NDArray[np.float64]
+TEXT = "the film was very good . time flies like an arrow , and the plot was so lovely !"
+DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
+
+
+def reviewed(folder: Path, text: str = TEXT) -> Review:
+    classifier = Classifier(folder, torch.device("cpu"), 400)
+    (document,) = chosen_documents(classifier.tokenizer, {"test/0": text}, {}, 60, 60)
+    decomposed = ATTRIBUTIONS["decompx"].absent(classifier.family) is None
+    names = classifier.family.present(MATRICES_READ) if len(classifier.family.stacks) == 1 else []
+    matrices = [LAYER_MATRICES[name] for name in names]
+    values = classifier.values() if decomposed else None
+    return Review(classifier, document, matrices, values, np.random.default_rng(0), 3)
+
+
+def library(folder: Path) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
+    """Parts of a BERT classifier's logits [token and last the biases, class], source by source in float64."""
+    layers, tokens = run_reference("bert", model.bert, ids).layers, len(ids)
+    parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
+    for j in range(tokens):
+        parts[j][j] = layers[0].x[j]
+    for layer in layers:
+        w, points = layer.weights, layer.points
+        W_V, W_O, W_1, W_2 = (w.arrays[role] for role in ("value", "out", "up", "down"))
+        z = points["attention_norm"]
+        before = z @ W_1[:-1] + W_1[-1]
+        moved = []
+        for j, part in enumerate(parts):
+            bias = float(j == tokens)
+            value = part @ W_V[:-1] + bias * W_V[-1]
+            attended = np.zeros_like(part)
+            for h in range(w.heads):
+                own = slice(h * w.head_size, (h + 1) * w.head_size)
+                attended += layer.attention[h] @ value[:, own] @ W_O[:-1][own]
+            residual = part + attended + bias * W_O[-1]
+            stream = w.norm_linear("attention_norm", residual, points["attention_residual"])
+            stream = stream + bias * w.arrays["attention_norm"][1]
+            inner = integrated(w.activation, before, stream @ W_1[:-1] + bias * W_1[-1])
+            summed = stream + inner @ W_2[:-1] + bias * W_2[-1]
+            normed = w.norm_linear("output_norm", summed, z + points["ffn_output"])
+            moved.append(normed + bias * w.arrays["output_norm"][1])
+        parts = moved
+    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    W_P, W_C = state["bert.pooler.dense.weight"].T, state["classifier.weight"].T
+    pooled = [part[0] @ W_P for part in parts]
+    pooled[-1] = pooled[-1] + state["bert.pooler.dense.bias"]
+    found = [integrated(np.tanh, np.sum(pooled, axis=0), part) @ W_C for part in pooled]
+    found[-1] = found[-1] + state["classifier.bias"]
+    return np.array(found)
+
+
+def test_the_class_score_is_taken_apart_as_by_hand(tiny_bert: Path) -> None:
+    review, model = reviewed(tiny_bert), library(tiny_bert)
+    expected = decomposed_by_hand(model, review.ids)
+    with torch.no_grad():
+        logits = model(torch.tensor([review.ids])).logits[0].numpy()
+    np.testing.assert_allclose(expected.sum(0), logits, atol=1e-6)
+    parts = review._passed[1]
+    assert parts is not None
+    np.testing.assert_allclose(parts.numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_array_equal(review.decomposed(), parts[:-1, review.predicted].double().numpy())
+    assert review.predicted == int(logits.argmax())
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_parts_of_the_logits_sum_to_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    review = reviewed(write_family(name, tmp_path))
+    parts = review._passed[1]
+    assert parts is not None
+    np.testing.assert_allclose(parts.sum(0).numpy(), review.logits_C, rtol=0, atol=1e-4 * np.abs(review.logits_C).max())
+    # Blocks of rows give the same.
+    monkeypatch.setattr(decomposition, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
+    blocks = Review(
+        review.classifier, review.document, [], review.classifier.values(), np.random.default_rng(0), 1
+    )._passed[1]
+    torch.testing.assert_close(blocks, parts, rtol=1e-3, atol=1e-4)
+
+
+def test_a_wrong_entry_breaks_the_sum(tiny_bert: Path) -> None:
+    review = reviewed(tiny_bert)
+    assert review._values is not None
+    review._values[1] = review._values[1]._replace(W=review._values[1].W * 1.1)
+    with pytest.raises(InputError, match=r"parts of the class scores of test/0 do not sum to them"):
+        review.decomposed()
+
+
+def test_gradients_are_the_librarys(tiny_bert: Path) -> None:
+    review, model = reviewed(tiny_bert), library(tiny_bert)
+    words = model.bert.embeddings.word_embeddings(torch.tensor([review.ids])).detach().requires_grad_()
+    model(inputs_embeds=words).logits[0, review.predicted].backward()
+    np.testing.assert_allclose(review.gradient_norm(), words.grad[0].norm(dim=-1).numpy(), rtol=1e-3, atol=1e-6)
+    product = (words.grad * words)[0].sum(-1).detach().numpy()
+    np.testing.assert_allclose(review.gradient_by_input(), product, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_are_those_of_the_token_that_the_classifier_reads(tiny_bert: Path, tmp_path: Path) -> None:
+    review = reviewed(tiny_bert)
+    assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
+    measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, ["attn_n"], list(LAYER_MATRICES))
+    matrices = measurer.contributions(review.document.ids)[0].matrices
+    for name in ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout"):
+        np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)
+    last = reviewed(write_family("gpt2", tmp_path))
+    assert last.gradients.read_T.nonzero().flatten().tolist() == [len(last.ids) - 1]
+
+
+def test_leaving_out_masks_one_token(tiny_bert: Path) -> None:
+    review, model = reviewed(tiny_bert), library(tiny_bert)
+    found = review.left_out()
+    assert np.isnan(found[[0, -1]]).all()
+    for place in (1, 7):
+        ids = torch.tensor([review.ids])
+        ids[0, place] = review.classifier.tokenizer.mask_token_id
+        with torch.no_grad():
+            without = float(model(ids).logits[0, review.predicted])
+        assert found[place] == pytest.approx(review.logits_C[review.predicted] - without, abs=1e-4)
+
+
+class OneToken:
+    """A classifier that reads nothing but whether token 7 is there."""
+
+    mask_id: int | None = 4
+    family = SimpleNamespace(stacks=(None,))
+
+    def logits(self, texts: list[list[int]]) -> torch.Tensor:
+        rows = [[0.0, 3.0] if 7 in ids else [0.0, -1.0] for ids in texts]
+        return torch.tensor(rows, dtype=torch.float64)
+
+
+def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
+    ids = np.arange(10, 10 + length, dtype=np.int32)
+    ids[[0, -1]] = 2, 3
+    ids[place] = 7
+    classes = np.full(length, CLASSES.index("word"), np.int8)
+    classes[[0, -1]] = CLASSES.index("cls"), CLASSES.index("sep")
+    words = np.arange(length, dtype=np.int32)
+    document = Document(f"test/{seed}", ids, classes, length, captured=False, words=words)
+    return Review(classifier, document, [], None, np.random.default_rng(seed), 5)
+
+
+def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() -> None:
+    shares, drops = [0.1, 0.3], []
+    whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
+    for seed in range(6):
+        review = planted(OneToken(), 22, 3 + seed, seed)
+        right, wrong = np.zeros((1, 22)), np.zeros((1, 22))
+        right[0, 3 + seed], wrong[0, 3 + seed] = 1, -1
+        found = removals(review, {RANDOM: review.random, "right": right, "wrong": wrong}, shares)
+        np.testing.assert_allclose(found["right"][0], [[left, -1]] * 2)
+        np.testing.assert_allclose(found["wrong"][0], [[whole, 3]] * 2)
+        drops.append([whole - found[name][..., 0].mean(0) for name in (RANDOM, "right", "wrong")])
+    ranks = np.array([[0.1, np.nan, 0.5]] * 6)
+    curves, overall = faithfulness(np.array(drops), ranks, [RANDOM, "right", "wrong"], shares, 200, 0)
+    assert list(curves) == ["method", "share", "drop", "ci_low", "ci_high", "documents"]
+    table = overall.set_index("method")
+    assert table.loc["right", "aopc"] == pytest.approx(whole - left)
+    assert table.loc["wrong", "aopc"] == pytest.approx(0)
+    random = np.mean([drop[0] for drop in drops])
+    assert table.loc["right", "above_random"] == pytest.approx(whole - left - random)
+    assert table.loc["right", "above_random_low"] > 0 > table.loc["wrong", "above_random_high"]
+    assert table.loc[RANDOM, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
+    assert np.isnan(table.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
+    assert table["documents"].tolist() == [6, 6, 6]
+
+
+def test_a_review_where_a_score_is_not_defined_does_not_count_for_it() -> None:
+    drops = np.array([[[0.1], [0.5]], [[0.3], [np.nan]]])
+    _, overall = faithfulness(drops, np.full((2, 2), np.nan), [RANDOM, "other"], [0.5], 100, 0)
+    table = overall.set_index("method")
+    assert table["documents"].tolist() == [2, 1]
+    assert table.loc["other", "aopc"] == pytest.approx(0.5)
+    assert table.loc["other", "above_random"] == pytest.approx(0.4)
+
+
+def test_special_tokens_stay_and_one_token_at_least_goes() -> None:
+    review = planted(OneToken(), 6, 2, 0)
+    scores = np.array([9.0, 1, 2, 3, 4, 9])
+    assert first_places(review, scores, 0.1).tolist() == [4]
+    assert first_places(review, scores, 0.5).tolist() == [3, 4]
+    assert review.without(np.array([2])) == [2, 11, 4, 13, 14, 3]
+    without_mask = OneToken()
+    without_mask.mask_id = None
+    assert planted(without_mask, 6, 2, 0).without(np.array([2])) == [2, 11, 13, 14, 3]
+    undefined = removals(review, {"none": np.full((1, 6), np.nan)}, [0.5])["none"]
+    assert np.isnan(undefined).all()
+    assert np.isnan(agreement(planted(OneToken(), 3, 1, 0), np.zeros((1, 3)), np.zeros(3)))
+
+
+def test_a_text_of_one_token_without_a_mask_token_leaves_nothing(tmp_path: Path) -> None:
+    classifier = Classifier(write_family("gpt2", tmp_path), torch.device("cpu"), 100)
+    assert classifier.mask_id is None
+    document = Document(
+        "test/0", np.array([9], np.int32), np.array([CLASSES.index("word")], np.int8), 1, False, np.zeros(1, np.int32)
+    )
+    review = Review(classifier, document, [], None, np.random.default_rng(0), 2)
+    assert np.isnan(review.left_out()).all()
+    assert np.isnan(removals(review, {RANDOM: review.random}, [0.5])[RANDOM]).all()
+    assert np.isfinite(review.gradient_norm()).all()
+
+
+def test_margins_correlation_given_length_is_that_of_what_length_does_not_explain() -> None:
+    generator = np.random.default_rng(0)
+    tokens = generator.permutation(30).astype(float)
+    ratio = tokens + generator.normal(size=30) * 8
+    margin = tokens + ratio / 2 + generator.normal(size=30) * 8
+    table = pd.DataFrame({"margin": margin, "tokens": tokens, "finetuned": ratio, "pretrained": np.ones(30)})
+    found = margin_correlation(table, ["pretrained", "finetuned"], 300, 0).set_index("checkpoint")
+    ranks = table[["finetuned", "margin", "tokens"]].rank().to_numpy()
+    x = np.column_stack([np.ones(30), ranks[:, 2]])
+    left = [ranks[:, i] - x @ np.linalg.lstsq(x, ranks[:, i], rcond=None)[0] for i in (0, 1)]
+    row = found.loc["finetuned"]
+    assert row["given_length"] == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert row["spearman"] == pytest.approx(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])
+    assert row["ci_low"] < row["spearman"] < row["ci_high"]
+    assert row["given_length_low"] < row["given_length"] < row["given_length_high"]
+    assert found.loc["pretrained"].drop("documents").isna().all()
+    assert found["documents"].tolist() == [30, 30]
+
+
+def prepared(workspace: Workspace, name: str = "workspace") -> Path:
+    mixing = {"documents": 8, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0, "matrices": []}
+    faithful = {"documents": 4, "max_length": 16, "shares": [0.2, 0.5], "random_draws": 2}
+    folder = workspace(name, mixing=mixing, faithfulness=faithful, capture={"max_length": 30})
+    write_reviews(folder / "data/reviews")
+    for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
+        write_tiny_bert(folder / "models" / checkpoint, seed=seed)
+    measure.main(read_parameters())
+    validate.main(read_parameters())
+    return folder
+
+
+def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
+    folder = prepared(workspace)
+    curves, overall = read_plot("faithfulness", "validate"), read_plot("faithfulness_overall", "validate")
+    assert overall["method"].tolist() == list(ATTRIBUTIONS)
+    assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
+    assert list(overall) == [
+        *("method", "aopc", "ci_low", "ci_high", "above_random", "above_random_low", "above_random_high"),
+        *("derivative_spearman", "derivative_low", "derivative_high", "documents"),
+    ]
+    derivative = overall.set_index("method")["derivative_spearman"]
+    assert derivative.isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]
+    means = curves.groupby("method", sort=False)["drop"].mean()
+    np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
+    # The drops are those of the library's own model on the texts that the scores say.
+    scores, removed = read_scores(), read_removals()
+    model, name = library(folder / "models/finetuned"), removed["document"].iloc[0]
+    mine = scores[(scores["document"] == name) & (scores["method"] == "leave_one_out")]
+    tokens = mine["token"].tolist()
+    vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
+    highest = mine.sort_values("score", ascending=False)["position"].head(round(0.5 * (len(tokens) - 2)))
+    ids = torch.tensor([[vocabulary[token] for token in tokens]] * 2)
+    ids[1, highest.tolist()] = vocabulary["[MASK]"]
+    with torch.no_grad():
+        logits = model(ids).logits
+    label = int(logits[0].argmax())
+    rows = removed[(removed["document"] == name) & (removed["method"] == "leave_one_out")].set_index("share")
+    expected = torch.softmax(logits, -1)[:, label].tolist()
+    assert rows.loc[[0.0, 0.5], "probability"].tolist() == pytest.approx(expected, abs=1e-5)
+    assert rows.loc[[0.0, 0.5], "logit"].tolist() == pytest.approx(logits[:, label].tolist(), abs=1e-4)
+    margins = read_plot("margins", "validate")
+    assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
+    assert len(margins) == 8
+    assert (margins["margin"] >= 0).all()
+    correlations = read_plot("margin_correlation", "validate")
+    assert correlations["checkpoint"].tolist() == ["pretrained", "finetuned"]
+    assert set(read_metrics("validation")) == {"above_random", "margin"}
+    files = {path: path.read_bytes() for path in (folder / "reports/plots").glob("*a*.csv")}
+    validate.main(read_parameters())
+    assert all(path.read_bytes() == content for path, content in files.items())
