@@ -19,6 +19,7 @@ from stages.outputs.checkpoints import FINETUNED
 from stages.parameters import read_parameters
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
+SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
 Batch = list[Any]  # of stages.mixing.documents.Document
 
 
@@ -26,6 +27,7 @@ class _Ready(NamedTuple):
     """Model and batches; `counted` are the same documents, with their tokens in the statistics."""
 
     measurer: Any
+    six: Any
     batches: list[Batch]
     counted: list[Batch]
 
@@ -49,6 +51,10 @@ class _Ready(NamedTuple):
         self.look()
         return self.measurer.ratios(batch)
 
+    def six_ratios(self, batch: Batch) -> Any:
+        self.look()
+        return self.six.ratios(batch)
+
     def look(self) -> None:
         from stages.models.attention import OBSERVED
 
@@ -68,8 +74,8 @@ def _ready() -> _Ready:
     length = parameters.capture.max_length
     kinds = [chosen_documents(tokenizer, drawn, texts, length, length) for drawn in ({}, texts)]
     batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.mixing.batch_tokens)
-    measurer = BatchMeasurer(base, FINETUNED, list(RATIOS), tokenizer.pad_token_id)
-    return _Ready(measurer, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))
+    every, six = (BatchMeasurer(base, FINETUNED, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
+    return _Ready(every, six, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))
 
 
 def in_turn() -> dict[str, float]:
@@ -80,7 +86,8 @@ def in_turn() -> dict[str, float]:
     ways: dict[str, tuple[Callable[[Batch], Any], list[Batch]]] = {
         SDPA: (lambda batch: ready.forward(batch, "sdpa"), ready.batches),
         EAGER: (lambda batch: ready.forward(batch, "eager"), ready.batches),
-        "mixing ratios": (ready.ratios, ready.batches),
+        "mixing ratios": (ready.six_ratios, ready.batches),
+        "seven ratios": (ready.ratios, ready.batches),
         "mixing ratios, identities": (ready.measured, ready.batches),
         "all that `measure` reads from a batch": (ready.measured, ready.counted),
     }

@@ -1,28 +1,39 @@
 """The published table of mixing ratios, for any checkpoint folder and any texts, offline.
 
-    python -m benchmarks.published <checkpoint folder> <texts> [--documents 992] [--max-length 512]
+    python -m benchmarks.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
-`<texts>` is a parquet, csv or jsonl file with a column `text`, or a plain file with one text a line.
-Prints each method's mean over all tokens and layers in per cent, each layer's `attention_gain`, and beside
-them what Kobayashi et al. (EMNLP 2021, table 2) give for BERT-base and RoBERTa-base on Wikipedia.
+Measures as the authors' public scripts do (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of at
+most 128 tokens, 12 % of their tokens masked. `<texts>` is a json file of records whose `tokens` are
+`[CLS] A [SEP] B [SEP]`, or a parquet, csv or jsonl file with the columns `first` and `second`, or `text`, or a plain
+file with one text a line: a text is parted in the middle of its words. `--protocol plain` takes the texts as they are,
+one segment, nothing masked. Prints each method's mean, largest and smallest value over all tokens and layers in per
+cent, beside what Kobayashi et al. (EMNLP 2021) give for BERT-base and RoBERTa-base on Wikipedia, and each layer's
+`attention_gain` and `expansion_rate`.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import json
+import random
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.errors import InputError
 from stages.maps.neighbours import device
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.documents import chosen_documents
-from stages.mixing.layers import attention_gain
-from stages.models.encoding import batches_by_tokens
+from stages.mixing.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
+from stages.models.encoding import batches_by_tokens, padded
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.reviews.source import READERS
 
@@ -33,42 +44,189 @@ PUBLISHED = {
     "attnres_n": (22.3, 19.6),
     "attnresln_n": (18.8, 16.2),
 }
+"""Means of the paper's table, BERT-base and RoBERTa-base, in per cent."""
+STORED = {
+    "attn_w": (96.41, 95.81),
+    "attnres_w": (48.21, 47.91),
+    "attn_n": (85.28, 84.42),
+    "attnres_n": (22.25, 19.55),
+    "attnresln_n": (18.75, 16.24),
+}
+"""The same as the authors' public notebook `emnlp2021/run.ipynb` has them as its stored output."""
+MASKED = 0.12
+MASK_SEED = 0
+
+
+class Text(NamedTuple):
+    """One text's token ids, and the segment, 0 or 1, of each."""
+
+    ids: list[int]
+    segments: list[int]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("texts", type=Path)
+    parser.add_argument("--protocol", choices=("published", "plain"), default="published")
     parser.add_argument("--documents", type=int, default=992)
-    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     arguments = parser.parse_args()
     folder = arguments.checkpoint
     check_max_length("--max-length", arguments.max_length, folder)
     tokenizer, base = load_tokenizer(folder), load_base(folder).to(device())
-    texts = {f"text/{i}": text for i, text in enumerate(_read_texts(arguments.texts)[: arguments.documents])}
-    documents = chosen_documents(tokenizer, {}, texts, arguments.max_length, arguments.max_length)
-    measurer = BatchMeasurer(base, folder, tuple(PUBLISHED), tokenizer.pad_token_id)
-    sums, tokens = np.zeros((len(PUBLISHED), measurer.layers)), 0
-    batches = batches_by_tokens([len(document) for document in documents], arguments.batch_tokens)
+    read = read_pairs if arguments.protocol == "published" else read_plain
+    texts = read(arguments.texts, tokenizer, arguments.documents, arguments.max_length)
+    if arguments.protocol == "published":
+        texts = masked(texts, tokenizer)
+    methods = BatchMeasurer(base, folder, tuple(PUBLISHED), tokenizer.pad_token_id).methods
+    ratios = measure(base, folder, tokenizer.pad_token_id, methods, texts, arguments.batch_tokens)
+    print(f"{folder}: {len(texts)} texts, {ratios.shape[-1]} tokens, {ratios.shape[1]} layers, {arguments.protocol}")
+    print(f"{'':12s} {'measured':>30s}   {'BERT-base':>17s}   {'RoBERTa-base':>17s}")
+    print(f"{'method':12s} {'mean':>10s}{'largest':>10s}{'smallest':>10s}" + 2 * f"   {'paper':>8s} {'notebook':>8s}")
+    for method, values in zip(methods, 100 * ratios, strict=True):
+        others = "".join(f"   {PUBLISHED[method][model]:8.1f} {STORED[method][model]:8.2f}" for model in (0, 1))
+        print(f"{method:12s} {values.mean():10.2f}{values.max():10.2f}{values.min():10.2f}{others}")
+        print(f"{'':12s} by layer: {' '.join(f'{value:.1f}' for value in values.mean(-1))}")
+    for name, of_layers in gains(base, folder).items():
+        print(f"{name:15s} {' '.join(f'{value:.3f}' for value in of_layers)}, mean {np.mean(of_layers):.3f}")
+
+
+def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
+    """The first `documents` pairs of segments; a text without a second word is left out."""
+    if path.suffix == ".json":
+        return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
+    frame = _read_frame(path)
+    if {"first", "second"} <= set(frame):
+        pairs = list(zip(frame["first"].astype(str), frame["second"].astype(str), strict=True))
+    else:
+        # A token is at least a part of a word, so that of more words none would be left.
+        words = [text.split()[:max_length] for text in _texts(frame, path)]
+        halves = [(each[: (len(each) + 1) // 2], each[(len(each) + 1) // 2 :]) for each in words if len(each) > 1]
+        pairs = [(" ".join(first), " ".join(second)) for first, second in halves]
+    texts = []
+    for first, second in pairs[:documents]:
+        encoding = tokenizer(first, second, truncation=True, max_length=max_length).encodings[0]
+        texts.append(Text(list(encoding.ids), list(encoding.type_ids)))
+    return texts
+
+
+def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
+    """The first `documents` texts, each one segment."""
+    texts = _texts(_read_frame(path), path)[:documents]
+    encoded: list[list[int]] = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+    return [Text(ids, [0] * len(ids)) for ids in encoded]
+
+
+def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
+    """12 % of each text's tokens but its special ones, rounded down, at least one, become the mask token.
+
+    The positions are those of the authors' script where the tokens are the same: drawn text by text without
+    replacement from one `random.Random(0)`.
+    """
+    if tokenizer.mask_token_id is None:
+        raise InputError("the tokenizer has no mask token, so nothing can be masked; use --protocol plain")
+    generator = random.Random(MASK_SEED)
+    special = {tokenizer.cls_token_id, tokenizer.sep_token_id}
+    changed = []
+    for text in texts:
+        candidates = [position for position, token in enumerate(text.ids) if token not in special]
+        ids = list(text.ids)
+        for position in generator.sample(candidates, max(1, int(len(candidates) * MASKED))):
+            ids[position] = tokenizer.mask_token_id
+        changed.append(text._replace(ids=ids))
+    return changed
+
+
+def measure(
+    base: PreTrainedModel,
+    folder: Path,
+    pad_token_id: int,
+    methods: Sequence[str],
+    texts: Sequence[Text],
+    batch_tokens: int,
+) -> npt.NDArray[np.float32]:
+    """The ratios `[methods, layers, tokens]` of all texts' tokens, special and masked ones included, padding not."""
+    measurer = BatchMeasurer(base, folder, methods, pad_token_id)
+    parts = []
+    batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
     for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):
-        for measures in measurer.measures([documents[i] for i in batch]):
-            sums += measures.ratios.sum(-1, dtype=np.float64)
-            tokens += measures.ratios.shape[-1]
-    print(f"{folder}: {len(documents)} texts, {tokens} tokens, {measurer.layers} layers")
-    print(f"{'method':12s} {'measured':>9s} {'BERT-base':>10s} {'RoBERTa-base':>13s}   by layer")
-    for (method, (bert, roberta)), by_layer in zip(PUBLISHED.items(), 100 * sums / tokens, strict=True):
-        shown = " ".join(f"{value:.1f}" for value in by_layer)
-        print(f"{method:12s} {by_layer.mean():9.1f} {bert:10.1f} {roberta:13.1f}   {shown}")
-    print("attention_gain", " ".join(f"{attention_gain(weights):.3f}" for weights in measurer.weights))
+        ratios: list[torch.Tensor] = []
+
+        def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor], found: list[torch.Tensor] = ratios) -> None:
+            found.append(measurer.of_layer(seen))
+
+        inputs = _inputs(base, [texts[i] for i in batch], pad_token_id)
+        with torch.inference_mode():
+            run_layers(base, folder, inputs, visit)
+            ratios_MLBT = torch.stack(ratios, dim=1)
+        parts.append(ratios_MLBT[:, :, inputs["attention_mask"].bool()].cpu().numpy())
+    return np.concatenate(parts, axis=-1)
 
 
-def _read_texts(path: Path) -> list[str]:
+def _inputs(base: PreTrainedModel, texts: Sequence[Text], pad_token_id: int) -> dict[str, torch.Tensor]:
+    inputs = padded([text.ids for text in texts], pad_token_id, base.device)
+    if "token_type_ids" in inspect.signature(base.forward).parameters and base.config.type_vocab_size > 1:
+        inputs["token_type_ids"] = padded([text.segments for text in texts], 0, base.device)["input_ids"]
+    return inputs
+
+
+def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
+    """By name, each layer's `attention_gain`, and the authors' `expansion_rate` where it is defined."""
+    found: dict[str, list[float]] = {"attention_gain": [], "expansion_rate": []}
+
+    def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
+        found["attention_gain"].append(attention_gain(attention_map(seen)))
+        if len(seen.block.output.W) == len(seen.block.output.b):
+            found["expansion_rate"].append(expansion_rate(value_map(seen), seen.block.output))
+
+    with torch.inference_mode():
+        run_layers(base, folder, padded([[1]], 0, base.device), visit)
+    return {name: values for name, values in found.items() if values}
+
+
+def expansion_rate(value: Linear, output: Linear) -> float:
+    """|[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as the authors' `expansion_rate_attn_f.py` has it.
+
+    There b_O is a last column. As an affine map of [x, 1] it would be a last row, as in `attention_gain`, which leaves
+    the last column (0, ..., 0, 1) away: it maps the constant to itself.
+    """
+    W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
+    square = (W_V @ W_O).square().sum() + (W_V @ b_O).square().sum() + (b_V @ W_O).square().sum()
+    return float(torch.sqrt((square + (b_V @ b_O + 1).square()) / (len(W_V) + 1)))
+
+
+def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
+    ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
+    if len(ids) > max_length:
+        raise InputError(f"{path}: a record has {len(ids)} tokens; --max-length is {max_length}")
+    if tokenizer.sep_token_id not in ids:
+        raise InputError(f"{path}: a record has no {tokenizer.sep_token}; [CLS] A [SEP] B [SEP] is read")
+    first = ids.index(tokenizer.sep_token_id) + 1
+    return Text(ids, [0] * first + [1] * (len(ids) - first))
+
+
+def _read_tokens(path: Path) -> list[list[str]]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    records = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(records, list) or not all(isinstance(each, dict) and "tokens" in each for each in records):
+        raise InputError(f"{path} is no list of records with `tokens`")
+    return [each["tokens"] for each in records]
+
+
+def _read_frame(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     if path.suffix not in READERS:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines: Iterator[str] = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
+        return pd.DataFrame({"text": list(lines)})
     frame: pd.DataFrame = READERS[path.suffix](path)
+    return frame
+
+
+def _texts(frame: pd.DataFrame, path: Path) -> list[str]:
     if "text" not in frame:
         raise InputError(f"{path} has no column 'text'; it has {', '.join(map(str, frame.columns))}")
     return frame["text"].astype(str).tolist()

@@ -1,8 +1,10 @@
 """Time and memory of the stages beside the strongest plain way to the same thing that one can write.
 
-    python -m benchmarks.stages                                   # everything; writes benchmarks/RESULTS.md
-    python -m benchmarks.stages --cases joint pages --repeats 3   # some cases; prints their tables
-    python -m benchmarks.stages --small --repeats 1               # does it all run?
+    python -m benchmarks.stages                                   # everything, which takes an hour
+    python -m benchmarks.stages --cases joint pages --repeats 3   # some cases
+    python -m benchmarks.stages --small --repeats 1               # does it all run? Writes nothing
+
+Each case's section in benchmarks/RESULTS.md is replaced and says which command and machine made it.
 
 Every run is a fresh process, imports included, all with the same number of threads, the ways of a case in turn. Before
 a case is timed, each of its ways runs once and what they made is compared. Inputs are texts of the sample, captured
@@ -50,12 +52,11 @@ class Size(NamedTuple):
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2)
 HEAD = """# Stages beside the plain way
 
-Made by `{command}`: every run a fresh process, imports included, {repeats} of each after one that is not timed, the
-ways of a case in turn. Ratios are of medians; peak memory is the median over the runs, workers included. With *nothing
-compiled* numba finds an empty folder, as after an installation.
-
-{machine}
+Every run is a fresh process, imports included, after one that is not timed; the ways of a case in turn. Ratios are of
+medians; peak memory is the median over the runs, workers included. With *nothing compiled* numba finds an empty folder,
+as after an installation. Each section names the command and the machine that made it.
 """
+TITLE = "## "
 
 
 def main() -> None:
@@ -65,22 +66,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
     parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
     arguments = parser.parse_args()
-    whole = set(arguments.cases) == set(CASES) and not arguments.small
     command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
-    head = HEAD.format(command=command, repeats=arguments.repeats, machine=machine(arguments.threads))
-    print(head, flush=True)
-    sections = [head]
     with tempfile.TemporaryDirectory() as name:
-        lay_out(Path(name), SMALL if arguments.small else Size(), arguments.threads)
+        folders = {CASES[case].folder for case in arguments.cases}
+        lay_out(Path(name), folders, SMALL if arguments.small else Size(), arguments.threads)
         for case in arguments.cases:
-            sections.append(section(case, Path(name), arguments.repeats, arguments.threads))
-            print(sections[-1], flush=True)
-    if whole:
-        RESULTS.write_text("\n".join(sections), encoding="utf-8")
+            made_by = f"`{command}`: {arguments.repeats} runs of each.\n{machine(arguments.threads)}"
+            made = section(case, made_by, Path(name), arguments.repeats, arguments.threads)
+            print(made, flush=True)
+            if not arguments.small:
+                keep(made)
 
 
-def section(name: str, root: Path, repeats: int, threads: int) -> str:
-    """A case's heading, what was compared, and its table."""
+def keep(made: str) -> None:
+    """In RESULTS: in the place of the section with its title, or where the order of the cases puts it."""
+    _, *before = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
+    sections = {each.partition("\n")[0]: each.strip() for each in (*before, made.removeprefix(TITLE))}
+    ordered = [sections[case.title] for case in CASES.values() if case.title in sections]
+    RESULTS.write_text("\n".join([HEAD, *(f"{TITLE}{each}\n" for each in ordered)]), encoding="utf-8")
+
+
+def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> str:
+    """A case's heading, what made it, what was compared, and its table."""
     case = CASES[name]
     folder, compiled = root / case.folder, root / "compiled"
     for way in case.ways:
@@ -93,24 +100,36 @@ def section(name: str, root: Path, repeats: int, threads: int) -> str:
             for way in case.ways:
                 for each, run in timed(name, way, folder, threads, compiled, cold=state == COLD).items():
                     runs[each].append(run)
-    return f"## {case.title}\n\n{checked}\n\n{table(found, case.references)}\n"
+    return f"{TITLE}{case.title}\n\n{made_by}\n\n{checked}\n\n{table(found, case.references)}\n"
 
 
-def lay_out(root: Path, size: Size, threads: int) -> None:
-    """The folders in which the cases run: `default`, `bert`, and `maps` with captured vectors."""
-    model = _bert_shaped(root / "bert-shaped", size.layers)
+def lay_out(root: Path, folders: set[str], size: Size, threads: int) -> None:
+    """Those of the folders in which the cases run: `default`, `full`, `bert`, and `maps` with captured vectors."""
+    finetuned, model = REPOSITORY / FINETUNED, root / "bert-shaped"
     reviews = pd.read_parquet(REPOSITORY / split_file("train"))["text"].tolist()
-    # Of one to four reviews, so that lengths differ.
-    texts = [" ".join((reviews[i:] + reviews)[: 1 + i % 4]) for i in range(max(size.texts, size.bert_texts))]
-    _folder(root / "default", REPOSITORY / FINETUNED, texts[: size.texts], size.tokens)
-    full = [" ".join((reviews[i:] + reviews)[: size.tokens // 10]) for i in range(size.texts)]
-    _folder(root / "full", REPOSITORY / FINETUNED, full, size.tokens)
-    _folder(root / "bert", model, texts[: size.bert_texts], size.tokens)
-    maps = _folder(root / "maps", model, [" ".join(reviews[:30])], size.tokens)
-    fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")
-    stores = maps / ACTIVATIONS
-    _write_map(maps, stored_sites(stores), read_tokens(stores))
-    write_ratios(maps, read_tokens(stores), size.layers)
+
+    def joined(first: int, count: int) -> str:
+        return " ".join((reviews[first:] + reviews)[:count])
+
+    # Of one to four reviews, so that lengths differ; or all of them as long as allowed.
+    texts = [joined(i, 1 + i % 4) for i in range(max(size.texts, size.bert_texts))]
+    full = [joined(i, size.tokens // 10) for i in range(size.texts)]
+    inputs = {
+        "default": (finetuned, texts[: size.texts]),
+        "full": (finetuned, full),
+        "bert": (model, texts[: size.bert_texts]),
+        "maps": (model, [joined(0, 30)]),
+    }
+    if folders & {"bert", "maps"}:
+        _bert_shaped(model, size.layers)
+    for name in folders:
+        _folder(root / name, *inputs[name], size.tokens)
+    if "maps" in folders:
+        maps = root / "maps"
+        fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")
+        tokens = read_tokens(maps / ACTIVATIONS)
+        _write_map(maps, stored_sites(maps / ACTIVATIONS), tokens)
+        write_ratios(maps, tokens, size.layers)
 
 
 def _folder(folder: Path, model: Path, texts: list[str], tokens: int) -> Path:
