@@ -5,10 +5,12 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := stages/page/script
+DATASET ?= stanfordnlp/imdb
+SEEDS ?= 0 1 2 3 4
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test check format docs bench paper picture lock clean
+.PHONY: help install repro test check format docs bench paper study picture lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/' | expand -t 10
@@ -47,6 +49,9 @@ bench: $(INSTALLED) ## Time the stages beside the strongest plain way, into benc
 
 paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)
 	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)
+
+study: $(INSTALLED) ## Five seeds on real reviews, tables and figure into docs/study/ (DATASET=folder, SEEDS="0 1", hours)
+	@$(IN_VENV) python -m study --dataset "$(DATASET)" --seeds "$(SEEDS)"
 
 picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
 	@$(IN_VENV) python -m docs.pictures

@@ -20,6 +20,7 @@ def main() -> None:
     last_page = max((FIGURES / "joint").glob("*.png"))
     _stack([FIGURES / "mixing_by_layer.png", last_page], DOCS / "result.png")
     _stack([FIGURES / "mixing_steps.png"], DOCS / "steps.png")
+    _stack([FIGURES / "mixing_reviews.png"], DOCS / "reviews.png")
 
 
 def _stack(sources: list[Path], output: Path) -> None:

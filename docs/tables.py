@@ -2,28 +2,32 @@
 
     python -m docs.tables
 
-Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`: in README.md and docs/measures.md those that
-follow from the code's declarations, which a test holds equal to them; in docs/results.md those of the last run.
+Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`: those that follow from the code's declarations,
+and those of the last run and of the study in docs/study/. Tests hold both equal to what is in git.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from transformers import AutoConfig
 
+from docs.claims import PLOTS, Read, default_run, study
+from stages.mixing.controls import CONTROLS
 from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.models.families import Family, family_of, known_families
-from stages.outputs.reports import read_plot
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
-DOCUMENTS = ("README.md", "docs/measures.md")
-RESULTS = "docs/results.md"
+DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -36,6 +40,10 @@ def tables() -> dict[str, str]:
     matrices = [
         (f"`{each.name}`", each.label, _code(each.definition), each.rows, each.source) for each in MATRICES.values()
     ]
+    controls = [
+        (f"`{each.name}`", each.label, _code(each.definition), "its own" if each.formula is None else "the same")
+        for each in CONTROLS.values()
+    ]
     points = [
         (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)
         for point in POINTS
@@ -43,6 +51,7 @@ def tables() -> dict[str, str]:
     return {
         "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),
         "matrices": _markdown(("method", "name", "entry", "rows", "source"), matrices),
+        "controls": _markdown(("control", "name", "what is measured", "forward pass"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
         "identities": _markdown(
@@ -73,13 +82,22 @@ def _kind(family: Family) -> str:
     return "norms before and after each part" if stack.input_norm else "norms on what each part adds"
 
 
-def results() -> dict[str, str]:
-    """The tables of the last run, from `reports/plots/`."""
-    return {"overall": _overall(), "maps": _maps(), "movement": _movement()}
+def results(read: Read) -> dict[str, str]:
+    """The tables and sentences of the last run, and those of the study where it was made."""
+    made = {
+        "overall": _overall(read),
+        "maps": _maps(read),
+        "movement": _movement(read),
+        "default_run": default_run(read),
+    }
+    try:
+        return made | {"study": study(read)}
+    except FileNotFoundError:
+        return made
 
 
-def _overall() -> str:
-    means = read_plot("mixing_overall", "measure").set_index(["method", "checkpoint"])
+def _overall(read: Read) -> str:
+    means = read(f"{PLOTS}mixing_overall.csv").set_index(["method", "checkpoint"])
     rows = []
     for method in means.index.unique("method"):
         before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
@@ -90,31 +108,39 @@ def _overall() -> str:
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
 
 
-def _maps() -> str:
-    quality = read_plot("map_quality", "reduce").set_index(["measure", "layout"])
+def _maps(read: Read) -> str:
+    quality = read(f"{PLOTS}map_quality.csv").set_index(["measure", "layout"])
     rows = []
     for measure, label in MAP_MEASURES.items():
-        cells = [quality.loc[(measure, layout)] for layout in LAYOUTS]
-        rows.append((label, *(f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)))
+        # A layout with a map for each point has no measures within points: all of its measures are.
+        cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in LAYOUTS]
+        shown = ("" if cell is None else f"{cell['value']:.2f} ({cell['chance']:.2f})" for cell in cells)
+        rows.append((label, *shown))
     return _markdown(("", *LAYOUTS), rows)
 
 
-def _movement() -> str:
-    movement = read_plot("movement", "reduce")
-    movement = movement[movement["step"] == "attention"]
+def _movement(read: Read) -> str:
+    """Every step of every layer, on the maps and on the projections."""
+    movement = read(f"{PLOTS}movement.csv")
+    means = movement.pivot(index=["against", "measure", "step", "layout"], columns="layer", values="mean")
+    shown = (
+        ("full_space", "spearman", "moves in the full space"),
+        *((name, "spearman", f"`{name}`") for name in ("attnresln_n", "attn_w", "enc_n")),
+        *((name, "partial_full_space", f"`{name}`, given the full-space move") for name in ("attnresln_n", "enc_n")),
+    )
     rows = []
-    for layout in ("joint", "aligned"):
-        for against in ("full_space", "attnresln_n", "attn_w"):
-            chosen = movement[(movement["layout"] == layout) & (movement["against"] == against)]
-            by_layer = chosen.groupby("layer")["spearman"]
-            cells = [f"{low:.2f} to {high:.2f}" for low, high in zip(by_layer.min(), by_layer.max(), strict=True)]
-            rows.append((layout, "moves in the full space" if against == "full_space" else f"`{against}`", *cells))
-    return _markdown(("layout", "against", *map(str, sorted(movement["layer"].unique()))), rows)
+    for against, measure, label in shown:
+        for step in ("attention", "ffn", "layer"):
+            for layout in movement["layout"].unique():
+                if (against, measure, step, layout) in means.index:
+                    cells = (f"{mean:.2f}" for mean in means.loc[(against, measure, step, layout)])
+                    rows.append((label, step, layout.replace("_", " "), *cells))
+    return _markdown(("against", "step", "layout", *map(str, means.columns)), rows)
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:
-    """A document with its tables made anew."""
-    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3], text)
+    """A document with those of its tables made anew that are among `made`."""
+    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3] if match[2] in made else match[0], text)
 
 
 def _code(formula: str) -> str:
@@ -126,11 +152,17 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def read_file(path: str) -> Any:
+    """A csv as a table, a metrics file as what it holds."""
+    text = Path(path).read_text(encoding="utf-8")
+    return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
+
+
 def main() -> None:
-    for names, made in ((DOCUMENTS, tables()), ((RESULTS,), results())):
-        for name in names:
-            path = Path(name)
-            path.write_text(with_tables(path.read_text(encoding="utf-8"), made), encoding="utf-8")
+    made = tables() | results(read_file)
+    for name in DOCUMENTS:
+        path = Path(name)
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 if __name__ == "__main__":
