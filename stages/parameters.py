@@ -83,7 +83,7 @@ class ModelParameters(_Section):
 
 
 class FinetuneParameters(_Section):
-    epochs: Count = 4
+    epochs: Count = 3
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -121,13 +121,13 @@ class MixingParameters(_Section):
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINTS)
     batch_tokens: Count = 4096
     bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
-    gradient_documents: Annotated[int, Field(ge=0)] = 6
+    gradient_documents: Annotated[int, Field(ge=0)] = 4
     gradient_max_length: Tokens = 24
     gradient_directions: Count = 8
 
 
 class FaithfulnessParameters(_Section):
-    documents: Count = 10
+    documents: Count = 8
     max_length: Tokens = 48
     shares: Annotated[list[Fraction], Field(min_length=1)] = [0.1, 0.2, 0.3, 0.4, 0.5]
     random_draws: Count = 3

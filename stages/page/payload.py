@@ -210,7 +210,7 @@ def _token_steps(tokens: pd.DataFrame, steps: pd.DataFrame, layers: int) -> dict
 
     cosines: dict[str, npt.NDArray[np.float64]] = {}
     for layer in range(1, layers + 1):
-        before, names = layer_input(layer, sites), set(steps.loc[steps["layer"] == layer, "step"])
+        before, names = layer_input(layer, sites), steps.loc[steps["layer"] == layer, "step"].tolist()
         points = {step: STEP_POINTS[step] for step in names}
         if "ffn_skip" in names and "ffn_norm" not in names:
             points["ffn_skip"] = "layer_output"  # where no norm follows
