@@ -11,3 +11,9 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Asked for by torch's deterministic algorithms on a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# So `python -m stages.measure` starts, before Python imports that stage, whose libraries take seconds.
+if sys.argv[:1] == ["-m"]:
+    from stages.command import prepare
+
+    prepare()

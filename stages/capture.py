@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.models.capture_points import recording, widths
-from stages.models.encoding import batches_by_tokens, encode, padded
+from stages.models.encoding import Reading, batches_by_tokens, encode, padded, readings
 from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
 from stages.outputs import activations as store
@@ -40,13 +40,14 @@ from stages.reviews.chosen import chosen_texts
 from stages.sites import POINTS, Site
 
 TEXTS_AT_ONCE = 1000
+NAMED = 5  # texts in one warning
 
 Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
     capture = parameters.capture
-    texts = chosen_texts(capture.documents, capture.texts)
+    texts = chosen_texts(capture)
     check_max_length("capture.max_length", capture.max_length, FINETUNED)
     state = PartialState(cpu=not torch.cuda.is_available())
     tokenizer = load_tokenizer(FINETUNED)
@@ -117,6 +118,7 @@ def _write_tokens(
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
             encoded = encode(tokenizer, [texts[name] for name in block], max_length)
+            _warn(dict(zip(block, readings(tokenizer, [texts[name] for name in block], max_length), strict=True)))
             ids = [token for text in encoded for token in text]
             columns = [
                 [name for name, text in zip(block, encoded, strict=True) for _ in text],
@@ -130,6 +132,17 @@ def _write_tokens(
             writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
             lengths += map(len, encoded)
     return np.asarray(lengths, dtype=np.int64)
+
+
+def _warn(read: Mapping[str, Reading]) -> None:
+    """Say which texts the model does not see whole, or hardly knows a word of."""
+    for said, names in (
+        ("cut to capture.max_length", [f"{name} ({each.whole} tokens)" for name, each in read.items() if each.is_cut]),
+        ("mostly tokens that the model does not know", [name for name, each in read.items() if each.is_unknown]),
+    ):
+        if names:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            logging.warning("%s: %s%s", said, ", ".join(names[:NAMED]), more)
 
 
 def _features(

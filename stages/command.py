@@ -5,19 +5,40 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from types import TracebackType
 
 from stages.errors import InputError
 from stages.parameters import Parameters, read_parameters
 
+# They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
+QUIET = ("datasets", "huggingface_hub", "transformers")
+CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
+
+
+def prepare() -> None:
+    """What can be said before a stage's libraries are loaded: wrong parameters, and Ctrl-C from now on, in one line."""
+    sys.excepthook = _explain
+    try:
+        read_parameters()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
 
 def run_stage(stage: Callable[[Parameters], None]) -> None:
     """Read `params.yaml`, run the stage; an `InputError` becomes one line and exit status 1."""
+    sys.excepthook = _explain
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-    for chatty in ("httpx", "httpx2", "huggingface_hub", "fontTools", "matplotlib", "distributed"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It reports every head that a checkpoint lacks or has too many, which is how this pipeline uses it.
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for names, level in ((CHATTY, logging.WARNING), (QUIET, logging.CRITICAL)):
+        for name in names:
+            logging.getLogger(name).setLevel(level)
     try:
         stage(read_parameters())
     except InputError as error:
         sys.exit(f"error: {error}")
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("\nstopped; `dvc repro` goes on from here", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)

@@ -28,6 +28,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     PrinterCallback,
     Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -46,10 +49,12 @@ from stages.resume import clear, publish, unfinished_folder
 
 def main(parameters: Parameters) -> None:
     finetune, seed = parameters.finetune, parameters.seed
-    check_max_length("finetune.max_length", finetune.max_length, PRETRAINED)
+    for section in ("finetune", "capture", "mixing", "faithfulness"):  # the others' too, before the time is spent
+        check_max_length(f"{section}.max_length", getattr(parameters, section).max_length, PRETRAINED)
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
+    parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters)
 
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -67,6 +72,7 @@ def main(parameters: Parameters) -> None:
         preprocess_logits_for_metrics=_logits,
     )
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_StopWhereTheLossExplodes)
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
     # The library's annotation asks for a torch Dataset; it takes one of `datasets` as well.
     prediction = trainer.predict(_examples(tokenizer, splits["test"], finetune.max_length))  # type: ignore[arg-type]
@@ -78,6 +84,23 @@ def main(parameters: Parameters) -> None:
     write_metrics("finetune", _metrics(prediction.metrics or {}, splits, trainer.state.log_history))
     publish(folder / "best", FINETUNED)
     clear(folder)
+
+
+class _StopWhereTheLossExplodes(TrainerCallback):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_others: Any,
+    ) -> None:
+        for name, value in (logs or {}).items():
+            if name in ("loss", "grad_norm", "eval_loss") and not np.isfinite(value):
+                raise InputError(
+                    f"finetune.learning_rate: {args.learning_rate} makes the training fail, {name} is {value} after "
+                    f"step {state.global_step}; allowed: a smaller one (2e-5 to 1e-4 are usual)"
+                )
 
 
 def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
@@ -99,6 +122,7 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,  # besides the best
+        logging_nan_inf_filter=False,  # it would log the mean of the others instead
         load_best_model_at_end=True,
         metric_for_best_model="eval_loss",
         greater_is_better=False,

@@ -127,7 +127,7 @@ def _documents(
         check_max_length("mixing.max_length", mixing.max_length, path)
         check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
-    captured = chosen_texts(capture.documents, capture.texts)
+    captured = chosen_texts(capture)
     drawn = drawn_reviews(mixing.documents, parameters.seed)
     return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
 

@@ -104,6 +104,16 @@ class CaptureParameters(_Section):
     batch_tokens: Count = 8192
     precision: Literal["fp32", "bf16"] = "fp32"
 
+    def check_documents(self, reviews: int) -> None:
+        """`InputError` for the number of a review that is past the end of that many, and for no text at all."""
+        outside = [str(number) for number in self.documents if number >= reviews]
+        if outside:
+            raise InputError(
+                f"capture.documents: there is no test review {', '.join(outside)}; rows 0 to {reviews - 1} are allowed"
+            )
+        if not self.documents and not self.texts:
+            raise InputError("capture.documents and capture.texts are both empty; name at least one review or text")
+
     @field_validator("texts")
     @classmethod
     def _texts_say_something(cls, texts: list[str]) -> list[str]:

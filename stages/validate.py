@@ -4,8 +4,8 @@
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
-layer's mixing ratio. Writes `features/validation/`, three tables and `margins.csv` under `reports/plots/`, and
-`reports/metrics/validation.json`; `docs/measures.md` says what each number is.
+layer's mixing ratio. Writes `features/validation/`, three tables, `margins.csv` and `captured_texts.csv` under
+`reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what each number is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stages.command import run_stage
 from stages.mixing.documents import Document, chosen_documents
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.models.encoding import encode, readings
 from stages.models.loading import check_max_length
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.mixing import read_ratios
@@ -29,7 +30,7 @@ from stages.outputs.reports import write_metrics, write_plot
 from stages.outputs.reviews import read_split
 from stages.outputs.validation import write_removals, write_scores
 from stages.parameters import Parameters
-from stages.reviews.chosen import drawn_reviews
+from stages.reviews.chosen import chosen_texts, drawn_reviews
 from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
 from stages.validation.classifier import Classifier
 from stages.validation.removal import agreement, probability, removals
@@ -54,6 +55,7 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness", curves)
     write_plot("faithfulness_overall", overall)
     write_plot("margins", margins)
+    write_plot("captured_texts", _captured(classifier, parameters))
     write_plot("margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
     write_metrics("validation", {"above_random": float(best), "margin": float(correlations["given_length"].iloc[-1])})
@@ -138,6 +140,24 @@ def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFra
     )
     last = _last_layer()
     return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
+
+
+def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
+    """`captured_texts.csv`: what the classifier says of each captured text, and what of it the model sees."""
+    texts, reviews = chosen_texts(parameters.capture), read_split("test")["label_name"]
+    of_model = (classifier.tokenizer, list(texts.values()), parameters.capture.max_length)
+    probability_NC = classifier.logits(encode(*of_model)).softmax(-1)
+    names = classifier.base.config.id2label
+    table = pd.DataFrame(
+        {
+            "document": list(texts),
+            "label": [reviews[row] for row in parameters.capture.documents] + [None] * len(parameters.capture.texts),
+            "predicted": [names[label] for label in probability_NC.argmax(-1).tolist()],
+            "probability": probability_NC.amax(-1).numpy(),
+        }
+    )
+    read = pd.DataFrame(readings(*of_model)).rename(columns={"whole": "whole_tokens", "unknown": "unknown_tokens"})
+    return pd.concat([table, read], axis=1)
 
 
 def _last_layer() -> dict[str, pd.Series]:

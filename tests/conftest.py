@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
 )
+
+from stages.outputs.reports import write_plot
 
 REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
@@ -101,6 +103,12 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["text", "label", "label_name"])
 
 
+def write_captured_texts(documents: Sequence[str]) -> None:
+    """As `validate` writes it into the current folder."""
+    row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
+    write_plot("captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+
+
 def write_reviews(folder: Path, test: int = 12) -> None:
     """`data/reviews/` as the stage download writes it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,6 +165,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+SHORT = {section: {"max_length": 40} for section in ("capture", "mixing", "faithfulness")}
+"""For models whose positions do not reach as far as the default's."""
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """A stage in a process of its own, and killed at a moment that the stage itself reaches, not a clock.
 
-    python -m stage_process stages.capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN]
+    python -m stage_process stages.capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN] [--signal NAME]
 
-The process sends itself SIGKILL when it is about to open, remove or rename a file and `PATTERN` is found in the event
-and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has done and not on how
-fast the machine is.
+The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and `PATTERN` is
+found in the event and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has
+done and not on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def run_stage(
     packages: Sequence[Path] = (),
     constants: dict[str, int] | None = None,
     kill_at: str | None = None,
+    kill_by: signal.Signals = signal.SIGKILL,
     processes: int = 1,
 ) -> str:
     """Run a stage of the repository `code` in `folder`; what it wrote to stderr. It must succeed, or be killed.
@@ -51,9 +52,10 @@ def run_stage(
     for name, value in (constants or {}).items():
         command += ["--set", f"{name}={value}"]
     if kill_at:
-        command += ["--kill-at", kill_at]
+        command += ["--kill-at", kill_at, "--signal", kill_by.name]
     run = run_to_its_end(command, folder, {"PYTHONPATH": os.pathsep.join(map(str, [*packages, code, TESTS]))})
-    assert run.returncode == (-signal.SIGKILL if kill_at else 0), run.stderr
+    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 1}
+    assert run.returncode == (ends[kill_by] if kill_at else 0), run.stderr
     return run.stderr
 
 
@@ -70,15 +72,15 @@ def run_to_its_end(
         pytest.fail(f"{' '.join(command)} has not ended after {LIMIT} s: it hangs, or this machine is far too slow")
 
 
-def kill_at(pattern: str) -> None:
-    """SIGKILL to this process before it does to a file what `pattern` says."""
+def kill_at(pattern: str, kill_by: signal.Signals) -> None:
+    """A signal to this process before it does to a file what `pattern` says."""
     moment = re.compile(pattern)
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS and any(
             moment.search(f"{event} {os.fspath(path)}") for path in arguments if isinstance(path, (str, os.PathLike))
         ):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), kill_by)
 
     sys.addaudithook(look)
 
@@ -88,14 +90,17 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--kill-at")
+    parser.add_argument("--signal", default="SIGKILL")
     arguments = parser.parse_args()
     for setting in arguments.set:
         name, value = setting.split("=")
         module, attribute = name.split(":")
         assert hasattr(import_module(module), attribute), setting
         setattr(import_module(module), attribute, int(value))
+    # What is started in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments.kill_at:
-        kill_at(arguments.kill_at)
+        kill_at(arguments.kill_at, signal.Signals[arguments.signal])
     sys.argv = sys.argv[:1]
     runpy.run_module(arguments.module, run_name="__main__")
 

@@ -203,6 +203,18 @@ def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_b
     assert 0 < np.abs(half - exact).max() < 0.1
 
 
+def test_texts_that_are_cut_or_unknown_are_named(
+    workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = ["film " * 30, "\u4e2d \u6587 \u5b57", "the film was great ."]
+    run_capture(workspace(capture={"documents": [], "texts": texts, "max_length": 20}), tiny_bert)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [
+        "cut to capture.max_length: text/0 (32 tokens)",
+        "mostly tokens that the model does not know: text/1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -157,9 +157,9 @@ def test_split_parts_are_disjoint_and_whole() -> None:
         ({"text": ["a", "b"], "label": [0, 1]}, {"label_column": "stars"}, r"label_column: .* no column 'stars'"),
         ({"text": ["a", "b"], "label": [1, 1]}, {}, r"label_column: .* 1 class \(1\); two are needed"),
         ({"text": ["a", "b", "c"], "label": ["x", "y", "z"]}, {}, r"3 classes \(x, y, z\); two are needed"),
-        ({"text": ["a", " "], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in row 1"),
-        ({"text": ["a", None], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in row 1"),
-        ({"text": ["a", "b", "c"], "label": ["x", None, "y"]}, {}, r"1 missing labels in 'label', the first in row 1"),
+        ({"text": ["a", " "], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in line 2"),
+        ({"text": ["a", None], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in line 2"),
+        ({"text": ["a", "b", "c"], "label": ["x", None, "y"]}, {}, r"1 missing labels in 'label', the first in line 2"),
         ({"text": ["a", "b"], "label": ["x", "y"]}, {}, r"split has \d reviews of one class only"),
     ],
 )
@@ -169,6 +169,50 @@ def test_unusable_file_is_one_error(
     path = write_file(tmp_path, ".jsonl", pd.DataFrame(frame))
     with pytest.raises(InputError, match=expected):
         read_splits(dataset(path, **changes), SEED)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", b"text,text,label\na,b,0\n", r"a\.csv has more than one column text; each name once"),
+        (
+            "a.csv",
+            b"text;label\na;0\nb;1\n",
+            r"a\.csv looks separated by ';', and a \.csv file is .* by ','; save",
+        ),
+        ("a.csv", b"text\tlabel\na\t0\n", r"looks separated by '\\t', .*, or name it a\.tsv$"),
+        ("a.csv", "text,label\nschön,0\n".encode("latin-1"), r"a\.csv is not UTF-8 .*; save it as UTF-8"),
+        ("a.csv", b'text,label\n"two\nlines",0\n\n" ",1\n', r"1 empty texts in 'text', the first in line 5$"),
+        ("a.tsv", b"text\tlabel\na\t\nb\t1\n", r"1 missing labels in 'label', the first in line 2$"),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n\n{"text": "", "label": 0}\n', r"the first in line 3$"),
+    ],
+)
+def test_a_file_of_ones_own_is_refused_in_words_that_help(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=expected):
+        read_splits(dataset(tmp_path / name), SEED)
+
+
+def test_a_review_that_says_na_is_a_review(tmp_path: Path) -> None:
+    rows = [(text, number % 2) for number, text in enumerate(["NA", "None", "null", "n/a"] * 5)]
+    pd.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "a.csv", index=False)
+    assert set(read_splits(dataset(tmp_path / "a.csv"), SEED)["train"]["text"]) == {"NA", "None", "null", "n/a"}
+
+
+def test_the_bad_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    write_file(tmp_path, ".csv", toy_reviews(20, 0)).rename(tmp_path / "train.csv")
+    (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv is not UTF-8"):
+        read_splits(dataset(tmp_path), SEED)
+
+
+@pytest.mark.parametrize(("section", "name"), [("model", "models/finetuned"), ("dataset", "data/reviews/a.csv")])
+def test_what_the_pipeline_writes_is_no_source(workspace: Workspace, section: str, name: str) -> None:
+    workspace(**{section: {"name": name}})
+    with pytest.raises(InputError, match=rf"{section}\.name: {name} is what this pipeline writes itself"):
+        download.main(read_parameters())
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/at/all", "missing.csv", "../missing"])

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, toy_reviews
+from conftest import SHORT, Workspace, toy_reviews
 from families import EACH_FAMILY, FAMILIES, TOKENS, corpus, make_tokenizer, write_family
 from tokenizers import pre_tokenizers, processors
 from transformers import (
@@ -189,7 +189,7 @@ def test_tokenizer_without_a_fast_version_is_one_error(tmp_path: Path) -> None:
 
 
 def test_model_that_classifies_no_texts_is_one_error(workspace: Workspace) -> None:
-    folder = workspace(finetune=RECIPE)
+    folder = workspace(finetune=RECIPE, **SHORT)
     write_few_reviews(folder)
     AutoConfig.for_model("vit").save_pretrained(folder / "models/pretrained")
     with pytest.raises(InputError, match=r"^model\.name: models/pretrained holds a model of the family 'vit', which"):
@@ -253,7 +253,7 @@ def write_few_reviews(folder: Path, *texts: str) -> None:
 
 def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
     _, checkpoint = family
-    folder = workspace(finetune=RECIPE)
+    folder = workspace(finetune=RECIPE, **SHORT)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     write_few_reviews(folder, *texts_for(checkpoint))
     finetune.main(read_parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, digest, toy_reviews, write_parameters, write_reviews
+from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
 from stage_process import run_stage
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -34,7 +35,7 @@ def prepared(folder: Path, checkpoint: Path) -> Path:
 def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     """A folder in which the stage ran, in a process of its own."""
     folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
-    write_parameters(folder, finetune=RECIPE)
+    write_parameters(folder, finetune=RECIPE, **SHORT)
     run_stage(folder, "finetune")
     assert not (folder / UNFINISHED).exists()
     return folder
@@ -95,7 +96,7 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
 def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Path, tiny_bert: Path) -> None:
     folder = prepared(tmp_path, tiny_bert)
     write_reviews(folder / "data/reviews", test=64)  # whole batches: the library fills a last one up
-    write_parameters(folder, finetune=RECIPE | {"epochs": 1})
+    write_parameters(folder, finetune=RECIPE | {"epochs": 1}, **SHORT)
     run_stage(folder, "finetune", processes=2)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
@@ -113,7 +114,7 @@ def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Pat
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
     finetuned: Path, workspace: Workspace, tiny_bert: Path
 ) -> None:
-    folder = prepared(workspace(finetune=RECIPE), tiny_bert)
+    folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
     # Half a checkpoint: weights, but not yet how far training is.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
@@ -149,26 +150,60 @@ def mark_first_loss(checkpoint: Path, loss: float) -> None:
 def test_half_precision_on_a_cpu_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, which takes fp16")
-    prepared(workspace(finetune=RECIPE | {"precision": "fp16"}), tiny_bert)
+    prepared(workspace(finetune=RECIPE | {"precision": "fp16"}, **SHORT), tiny_bert)
     with pytest.raises(InputError, match=r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16"):
         finetune.main(read_parameters())
 
 
 def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:
-    folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}), tiny_bert)
+    folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}, **SHORT), tiny_bert)
     finetune.main(read_parameters())
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_longer_texts_than_the_model_takes_are_one_error(workspace: Workspace, tiny_bert: Path) -> None:
-    prepared(workspace(finetune=RECIPE | {"max_length": 65}), tiny_bert)
+    prepared(workspace(finetune=RECIPE | {"max_length": 65}, **SHORT), tiny_bert)
     with pytest.raises(InputError, match=r"finetune\.max_length: 65 is more than the 64 tokens"):
         finetune.main(read_parameters())
 
 
+@pytest.mark.parametrize(
+    ("section", "changes", "expected"),
+    [
+        (
+            "capture",
+            {"documents": [500]},
+            r"capture\.documents: there is no test review 500; rows 0 to \d+ are",
+        ),
+        ("mixing", {"max_length": 65}, r"mixing\.max_length: 65 is more than the 64 tokens"),
+    ],
+)
+def test_what_later_stages_would_refuse_is_said_before_the_training(
+    workspace: Workspace, tiny_bert: Path, section: str, changes: dict[str, Any], expected: str
+) -> None:
+    prepared(workspace(finetune=RECIPE, **(SHORT | {section: SHORT[section] | changes})), tiny_bert)
+    with pytest.raises(InputError, match=expected):
+        finetune.main(read_parameters())
+    assert not Path(UNFINISHED).exists()
+
+
+def test_a_loss_that_explodes_is_one_error(workspace: Workspace, tiny_bert: Path) -> None:
+    prepared(workspace(finetune=RECIPE | {"learning_rate": 1e30, "epochs": 1}, **SHORT), tiny_bert)
+    with pytest.raises(InputError, match=r"finetune\.learning_rate: 1e\+30 makes the training fail, .* is (nan|inf)"):
+        finetune.main(read_parameters())
+    assert not Path("models/finetuned").exists()
+
+
+def test_interrupted_stage_says_one_line_and_goes_on_where_it_was(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
+    said = run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json", kill_by=signal.SIGINT)
+    assert [line for line in said.splitlines() if line] == ["stopped; `dvc repro` goes on from here"]
+    assert "going on from checkpoint-6\n" in run_stage(folder, "finetune")
+
+
 def test_missing_reviews_say_which_stage_makes_them(workspace: Workspace, tiny_bert: Path) -> None:
-    folder = workspace(finetune=RECIPE)
+    folder = workspace(finetune=RECIPE, **SHORT)
     shutil.copytree(tiny_bert, folder / "models/pretrained")
     with pytest.raises(InputError, match=r"data/reviews/train\.parquet is missing; `dvc repro download`"):
         finetune.main(read_parameters())

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened, browser
-from conftest import REPOSITORY, toy_reviews, write_parameters, write_reviews, write_tiny_bert
+from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_parameters, write_reviews, write_tiny_bert
 
 from stages import capture, measure, reduce, render
 from stages.mixing.matrices import MATRICES
@@ -69,6 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         for stage in (capture, measure, reduce):
             stage.main(read_parameters())
+        write_captured_texts(["test/0", "test/1", "text/0"])
         tokens = store.read_tokens(ACTIVATIONS)
         tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
         tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
@@ -780,6 +781,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     """Features, maps, ratios and contributions as the stages write them, of random numbers; the reports of `run`."""
     shutil.copytree(run / "reports", folder / "reports")
     write_reviews(folder / "data/reviews", test=len(lengths))
+    write_captured_texts([f"test/{number}" for number in range(len(lengths))])
     generator = np.random.default_rng(0)
     documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
     table = pd.DataFrame({"document": documents, "position": np.concatenate([np.arange(n) for n in lengths])})
@@ -801,8 +803,9 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
     write_quality(quality)
+    draw = generator.uniform
     rows = [
-        table.assign(checkpoint=checkpoint, layer=layer, **{each: generator.uniform(size=len(table)) for each in RATIOS})
+        table.assign(checkpoint=checkpoint, layer=layer, **{name: draw(size=len(table)) for name in RATIOS})
         for checkpoint in ("pretrained", "finetuned")
         for layer in range(1, layers + 1)
     ]

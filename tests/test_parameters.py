@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from conftest import REPOSITORY, write_parameters
+from dvc.utils.hydra import apply_overrides
 from stage_process import run_to_its_end
 
 from stages.errors import InputError
@@ -150,6 +155,31 @@ def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | N
         (tmp_path / "params.yaml").write_bytes(content)
     with pytest.raises(InputError, match=rf"params\.yaml {expected}"):
         read_parameters(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_the_file_survives_what_dvc_writes_into_it(tmp_path: Path, order: int) -> None:
+    """`-S` of each list, emptied and as it was, in any order; DVC writes every value into the same file."""
+    shutil.copy(DEFAULT, tmp_path)
+    expected = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    lists = [(s, name, value) for s, each in expected.items() if isinstance(each, dict) for name, value in each.items()]
+    settings = [(*where, value) for *where, before in lists if isinstance(before, list) for value in ([], before)]
+    np.random.default_rng(order).shuffle(settings)  # type: ignore[arg-type]
+    for section, name, value in settings:
+        apply_overrides(tmp_path / "params.yaml", [f"{section}.{name}={json.dumps(value)}"])
+        expected[section][name] = value
+        assert yaml.safe_load((tmp_path / "params.yaml").read_text(encoding="utf-8")) == expected
+
+
+def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    write_parameters(tmp_path, finetune={"epoch": 2})
+    for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
+    path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
+    for stage in ("download", "finetune", "capture", "measure", "validate", "reduce", "render"):
+        run = run_to_its_end([sys.executable, "-m", f"stages.{stage}"], tmp_path, path)
+        assert run.stderr.startswith("error: params.yaml: finetune.epoch is unknown; did you mean finetune.epochs?")
+        assert (run.returncode, run.stderr.count("\n")) == (1, 1)
 
 
 def test_stage_ends_with_one_line_and_a_non_zero_status(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base
 from stages.outputs.reports import read_metrics, read_plot
+from stages.outputs.reviews import read_split
 from stages.outputs.validation import read_removals, read_scores
 from stages.parameters import read_parameters
 from stages.validation import decomposition
@@ -259,7 +260,7 @@ def test_margins_correlation_given_length_is_that_of_what_length_does_not_explai
 def prepared(workspace: Workspace, name: str = "workspace") -> Path:
     mixing = {"documents": 8, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16, "shares": [0.2, 0.5], "random_draws": 2}
-    folder = workspace(name, mixing=mixing, faithfulness=faithful, capture={"max_length": 30})
+    folder = workspace(name, mixing=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
@@ -301,6 +302,18 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
+    captured = read_plot("captured_texts", "validate")
+    lengths = ["tokens", "whole_tokens", "unknown_tokens"]
+    assert list(captured) == ["document", "label", "predicted", "probability", *lengths]
+    assert captured["document"].tolist() == ["test/3", "text/0"]
+    assert captured["label"][0] == read_split("test")["label_name"][3]
+    assert captured["label"].isna().tolist() == [False, True]
+    assert captured.loc[1, lengths].tolist() == [30, 32, 0]
+    film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])
+    with torch.no_grad():
+        shares = torch.softmax(model(film).logits[0], -1)
+    assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
+    assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
     correlations = read_plot("margin_correlation", "validate")
     assert correlations["checkpoint"].tolist() == ["pretrained", "finetuned"]
     assert set(read_metrics("validation")) == {"above_random", "margin"}

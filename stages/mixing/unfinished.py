@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from stages.mixing.batches import BatchMeasurer, DocumentMeasures
-from stages.mixing.contributions import LEAST_RAW_SUM
+from stages.mixing.contributions import LEAST_RAW_SUM, Contributions
 from stages.mixing.controls import SAME_PASS
 from stages.mixing.derivatives import DocumentDerivatives
 from stages.mixing.documents import CLASSES, Document
@@ -64,22 +64,25 @@ class CheckpointMeasures:
     def contributions(self, measurer: DocumentMeasurer) -> None:
         """The contribution matrices of the captured documents, as they are published."""
         captured = self._own([document for document in self.documents if document.captured])
-        for document in self._progress(captured, "contributions", "document"):
-            folder = contributions_folder(self.checkpoint, document.name, self.folder / "mixing")
-            if folder.is_dir():
-                continue
-            contributions, heads = measurer.contributions(document.ids)
-            with _whole(folder) as part:
-                part.mkdir(exist_ok=True)
-                for method, matrices in contributions.matrices.items():
-                    attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
-                    array = matrices.float().cpu().numpy()
-                    write_matrix(part, method, array, ("layer", "token", "source"), attributes)
-                if contributions.value_zeroing_raw_sums is not None:
-                    raw = contributions.value_zeroing_raw_sums.float().cpu().numpy()
-                    write_matrix(part, RAW_SUMS, raw, ("layer", "token"), {"least_trusted": LEAST_RAW_SUM})
-                if "attention" in measurer.matrices:
-                    write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
+        folders = [contributions_folder(self.checkpoint, each.name, self.folder / "mixing") for each in captured]
+        left = [pair for pair in zip(captured, folders, strict=True) if not pair[1].is_dir()]
+        steps = len(left) * measurer.layers  # a layer of a long text can take minutes
+        with tqdm(total=steps, desc=f"{self.checkpoint}: contributions", unit="layer", disable=None) as progress:
+            for document, folder in left:
+                found, heads = measurer.contributions(document.ids, progress.update)
+                with _whole(folder) as part:
+                    part.mkdir(exist_ok=True)
+                    self._write(part, document.name, found)
+                    if "attention" in measurer.matrices:
+                        write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
+
+    def _write(self, folder: Path, document: str, found: Contributions) -> None:
+        for method, matrices in found.matrices.items():
+            attributes = {"method": method, "checkpoint": self.checkpoint, "document": document}
+            write_matrix(folder, method, matrices.float().cpu().numpy(), ("layer", "token", "source"), attributes)
+        if found.value_zeroing_raw_sums is not None:
+            raw = found.value_zeroing_raw_sums.float().cpu().numpy()
+            write_matrix(folder, RAW_SUMS, raw, ("layer", "token"), {"least_trusted": LEAST_RAW_SUM})
 
     def gradients(self, measurer: DocumentMeasurer, chosen: Sequence[str], mixing: MixingParameters, seed: int) -> None:
         """The derivatives of the reviews `chosen` by name, cut short; directions are drawn anew for each review."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +34,13 @@ class DocumentMeasurer:
         self.base, self.folder, self.base_32 = copy.deepcopy(base).double(), folder, base
         self.methods, self.matrices = family.present(methods), family.present(matrices)
         self.declared = [LAYER_MATRICES[name] for name in self.matrices]
-        self.starts = [0, *(site.layer for site in widths(base) if site.point == DECODER_INPUT)]  # of each stack
+        sites = widths(base)
+        self.layers = max(site.layer for site in sites)
+        self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
 
-    def contributions(self, ids: npt.NDArray[np.int32]) -> tuple[Contributions, Tensor]:
+    def contributions(
+        self, ids: npt.NDArray[np.int32], after_layer: Callable[[], object] = lambda: None
+    ) -> tuple[Contributions, Tensor]:
         """The document's matrices, and its attention weights `[layers, heads, tokens, tokens]`."""
         by_layer: list[dict[str, Tensor]] = []
         weights: list[Tensor] = []
@@ -44,6 +48,7 @@ class DocumentMeasurer:
         def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
             by_layer.append(layer_contributions(self.declared, seen.document(0)))
             weights.append(seen.attention.weights()[0])
+            after_layer()
 
         self._run(ids, visit)
         return contributions(self.declared, by_layer, self.starts), torch.stack(weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,36 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length:
     """Token ids with special tokens, cut to `max_length`, not padded."""
     encoded: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
     return encoded
+
+
+class Reading(NamedTuple):
+    """What of one text the model sees; special tokens count."""
+
+    tokens: int
+    """That are left of it."""
+    whole: int
+    """Before it was cut."""
+    unknown: int
+    """Of those left, for which its vocabulary has no name."""
+
+    @property
+    def is_cut(self) -> bool:
+        return self.tokens < self.whole
+
+    @property
+    def is_unknown(self) -> bool:
+        """Mostly, special tokens counted."""
+        return 2 * self.unknown >= self.tokens
+
+
+def readings(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[Reading]:
+    """Of each text, as `encode` cuts it."""
+    whole = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    return [
+        Reading(len(left), len(before), 0 if unknown is None else left.count(unknown))
+        for left, before in zip(encode(tokenizer, texts, max_length), whole, strict=True)
+    ]
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -48,6 +48,7 @@ def write_plot(name: str, table: pd.DataFrame) -> None:
         table.round(DIGITS).to_csv(path, index=False, lineterminator="\n")
 
 
-def read_plot(name: str, stage: str) -> pd.DataFrame:
-    """What `stage` wrote by `write_plot`."""
-    return pd.read_csv(made(PLOTS / f"{name}.csv", stage))
+def read_plot(name: str, stage: str, **options: Any) -> pd.DataFrame:
+    """What `stage` wrote by `write_plot`; `options` as in `pandas.read_csv`."""
+    table: pd.DataFrame = pd.read_csv(made(PLOTS / f"{name}.csv", stage), **options)
+    return table

@@ -33,7 +33,8 @@ EXPORT = re.compile(r"^export ", re.MULTILINE)
 def write_page(parameters: Parameters) -> None:
     """Write `reports/index.html`, from what the earlier stages left."""
     tokens, left_out = captured_tokens()
-    data = page_data(tokens, parameters.figures.frames_per_second)
+    texts = chosen_texts(parameters.capture)
+    data = page_data(tokens, texts, parameters.figures.frames_per_second)
     own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
@@ -43,7 +44,6 @@ def write_page(parameters: Parameters) -> None:
     )
     environment.filters |= {"visible": visible}
     not_chosen, lacking, points_left_out = _points_left_out(data, parameters.umap.joint_points)
-    texts = chosen_texts(parameters.capture.documents, parameters.capture.texts)
     text = environment.get_template("template.html.j2").render(
         policy=_policy(charts, own),
         # The project's own files and plotly's, no one's text.

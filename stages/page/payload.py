@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from stages.outputs.maps import OWN_BASIS, made_layouts, map_sites, read_map, re
 from stages.outputs.mixing import HEADS, read_captured_ratios, read_matrix, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
+from stages.page.sentences import captured_text
 from stages.pictures.style import square_limits
 from stages.pictures.tokens import Captured, Piece, read_captured, with_classes
 from stages.sites import LAYER_POINTS, STEP_POINTS, Site, in_forward_order, layer_input
@@ -25,6 +26,7 @@ PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 9_000_000  # of contribution matrices, before compression; whole documents, in order
 SOURCES = 16  # kept for each token
 HEAD_SOURCES = 8
+BEGINNING = 40  # characters of a text that name it
 
 
 def captured_tokens() -> tuple[pd.DataFrame, int]:
@@ -35,8 +37,8 @@ def captured_tokens() -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
-    """Everything that the page's script reads."""
+def page_data(tokens: pd.DataFrame, texts: Mapping[str, str], frames_per_second: int) -> dict[str, Any]:
+    """Everything that the page's script reads; `texts` by the name of the captured document."""
     ratios = read_captured_ratios(tokens["document"].unique().tolist())
     steps = read_plot("steps", "measure").dropna(subset="mean")
     captured = read_captured(with_classes(tokens), steps)
@@ -62,7 +64,7 @@ def page_data(tokens: pd.DataFrame, frames_per_second: int) -> dict[str, Any]:
         "differences": _records(read_plot("mixing_difference", "measure")),
         "steps": _records(steps),
         "movement": _records(read_plot("movement", "reduce")),
-        "documents": _documents(tokens),
+        "documents": _documents(tokens, texts),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
@@ -94,11 +96,24 @@ def _class_names(captured: Captured) -> list[str]:
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
-def _documents(tokens: pd.DataFrame) -> list[dict[str, Any]]:
+def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    table = read_plot("captured_texts", "validate", dtype={"label": str, "predicted": str})
+    captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
-        {"name": str(name), "start": int(rows.index[0]), "length": len(rows)}
+        {
+            "name": str(name),
+            "start": int(rows.index[0]),
+            "length": len(rows),
+            "begins": _beginning(texts[str(name)]),
+            "note": captured_text(captured[str(name)]),
+        }
         for name, rows in tokens.groupby("document", sort=False)
     ]
+
+
+def _beginning(text: str) -> str:
+    line = visible(" ".join(text.split()), kept="")
+    return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rstrip()}…"
 
 
 def _of_tokens(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:

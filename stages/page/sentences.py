@@ -95,6 +95,17 @@ def cautions() -> list[str]:
     ]
 
 
+def captured_text(row: pd.Series) -> str:
+    """What the classifier says of a captured text, a row of `captured_texts.csv`, and how much of it the model saw."""
+    label = f"Labelled {row['label']}, classified" if isinstance(row["label"], str) else "Classified"
+    said = [f"{label} as {row['predicted']} with a probability of {percent(row['probability'])}."]
+    if row["tokens"] < row["whole_tokens"]:
+        said.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
+    if row["unknown_tokens"]:
+        said.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
+    return " ".join(said)
+
+
 def _mixing(curves: pd.DataFrame) -> list[str]:
     method = preferred_ratio(curves["method"].tolist())
     curves = curves[curves["checkpoint"] == _shown_checkpoint(curves)]

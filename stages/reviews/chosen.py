@@ -6,24 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.errors import InputError
-from stages.outputs.reviews import read_split, split_file
+from stages.outputs.reviews import read_split
+from stages.parameters import CaptureParameters
 from stages.reviews.draw import stratified_draw
 
 
-def chosen_texts(documents: Sequence[int], texts: Sequence[str]) -> dict[str, str]:
+def chosen_texts(capture: CaptureParameters) -> dict[str, str]:
     """Name to text of the captured documents; `InputError` for a number past the end."""
     reviews = read_split("test")["text"]
-    outside = [str(number) for number in documents if number >= len(reviews)]
-    if outside:
-        raise InputError(
-            f"capture.documents: there is no test review {', '.join(outside)}; "
-            f"rows 0 to {len(reviews) - 1} of {split_file('test')} are allowed"
-        )
-    if not documents and not texts:
-        raise InputError("capture.documents and capture.texts are both empty; name at least one review or text")
-    named = {f"test/{number}": str(reviews[number]) for number in documents}
-    return named | {f"text/{number}": text for number, text in enumerate(texts)}
+    capture.check_documents(len(reviews))
+    named = {f"test/{number}": str(reviews[number]) for number in capture.documents}
+    return named | {f"text/{number}": text for number, text in enumerate(capture.texts)}
 
 
 def drawn_reviews(documents: int, seed: int) -> dict[str, str]:

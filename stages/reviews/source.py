@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import tempfile
 from pathlib import Path
@@ -17,12 +18,8 @@ from stages.reviews.draw import stratified_draw, stratified_split
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SPLITS = ("train", "validation", "test")
 
-READERS: dict[str, Any] = {
-    ".csv": pd.read_csv,
-    ".tsv": lambda path: pd.read_csv(path, sep="\t"),
-    ".jsonl": lambda path: pd.read_json(path, lines=True),
-    ".parquet": pd.read_parquet,
-}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*SEPARATORS, ".jsonl", ".parquet")
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame]:
@@ -56,18 +53,48 @@ def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame
 def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
     path = Path(dataset.name)
     if path.is_file():
-        if path.suffix not in READERS:
-            raise InputError(f"dataset.name: {path} is no {', '.join(READERS)} file")
-        try:
-            return {"train": READERS[path.suffix](path)}
-        except (ValueError, OSError) as error:
-            raise InputError(f"dataset.name: {path} cannot be read: {error}") from error
+        if path.suffix not in SUFFIXES:
+            raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
+        return {"train": _read_file(path)}
     if path.is_dir():
         with tempfile.TemporaryDirectory() as cache:  # the library would keep a copy of every folder for ever
-            return _load_dataset(dataset, revision=None, cache_dir=cache)
-    if path.suffix in READERS or not HUB_IDENTIFIER.fullmatch(dataset.name):
+            try:
+                return _load_dataset(dataset, revision=None, cache_dir=cache)
+            except InputError:
+                for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES):
+                    _read_file(file)  # the library does not name the file that it cannot read
+                raise
+    if path.suffix in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
     return _load_dataset(dataset, revision=dataset.revision, cache_dir=None)
+
+
+def _read_file(path: Path) -> pd.DataFrame:
+    """One table; `InputError` names the file, and says what to do where it is not UTF-8 or has another separator."""
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.suffix == ".jsonl":
+            return pd.read_json(path, lines=True)
+        separator = SEPARATORS[path.suffix]
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(csv.reader(file, delimiter=separator), [])
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise InputError(f"dataset.name: {path} has more than one column {', '.join(twice)}; each name once")
+        other = next((each for each in (";", "\t", ",", "|") if len(header) == 1 and each in header[0]), None)
+        if other:
+            raise InputError(
+                f"dataset.name: {path} looks separated by {other!r}, and a {path.suffix} file is read as separated by "
+                f"{separator!r}; save it so"
+                + (f", or name it {path.with_suffix('.tsv').name}" if other == "\t" else "")
+            )
+        # A review that says "None" or "NA" is a text.
+        return pd.read_csv(path, sep=separator, keep_default_na=False, na_values=[""])
+    except UnicodeDecodeError as error:
+        raise InputError(f"dataset.name: {path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+    except (ValueError, OSError, csv.Error) as error:
+        raise InputError(f"dataset.name: {path} cannot be read: {_first_line(error)}") from error
 
 
 def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: str | None) -> dict[str, pd.DataFrame]:
@@ -106,14 +133,33 @@ def _checked(frame: pd.DataFrame, dataset: DatasetParameters, where: str) -> pd.
                 f"dataset.{key}: {where} has no column {column!r}; it has {', '.join(map(str, frame.columns))}"
             )
     frame = frame[[dataset.text_column, dataset.label_column]].set_axis(["text", "label"], axis=1)
-    not_text = ~frame["text"].map(lambda text: isinstance(text, str) and bool(text.strip()))
-    if not_text.any():
-        rows = np.flatnonzero(not_text)
-        raise InputError(f"{where}: {len(rows)} empty texts in {dataset.text_column!r}, the first in row {rows[0]}")
-    if frame["label"].isna().any():
-        rows = np.flatnonzero(frame["label"].isna())
-        raise InputError(f"{where}: {len(rows)} missing labels in {dataset.label_column!r}, the first in row {rows[0]}")
+    no_text = ~frame["text"].map(lambda text: isinstance(text, str) and bool(text.strip()))
+    for what, column, bad in (
+        ("empty texts", dataset.text_column, no_text),
+        ("missing labels", dataset.label_column, frame["label"].isna()),
+    ):
+        rows = np.flatnonzero(bad)
+        if len(rows):
+            first = _place(Path(dataset.name), int(rows[0]))
+            raise InputError(f"{where}: {len(rows)} {what} in {column!r}, the first in {first}")
     return frame
+
+
+def _place(path: Path, row: int) -> str:
+    """Where an editor finds a row, counted from 0, of one text file; else the row."""
+    if not path.is_file() or path.suffix == ".parquet":
+        return f"row {row}"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".jsonl":
+            lines = [number for number, line in enumerate(file, 1) if line.strip()]
+            return f"line {lines[row]}"
+        starts: list[int] = []
+        line, records = 1, csv.reader(file, delimiter=SEPARATORS[path.suffix])
+        for record in records:
+            if len(record) > 1 or any(map(str.strip, record)):  # pandas skips empty lines too
+                starts.append(line)
+            line = records.line_num + 1
+    return f"line {starts[row + 1]}"  # after the header
 
 
 def _label_names(frames: dict[str, pd.DataFrame], dataset: DatasetParameters) -> list[Any]:

@@ -10,7 +10,11 @@ const compared = checkpoints.length > 1 ? [["both", "pretrained against fine-tun
 
 // Select, the key of the state that it changes, and its options where neither the template nor `drawHeads` gives them.
 const SELECTS = [
-  ["document", "document", data.documents.map((each, number) => [number, `${each.name} (${each.length} tokens)`])],
+  [
+    "document",
+    "document",
+    data.documents.map((each, number) => [number, `${each.name}: ${each.begins} (${each.length} tokens)`]),
+  ],
   ["layout", "layout", layouts.map((name) => [name, name])],
   ["colour", "colour"],
   ["shape", "shape"],

@@ -27,7 +27,8 @@ const tokenAt = (event) => {
 };
 
 export function buildWords() {
-  const { start, length, name } = data.documents[state.document];
+  const { start, length, name, note } = data.documents[state.document];
+  byId("text-note").textContent = note;
   // Only a decoder has words of its own, for which those of the text are put anew.
   const { words, apart } = readings.length > 1 ? readingOf(state.layer) : readings[0];
   const parts = [];
