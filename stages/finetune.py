@@ -49,8 +49,8 @@ from stages.resume import clear, publish, unfinished_folder
 
 def main(parameters: Parameters) -> None:
     finetune, seed = parameters.finetune, parameters.seed
-    for section in ("finetune", "capture", "mixing", "faithfulness"):  # the others' too, before the time is spent
-        check_max_length(f"{section}.max_length", getattr(parameters, section).max_length, PRETRAINED)
+    for key, max_length in parameters.lengths().items():  # those of later stages too, before the time is spent
+        check_max_length(key, max_length, PRETRAINED)
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     splits = {split: read_split(split) for split in ("train", "validation", "test")}

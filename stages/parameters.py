@@ -208,6 +208,11 @@ class Parameters(_Section):
     umap: UmapParameters = UmapParameters()
     figures: FiguresParameters = FiguresParameters()
 
+    def lengths(self) -> dict[str, int]:
+        """Every parameter that cuts texts, and its number of tokens; `mixing.gradient_max_length` goes no further."""
+        sections = {name: getattr(self, name) for name in ("finetune", "capture", "mixing", "faithfulness")}
+        return {f"{name}.max_length": section.max_length for name, section in sections.items()}
+
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     """The checked parameters; `InputError` where the file or a value in it is not usable."""
