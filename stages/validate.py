@@ -58,7 +58,7 @@ def main(parameters: Parameters) -> None:
     write_plot("captured_texts", _captured(classifier, parameters))
     write_plot("margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
-    write_metrics("validation", {"above_random": float(best), "margin": float(correlations["given_length"].iloc[-1])})
+    write_metrics("validation", {"above_random": float(best), "margin": _margin(correlations)})
     logging.info("%d token scores compared in %d reviews", len(methods), len(drops_NMS))
 
 
@@ -158,6 +158,12 @@ def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
     )
     read = pd.DataFrame(readings(*of_model)).rename(columns={"whole": "whole_tokens", "unknown": "unknown_tokens"})
     return pd.concat([table, read], axis=1)
+
+
+def _margin(correlations: pd.DataFrame) -> float:
+    """Given the length, of the fine-tuned model's ratio; of the pretrained one's where that alone was measured."""
+    rows = correlations.set_index("checkpoint")["given_length"]
+    return float(rows.get("finetuned", rows.iloc[0]))
 
 
 def _last_layer() -> dict[str, pd.Series]:

@@ -1,7 +1,8 @@
 """Means over seeds and their 95 % intervals.
 
-Where rows for each review exist, two levels are resampled: the seeds, and within each drawn seed its reviews. Where
-an experiment gives one value only, the interval is Student's t over the seeds.
+Every seed trains a model of its own and measures reviews of its own draw, so the seeds' means are independent, and how
+far they lie apart holds the chance of both. The interval is Student's t over them, mean +- t(n - 1) sd / sqrt(n); a
+bootstrap of a handful of seeds would be too narrow.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import pandas as pd
 from scipy import stats
 
 from stages.errors import InputError
-from stages.mixing.statistics import LEVEL, Resampled
+from stages.mixing.statistics import LEVEL
 
 Doubles = npt.NDArray[np.float64]
 
-REVIEWS_AT_ONCE = 500  # bootstrap samples of one seed's reviews, so that memory stays small
 DIFFERENCE = "difference"
-SEED_COLUMNS = ("mean", "ci_low", "ci_high", "lowest_seed", "highest_seed", "seeds")
+SEED_COLUMNS = (
+    "mean",
+    "ci_low",
+    "ci_high",
+    "simultaneous_low",
+    "simultaneous_high",
+    "lowest_seed",
+    "highest_seed",
+    "seeds",
+)
 
 
 class SeedReviews(NamedTuple):
@@ -29,30 +38,6 @@ class SeedReviews(NamedTuple):
 
     sums: Doubles
     weights: Doubles
-
-
-def two_level(by_seed: Sequence[SeedReviews], samples: int, seed: int) -> Resampled:
-    """Mean over the seeds of each one's weighted mean over its reviews `[cells]`, and its bootstrap samples.
-
-    Each sample draws as many seeds as there are, with replacement, and for every one drawn as many reviews as it has,
-    with replacement and anew each time. A cell without a value in a drawn seed is left out of that sample's mean.
-    """
-    generator = np.random.default_rng(seed)
-    seeds, cells = len(by_seed), by_seed[0].sums.shape[1]
-    drawn = generator.integers(seeds, size=(samples, seeds))
-    total, defined = np.zeros((samples, cells)), np.zeros((samples, cells))
-    for number, reviews in enumerate(by_seed):
-        sample_of_draw = np.nonzero(drawn == number)[0]
-        size = len(reviews.sums)
-        for start in range(0, len(sample_of_draw), REVIEWS_AT_ONCE):
-            block = sample_of_draw[start : start + REVIEWS_AT_ONCE]
-            times = generator.multinomial(size, np.full(size, 1 / size), size=len(block)).astype(np.float64)
-            means = _ratio(times @ reviews.sums, times @ reviews.weights)
-            np.add.at(total, block, np.nan_to_num(means))
-            np.add.at(defined, block, ~np.isnan(means))
-    own = np.stack([_ratio(each.sums.sum(0), each.weights.sum(0)) for each in by_seed])
-    mean = _ratio(np.nan_to_num(own).sum(0), (~np.isnan(own)).sum(0).astype(np.float64))
-    return Resampled(mean, _ratio(total, defined))
 
 
 def _ratio(sums: Doubles, weights: Doubles) -> Doubles:
@@ -65,8 +50,6 @@ def reviews_over_seeds(
     keys: Sequence[str],
     value: str,
     weight: str | None,
-    samples: int,
-    seed: int,
     over: str | None = None,
 ) -> pd.DataFrame:
     """A table of reviews `[keys, document, value, weight]` of every seed to `[keys, SEED_COLUMNS, reviews]`.
@@ -75,18 +58,13 @@ def reviews_over_seeds(
     over that key. `weight` is the column that weighs a review; none: each counts once.
     """
     cells, by_seed = _cells(name, tables, keys, value, weight)
-    resampled = two_level(by_seed, samples, seed)
-    own = np.stack([_ratio(each.sums.sum(0), each.weights.sum(0)) for each in by_seed])
-    # One matrix takes the cells to the rows of the result, for the means, the samples and each seed alike.
+    # One matrix takes the cells to the rows of the result.
     index, rows = _rows(cells, over)
-    mean, drawn, of_seeds = (_times(rows, part) for part in (resampled.mean, resampled.samples, own))
-    interval = Resampled(mean, drawn).interval()
-    table = index.to_frame(index=False)
-    columns = (interval.mean, interval.low, interval.high, _lowest(of_seeds), -_lowest(-of_seeds))
-    table = table.assign(**dict(zip(SEED_COLUMNS, columns, strict=False)))
+    of_seeds = _times(rows, np.stack([_ratio(each.sums.sum(0), each.weights.sum(0)) for each in by_seed]))
+    table = _with_intervals(index.to_frame(index=False), of_seeds)
     entering = (rows != 0).T.astype(float)
     reviews = sum((((each.weights > 0) @ entering) > 0).sum(0) for each in by_seed)
-    return table.assign(seeds=(~np.isnan(of_seeds)).sum(0), reviews=reviews)
+    return table.assign(reviews=reviews)
 
 
 def means_of_seeds(
@@ -157,18 +135,12 @@ def _times(rows: Doubles, values: Doubles) -> Doubles:
     return np.asarray(product)
 
 
-def _lowest(of_seeds: Doubles) -> Doubles:
-    lowest = np.where(np.isnan(of_seeds), np.inf, of_seeds).min(0)
-    return np.where(np.isinf(lowest), np.nan, lowest)
-
-
 def over_seeds(
     name: str, tables: Mapping[int, pd.DataFrame], keys: Sequence[str], values: Sequence[str]
 ) -> pd.DataFrame:
     """The columns `values` of one csv of every seed to `[keys, quantity, SEED_COLUMNS]`; `quantity` is the column.
 
-    The interval is mean +- t(n - 1) sd / sqrt(n) over the n seeds that have a value; NaN with fewer than two. With
-    the rows `difference` of the key `checkpoint` where the csv has none. `InputError` where keys are not unique.
+    With the rows `difference` of the key `checkpoint` where the csv has none. `InputError` where keys are not unique.
     """
     frames = []
     for number, table in tables.items():
@@ -178,11 +150,12 @@ def over_seeds(
             raise InputError(f"{where} has several rows with the same {', '.join(keys)}")
         long = table.melt(list(keys), list(values), var_name="quantity", value_name="value").assign(seed=number)
         frames.append(with_difference(long, "value"))
-    rows = []
-    grouped = pd.concat(frames).groupby([*keys, "quantity"], sort=False, dropna=False)["value"]
-    for key, group in grouped:
-        rows.append((*key, *_t_interval(group.dropna().to_numpy(np.float64))))
-    return pd.DataFrame(rows, columns=[*keys, "quantity", *SEED_COLUMNS])
+    long = pd.concat(frames, ignore_index=True)
+    labels = [*keys, "quantity"]
+    row = long.groupby(labels, sort=False, dropna=False).ngroup()
+    of_seeds = np.full((len(tables), row.max() + 1), np.nan)
+    of_seeds[pd.Index(tables).get_indexer(pd.Index(long["seed"])), row] = long["value"]
+    return _with_intervals(long[labels].drop_duplicates(ignore_index=True), of_seeds)
 
 
 def with_difference(table: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -196,15 +169,25 @@ def with_difference(table: pd.DataFrame, value: str) -> pd.DataFrame:
     return pd.concat([table, both[list(table)]]) if len(both) else table
 
 
-def _t_interval(values: Doubles) -> tuple[float, float, float, float, float, int]:
-    number = len(values)
-    if not number:
-        return (*[float("nan")] * 5, 0)
-    mean = float(values.mean())
-    half = float("nan")
-    if number > 1:
-        half = float(stats.t.ppf((1 + LEVEL) / 2, number - 1) * values.std(ddof=1) / np.sqrt(number))
-    return mean, mean - half, mean + half, float(values.min()), float(values.max()), number
+def _with_intervals(labels: pd.DataFrame, of_seeds: Doubles) -> pd.DataFrame:
+    """`labels` with `SEED_COLUMNS` of `[seeds, rows]`, over the seeds that have a value; no ends with fewer than two.
+
+    `simultaneous_low` and `simultaneous_high` hold for all layers of the rest of the labels at once (Bonferroni).
+    """
+    seeds = (~np.isnan(of_seeds)).sum(0)
+    some, several = np.maximum(seeds, 1), np.where(seeds > 1, seeds, np.nan)
+    mean = np.where(seeds > 0, np.nansum(of_seeds, 0) / some, np.nan)
+    error = np.sqrt(np.nansum((of_seeds - mean) ** 2, 0) / (several - 1) / several)
+    rest = [column for column in labels if column != "layer"]
+    layers = labels.groupby(rest, sort=False, dropna=False)["layer"].transform("size") if "layer" in labels else 1
+    columns = {"mean": mean}
+    for name, cells in (("ci", 1), ("simultaneous", np.asarray(layers))):
+        half = stats.t.ppf(1 - (1 - LEVEL) / 2 / cells, several - 1) * error
+        columns |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
+    known = np.where(seeds > 0, of_seeds, 0.0)  # so that no column is without any value
+    ends = {"lowest_seed": np.nanmin(known, 0), "highest_seed": np.nanmax(known, 0)}
+    ends = {name: np.where(seeds > 0, values, np.nan) for name, values in ends.items()}
+    return labels.assign(**columns, **ends, seeds=seeds)
 
 
 def _check(where: str, table: pd.DataFrame, columns: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ METHODS = ("attn_n", "attnresln_n", "attnres_n", "layer_n")
 """Drawn, as far as a model has them; the third only where there is no second."""
 BESIDE_DERIVATIVE = ("attnres_n", "attnresln_n", "layer_n")
 """Ratios that count the skip connection, as the layer's derivative does."""
-TITLES = {**CHECKPOINTS, DIFFERENCE: "Fine-tuned minus pretrained"}
+TITLES = {**CHECKPOINTS, DIFFERENCE: "Fine-tuned minus pretrained,\npercentage points"}
 FORMATS = ("png", "pdf")
 DPI = 200
 ROW_HEIGHT = 1.9
@@ -43,7 +43,7 @@ CONTROLS = {
     "shuffled_words": Curve("Shuffled words", "#E69F00", "--", "^"),
     "common_value": Curve("Common value vector", "#D55E00", "-.", "v"),
 }
-DERIVATIVE = Curve("Derivative of the layer", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")  # type: ignore[arg-type]
+DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")  # type: ignore[arg-type]
 
 
 def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
@@ -92,28 +92,31 @@ def _methods(ratios: pd.DataFrame) -> list[str]:
 def _draw_panel(
     axes: Axes, tables: Mapping[str, pd.DataFrame], ratios: pd.DataFrame, method: str, checkpoint: str
 ) -> None:
+    scale = 100 if checkpoint == DIFFERENCE else 1
     if checkpoint == DIFFERENCE:
         axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
     for control, curve in CONTROLS.items():
-        _draw_curve(axes, _of_control(tables, control, method, checkpoint), curve)
+        _draw_curve(axes, _of_control(tables, control, method, checkpoint), curve, scale)
     if method in BESIDE_DERIVATIVE:
-        _draw_curve(axes, _of_derivative(tables, checkpoint), DERIVATIVE)
+        _draw_curve(axes, _of_derivative(tables, checkpoint), DERIVATIVE, scale)
     by_seed = tables.get("ratios_by_seed", pd.DataFrame(columns=["seed", "checkpoint", "layer", "method", "mean"]))
     own = by_seed[(by_seed["checkpoint"] == checkpoint) & (by_seed["method"] == method)]
     for _, rows in own.groupby("seed"):
-        axes.plot(rows["layer"], rows["mean"], color=TRUE.color, linewidth=0.4, alpha=0.7, zorder=3)
+        axes.plot(rows["layer"], scale * rows["mean"], color=TRUE.color, linewidth=0.4, alpha=0.7, zorder=3)
     rows = ratios[(ratios["checkpoint"] == checkpoint) & (ratios["method"] == method)]
-    axes.fill_between(rows["layer"], rows["ci_low"], rows["ci_high"], color=TRUE.color, alpha=0.2, linewidth=0)
-    _draw_curve(axes, rows, TRUE)
+    _draw_curve(axes, rows, TRUE, scale)
 
 
-def _draw_curve(axes: Axes, rows: pd.DataFrame, curve: Curve) -> None:
+def _draw_curve(axes: Axes, rows: pd.DataFrame, curve: Curve, scale: int) -> None:
     known = rows.dropna(subset="mean")
     if len(known):
-        wide = 1.4 if curve is TRUE else 1.0
+        wide, shade = (1.4, 0.2) if curve is TRUE else (1.0, 0.1)
+        if "ci_low" in known:
+            ends = scale * known["ci_low"], scale * known["ci_high"]
+            axes.fill_between(known["layer"], *ends, color=curve.color, alpha=shade, linewidth=0)
         axes.plot(
             known["layer"],
-            known["mean"],
+            scale * known["mean"],
             color=curve.color,
             linestyle=curve.line,
             marker=curve.marker,
@@ -132,12 +135,13 @@ def _of_control(tables: Mapping[str, pd.DataFrame], control: str, method: str, c
     rows = controls[(controls["control"] == control) & (controls["method"] == method)]
     if control == "random_weights":
         return rows[0:0] if checkpoint == DIFFERENCE else rows.drop_duplicates("layer")
-    rows = with_difference(rows[["checkpoint", "layer", "mean"]], "mean")
+    if DIFFERENCE not in set(rows["checkpoint"]):
+        rows = with_difference(rows[["checkpoint", "layer", "mean"]], "mean")
     return rows[rows["checkpoint"] == checkpoint]
 
 
 def _of_derivative(tables: Mapping[str, pd.DataFrame], checkpoint: str) -> pd.DataFrame:
-    levels = tables.get("derivative_levels_two_level", tables.get("derivative_levels"))
+    levels = tables.get("derivative_levels_of_reviews", tables.get("derivative_levels"))
     if levels is None:
         return pd.DataFrame(columns=["layer", "mean"])
     chosen = (levels["reference"] == "layer_input") & (levels["form"] == "norm_of_block")

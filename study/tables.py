@@ -12,10 +12,8 @@ import pandas as pd
 
 from stages.errors import InputError
 from stages.mixing.ratios import RATIOS
-from study.aggregate import means_of_seeds, over_seeds, reviews_over_seeds
+from study.aggregate import DIFFERENCE, means_of_seeds, over_seeds, reviews_over_seeds
 
-BOOTSTRAP_SAMPLES = 2000
-BOOTSTRAP_SEED = 0
 DIGITS = 6
 
 Read = Callable[[str], dict[int, pd.DataFrame]]
@@ -31,7 +29,7 @@ class SeedTable(NamedTuple):
 
 
 class ReviewTable(NamedTuple):
-    """A csv with a row for each review: its interval is over seeds and reviews."""
+    """A csv with a row for each review, of which each seed's mean is taken first."""
 
     csv: str
     output: str
@@ -52,6 +50,7 @@ SEED_TABLES = (
     SeedTable("mixing_by_head", ("checkpoint", "layer", "head")),
     SeedTable("mixing_from_input", _RATIO),
     SeedTable("derivative_levels", ("checkpoint", "reference", "layer", "form")),
+    SeedTable("derivative_ratios", _RATIO),
     SeedTable("mixing_gradient", ("checkpoint", "reference", "layer", "method"), ("spearman",)),
     SeedTable("faithfulness_overall", ("method",), ("aopc", "above_random", "derivative_spearman")),
     SeedTable("margin_correlation", ("checkpoint",), ("spearman", "given_length")),
@@ -64,18 +63,18 @@ REVIEW_TABLES = (
     RATIO_REVIEWS,
     ReviewTable(
         "derivative_levels_by_review",
-        "derivative_levels_two_level",
+        "derivative_levels_of_reviews",
         ("checkpoint", "reference", "layer", "form"),
         weight="tokens",
     ),
     ReviewTable(
         "mixing_gradient_by_review",
-        "mixing_gradient_two_level",
+        "mixing_gradient_of_reviews",
         ("checkpoint", "reference", "layer", "method"),
         "spearman",
     ),
     ReviewTable(
-        "movement_by_document", "movement_two_level", ("layout", "layer", "step", "against", "measure"), "value"
+        "movement_by_document", "movement_of_documents", ("layout", "layer", "step", "against", "measure"), "value"
     ),
 )
 
@@ -114,9 +113,9 @@ def _of_seeds(declared: SeedTable, frames: Mapping[int, pd.DataFrame]) -> dict[s
 
 def _of_reviews(declared: ReviewTable, frames: Mapping[int, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     arguments = (declared.csv, frames, declared.keys, declared.value, declared.weight)
-    made = {declared.output: reviews_over_seeds(*arguments, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED)}
+    made = {declared.output: reviews_over_seeds(*arguments)}
     if declared.over:
-        overall = reviews_over_seeds(*arguments, BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED, over=declared.over)
+        overall = reviews_over_seeds(*arguments, over=declared.over)
         made[f"{declared.output}_overall"] = overall
     if declared is RATIO_REVIEWS:
         made["ratios_by_seed"] = means_of_seeds(*arguments)
@@ -163,7 +162,7 @@ def _overall(table: pd.DataFrame) -> str:
         label = RATIOS[method].mark.label if method in RATIOS else ""
         parts = [_percent(cells.loc[(method, each)], each == "difference") for each in _checkpoints(table)]
         rows.append((f"`{method}`", label, *parts))
-    return table_of(("column", "name", *_checkpoints(table)), rows)
+    return table_of(("column", "name", *map(_unit, _checkpoints(table))), rows)
 
 
 def _by_layer(table: pd.DataFrame) -> str:
@@ -179,12 +178,15 @@ def _levels(table: pd.DataFrame) -> str:
 
 
 def _wide(table: pd.DataFrame, keys: Sequence[str]) -> str:
-    """A row for each combination of keys, a column for each layer, in per cent, the mean over seeds."""
+    """A row for each combination of keys, a column for each layer, in per cent; differences in percentage points.
+
+    The mean over seeds, with half the width of its interval where it is a difference.
+    """
     layers = sorted(table["layer"].unique())
     rows = []
     for key, group in table.groupby(list(keys), sort=False):
         by_layer = group.set_index("layer")
-        cells = [f"{100 * by_layer.loc[layer, 'mean']:.1f}" if layer in by_layer.index else "" for layer in layers]
+        cells = [_cell(by_layer.loc[layer], DIFFERENCE in key) if layer in by_layer.index else "" for layer in layers]
         rows.append((*(f"`{part}`" for part in key), *cells))
     return table_of((*keys, *map(str, layers)), rows)
 
@@ -215,6 +217,16 @@ def _movement(table: pd.DataFrame) -> str:
         cells = [f"{low[each]:.2f} to {high[each]:.2f}" if each in low.index else "" for each in layouts]
         rows.append((*(f"`{part}`" for part in key), *cells))
     return table_of(("step", "against", "measure", *layouts), rows)
+
+
+def _cell(row: pd.Series, signed: bool) -> str:
+    if not signed:
+        return f"{100 * row['mean']:.1f}"
+    return f"{100 * row['mean']:+.1f} ± {100 * (row['ci_high'] - row['mean']):.1f}"
+
+
+def _unit(checkpoint: str) -> str:
+    return f"{checkpoint}, {'percentage points' if checkpoint == DIFFERENCE else '%'}"
 
 
 def _checkpoints(table: pd.DataFrame) -> list[str]:

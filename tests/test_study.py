@@ -14,7 +14,7 @@ from scipy import stats
 from stages.errors import InputError
 from study import __main__ as command
 from study import runs, store
-from study.aggregate import SeedReviews, means_of_seeds, over_seeds, reviews_over_seeds, two_level
+from study.aggregate import means_of_seeds, over_seeds, reviews_over_seeds
 from study.figure import draw_mixing
 from study.tables import make_tables, markdown
 
@@ -35,53 +35,10 @@ def reviews(seed: int, documents: int = 12) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["checkpoint", "document", "label", "layer", "method", "mean", "tokens"])
 
 
-def test_two_level_bootstrap_is_that_of_an_explicit_one() -> None:
-    generator = np.random.default_rng(1)
-    by_seed = []
-    for shift in (0.0, 0.3, 0.7):
-        weights = generator.integers(1, 30, size=(9, 1)).astype(float)
-        by_seed.append(
-            SeedReviews(weights * (shift + generator.normal(0, 0.2, size=(9, 2))), weights * np.ones((9, 2)))
-        )
-    found = two_level(by_seed, 4000, seed=3)
-    own = np.stack([(each.sums.sum(0) / each.weights.sum(0)) for each in by_seed])
-    np.testing.assert_allclose(found.mean, own.mean(0), rtol=1e-12)
-    drawn = np.empty((4000, 2))
-    for sample in range(4000):
-        means = []
-        for number in generator.integers(3, size=3):
-            rows = generator.integers(9, size=9)
-            means.append(by_seed[number].sums[rows].sum(0) / by_seed[number].weights[rows].sum(0))
-        drawn[sample] = np.mean(means, axis=0)
-    np.testing.assert_allclose(found.samples.std(0), drawn.std(0), rtol=0.05)
-    np.testing.assert_allclose(
-        np.quantile(found.samples, [0.025, 0.975], axis=0), np.quantile(drawn, [0.025, 0.975], axis=0), atol=0.03
-    )
-
-
-def test_two_level_interval_has_no_width_without_spread_and_is_wider_than_one_level_with_it() -> None:
-    constant = [SeedReviews(np.full((4, 1), 0.5), np.ones((4, 1)))] * 3
-    interval = two_level(constant, 100, 0).interval()
-    assert (interval.low[0], interval.mean[0], interval.high[0]) == (0.5, 0.5, 0.5)
-    # All spread between reviews: resampling only the seeds would see the seeds' means alone.
-    generator = np.random.default_rng(0)
-    noisy = [SeedReviews(each - each.mean(), np.ones((6, 1))) for each in generator.normal(size=(5, 6, 1))]
-    assert two_level(noisy, 500, 0).samples.std() > 0.1
-
-
-def test_cell_that_a_seed_lacks_is_left_out_of_the_mean() -> None:
-    full = SeedReviews(np.array([[1.0, 4.0]]), np.ones((1, 2)))
-    part = SeedReviews(np.array([[3.0, 0.0]]), np.array([[1.0, 0.0]]))
-    found = two_level([full, part], 200, 0)
-    np.testing.assert_array_equal(found.mean, [2.0, 4.0])
-    assert set(found.samples[:, 1][~np.isnan(found.samples[:, 1])]) == {4.0}
-    assert np.isnan(found.samples[:, 1]).any()
-
-
 def test_reviews_over_seeds_are_weighted_means_with_paired_differences() -> None:
     tables = {seed: reviews(seed) for seed in (0, 1, 2)}
     keys = ("checkpoint", "layer", "method")
-    arguments = ("mixing_by_review", tables, keys, "mean", "tokens", 300, 0)
+    arguments = ("mixing_by_review", tables, keys, "mean", "tokens")
     found = reviews_over_seeds(*arguments).set_index(list(keys))
     own = {}
     for seed, table in tables.items():
@@ -96,13 +53,15 @@ def test_reviews_over_seeds_are_weighted_means_with_paired_differences() -> None
             np.testing.assert_allclose(row["mean"], np.mean(after), rtol=1e-12)
             assert (row["lowest_seed"], row["highest_seed"]) == pytest.approx((min(after), max(after)))
             assert (row["seeds"], row["reviews"]) == (3, 36)
-            assert row["ci_low"] < row["mean"] < row["ci_high"]
+            half = stats.sem(after) * np.array([stats.t.ppf(1 - 0.025 / cells, 2) for cells in (1, len(LAYERS))])
+            ends = row[["ci_low", "simultaneous_low", "ci_high", "simultaneous_high"]].tolist()
+            np.testing.assert_allclose(ends, [*(np.mean(after) - half), *(np.mean(after) + half)], rtol=1e-9)
             change = found.loc[("difference", layer, method)]
             np.testing.assert_allclose(change["mean"], np.mean(np.subtract(after, before)), rtol=1e-12)
     overall = reviews_over_seeds(*arguments, over="layer").set_index(["checkpoint", "method"])
     expected = found.loc[("difference", [1, 2], "attn_n"), "mean"].mean()
     np.testing.assert_allclose(overall.loc[("difference", "attn_n"), "mean"], expected, rtol=1e-12)
-    by_seed = means_of_seeds(*arguments[:5]).set_index(["seed", *keys])["mean"]
+    by_seed = means_of_seeds(*arguments).set_index(["seed", *keys])["mean"]
     assert by_seed[1, "finetuned", 2, "attn_n"] == pytest.approx(own[1, "finetuned", 2, "attn_n"])
 
 

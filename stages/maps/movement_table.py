@@ -17,7 +17,6 @@ COLUMNS = (
 )
 COLUMNS_BY_DOCUMENT = ("layout", "seed", "document", "layer", "step", "against", "measure", "value", "tokens")
 NULL = "permutation_null"  # `null` alone is a missing value to readers of csv
-FEWEST_DOCUMENTS = 2  # for an interval over documents
 BOOTSTRAP_SAMPLES = 2000
 
 Doubles = npt.NDArray[np.float64]
@@ -78,8 +77,8 @@ class Moves:
     def summary(self) -> pd.DataFrame:
         """`COLUMNS`: means over documents, then over seeds.
 
-        `ci_low` and `ci_high` are the 95 % percentile interval of a bootstrap that draws documents, and seeds, with
-        replacement; NaN for a single document, which says nothing of others. `lowest_seed` and `highest_seed` are the
+        `ci_low` and `ci_high` are the 95 % interval of a bootstrap that draws documents, and seeds, with replacement;
+        NaN for a single document, which says nothing of others. `lowest_seed` and `highest_seed` are the
         least and the largest mean of a seed. Of the measure `permutation_null`, the mean of all permutations and the
         range of 95 % of them. `documents` and `tokens` count those for which the correlation is defined.
         """
@@ -95,12 +94,13 @@ class Moves:
         generator = np.random.default_rng([self.seed, seeds])
         drawn = generator.multinomial(seeds, np.full(seeds, 1 / seeds), BOOTSTRAP_SAMPLES)
         mean = _mean_over_seeds(resampled.mean, np.ones(seeds))
-        interval = Resampled(mean, _mean_over_seeds(resampled.samples, drawn.astype(np.float64))).interval()
+        samples = _mean_over_seeds(resampled.samples, drawn.astype(np.float64))
+        interval = Resampled(mean, samples, there.any(axis=1).sum(0).astype(np.float64)).correlations()
         rows: list[tuple[object, ...]] = []
         for number, (cell, measure) in enumerate(cells):
             has_value = there[:, :, number].any(axis=1)
             documents, tokens = int(has_value.sum()), int(self._tokens[layout, cell][has_value].sum())
-            ends = (interval.low[number], interval.high[number]) if documents >= FEWEST_DOCUMENTS else (np.nan, np.nan)
+            ends = (interval.low[number], interval.high[number])
             of_seeds = resampled.mean[:, number]
             range_of_seeds = (np.fmin.reduce(of_seeds), np.fmax.reduce(of_seeds))
             rows.append((layout, *cell, measure, mean[number], *ends, documents, tokens, seeds, *range_of_seeds))

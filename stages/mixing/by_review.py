@@ -87,9 +87,7 @@ def _by_length(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) ->
         cells = len(rows) // len(present)
         rows = rows.assign(tokens=np.tile(counts_G, cells), documents=np.tile(documents, cells))
         frames.append(rows)
-    table = pd.concat(frames)
-    table.loc[table["documents"] < 2, ["ci_low", "ci_high"]] = np.nan
-    return table
+    return pd.concat(frames)
 
 
 def _of_tokens(part: Sums, tokens_of: str) -> tuple[Doubles, Doubles]:
@@ -109,4 +107,6 @@ def _with_difference(means: dict[str, Resampled]) -> dict[str, Resampled]:
 def _with_all_layers(by_layer: Resampled) -> Resampled:
     """The mean over the layers before the layers `[1 + layers, ...]`."""
     mean = np.concatenate([by_layer.mean.mean(0, keepdims=True), by_layer.mean])
-    return Resampled(mean, np.concatenate([by_layer.samples.mean(1, keepdims=True), by_layer.samples], axis=1))
+    samples = np.concatenate([by_layer.samples.mean(1, keepdims=True), by_layer.samples], axis=1)
+    documents = np.concatenate([by_layer.documents.min(0, keepdims=True), by_layer.documents])
+    return Resampled(mean, samples, documents)

@@ -53,8 +53,10 @@ def control_tables(
 
 def _rows(checkpoint: str, control: str, by_layer: Resampled, methods: Sequence[str], value: str) -> pd.DataFrame:
     """By layer and method, from `[layers, methods]`."""
-    interval = by_layer.interval()
+    interval, every = by_layer.interval(), by_layer.simultaneous()
     labels = product([checkpoint], [control], range(1, len(interval.mean) + 1), methods)
     frame = pd.DataFrame(list(labels), columns=["checkpoint", "control", "layer", "method"])
     ends = {value: interval.mean, "ci_low": interval.low, "ci_high": interval.high}
+    if value == "difference":
+        ends |= {"simultaneous_low": every.low, "simultaneous_high": every.high}
     return frame.assign(**{name: values.ravel() for name, values in ends.items()})

@@ -32,6 +32,7 @@ class DocumentDerivatives:
     )
     levels: Doubles  # [references, layers, forms, tokens]; NaN for a token whose output nothing moves
     from_input: Doubles  # [layers, rollouts, tokens]: 1 - R_ii of each method's rollout
+    ratios: Doubles  # [layers, ratios, tokens]: the mixing ratios of the same tokens
 
 
 def levels(norms: JacobianNorms) -> Tensor:

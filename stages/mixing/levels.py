@@ -13,14 +13,14 @@ import pandas as pd
 from stages.mixing.derivatives import FORMS, DocumentDerivatives
 from stages.mixing.gradients import REFERENCES
 from stages.mixing.matrices import ROLLOUTS, with_rollouts
-from stages.mixing.statistics import Resampled, resample
+from stages.mixing.statistics import resample
 from stages.parameters import MixingParameters
 
 Doubles = npt.NDArray[np.float64]
 Labels = Mapping[str, Any]
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
-COUNTED = ("mean", "ci_low", "ci_high", "tokens", "documents")
+COUNTED = ("mean", "ci_low", "ci_high", "simultaneous_low", "simultaneous_high", "tokens", "documents")
 
 
 class _Measured(NamedTuple):
@@ -41,12 +41,14 @@ def derivative_tables(
     levels = {name: _measured(each.levels for each in part.values()) for name, part in derivatives.items()}
     rolled = [name for name in methods if name in ROLLOUTS] + [f"derivative_{form}" for form in FORMS]
     from_input = {name: _measured(map(_from_input, part.values())) for name, part in derivatives.items()}
+    ratios = {name: _measured(each.ratios for each in part.values()) for name, part in derivatives.items()}
     ranked = {"reference": REFERENCES, "layer": layers, "method": [*mixing.methods, *methods]}
     agreement = {name: np.stack([each.agreement for each in part.values()]) for name, part in derivatives.items()}
     names = {name: list(part) for name, part in derivatives.items()}
     samples = mixing.bootstrap_samples
     return {
         "derivative_levels": _overall(of_levels, levels, samples, seed),
+        "derivative_ratios": _overall({"layer": layers, "method": mixing.methods}, ratios, samples, seed),
         "derivative_levels_by_review": _level_by_review(of_levels, levels, names),
         "mixing_from_input": _overall({"layer": layers, "method": rolled}, from_input, samples, seed),
         "mixing_gradient": _agreement(ranked, agreement, samples, seed),
@@ -74,7 +76,10 @@ def _from_input(document: DocumentDerivatives) -> Doubles:
 
 
 def _overall(labels: Labels, measured: Mapping[str, _Measured], samples: int, seed: int) -> pd.DataFrame:
-    """Means over tokens with intervals over documents, of each checkpoint and of their paired difference."""
+    """Means over tokens with intervals over documents, of each checkpoint and of their paired difference.
+
+    The simultaneous ones hold for all cells of the checkpoint's table at once.
+    """
     means = {name: resample(part.sums, part.tokens, samples, seed) for name, part in measured.items()}
     tokens = {name: part.tokens for name, part in measured.items()}
     if len(means) == 2:
@@ -83,7 +88,10 @@ def _overall(labels: Labels, measured: Mapping[str, _Measured], samples: int, se
     frames = []
     for name, mean in means.items():
         counts = {"tokens": tokens[name].sum(0), "documents": (tokens[name] > 0).sum(0)}
-        frames.append(_rows({"checkpoint": [name], **labels}, _interval(mean, "mean"), counts))
+        interval, every = mean.interval(), mean.simultaneous()
+        ends = {"ci_low": interval.low, "ci_high": interval.high}
+        ends |= {"simultaneous_low": every.low, "simultaneous_high": every.high}
+        frames.append(_rows({"checkpoint": [name], **labels}, {"mean": mean.mean, **ends}, counts))
     return _joined(frames, ["checkpoint", *labels, *COUNTED])
 
 
@@ -102,7 +110,9 @@ def _agreement(labels: Labels, agreement: Mapping[str, Doubles], samples: int, s
     for name, of_documents in agreement.items():
         defined = ~np.isnan(of_documents)
         mean = resample(np.nan_to_num(of_documents), defined, samples, seed)
-        columns = {**_interval(mean, "spearman"), "documents": defined.sum(0)}
+        interval = mean.correlations()
+        ends = {"spearman": interval.mean, "ci_low": interval.low, "ci_high": interval.high}
+        columns = {**ends, "documents": defined.sum(0)}
         frames.append(_rows({"checkpoint": [name], **labels}, columns))
     return _joined(frames, ["checkpoint", *labels, "spearman", "ci_low", "ci_high", "documents"])
 
@@ -116,11 +126,6 @@ def _by_review(
         for name, of_checkpoint in columns.items()
     ]
     return _joined(frames, ["checkpoint", "document", *labels, *values])
-
-
-def _interval(mean: Resampled, name: str) -> dict[str, Doubles]:
-    interval = mean.interval()
-    return {name: interval.mean, "ci_low": interval.low, "ci_high": interval.high}
 
 
 def _rows(labels: Labels, *columns: Mapping[str, npt.NDArray[Any]]) -> pd.DataFrame:

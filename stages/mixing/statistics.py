@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from stages.ranks import rank_correlation
@@ -27,13 +28,21 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-    """Weighted means of the documents as they are `[...]`, and in every bootstrap sample `[samples, ...]`."""
+    """Weighted means of the documents as they are `[...]`, and in every bootstrap sample `[samples, ...]`.
+
+    The percentiles of few documents lie too close: the spread of n is (n - 1) / n of their variance, and how far it is
+    off is not known. So both kinds of interval are wider by sqrt(n / (n - 1)) and by how much Student's t with n - 1
+    degrees of freedom is wider than a normal one (Hesterberg, The American Statistician 2015): 1.9 times for 4
+    documents, 1.04 for 40. NaN with fewer than two.
+    """
 
     mean: Doubles
     samples: Doubles
+    documents: Doubles
+    """How many each mean is of `[...]`."""
 
     def interval(self) -> Interval:
-        """The percentile interval; samples in which nothing was counted are left out."""
+        """The percentile interval, widened; samples in which nothing was counted are left out."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         samples = self.samples.reshape(len(self.samples), -1)
         ends = np.full((2, samples.shape[1]), np.nan)
@@ -41,13 +50,17 @@ class Resampled(NamedTuple):
             defined = samples[~np.isnan(samples[:, column]), column]
             if len(defined):
                 ends[:, column] = np.quantile(defined, tails)
-        low, high = ends.reshape(2, *self.mean.shape)
+        low, high = self.mean + (ends.reshape(2, *self.mean.shape) - self.mean) * _widening(self.documents)
         return Interval(self.mean, low, high)
+
+    def correlations(self) -> Interval:
+        """`interval` of what cannot be beyond -1 and 1."""
+        return Interval(*(np.clip(part, -1, 1) for part in self.interval()))
 
     def simultaneous(self) -> Interval:
         """95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
 
-        mean ± c se, with a cell's standard error se over the samples, and c the 95 % quantile of the largest
+        mean ± c se, widened, with a cell's standard error se over the samples, and c the 95 % quantile of the largest
         |sample - mean| / se of all cells. NaN in a cell that does not vary, and in one that is not in every sample.
         """
         samples = self.samples.reshape(len(self.samples), -1)
@@ -55,13 +68,14 @@ class Resampled(NamedTuple):
         varies = error > SAME
         standardised = np.abs(samples[:, varies] - mean[varies]) / error[varies]
         largest = standardised.max(1, initial=0)
-        half = np.where(varies, np.quantile(largest, LEVEL) * error, np.nan)
-        low, high = ((mean + sign * half).reshape(self.mean.shape) for sign in (-1, 1))
-        return Interval(self.mean, low, high)
+        half = np.where(varies, np.quantile(largest, LEVEL) * error, np.nan).reshape(self.mean.shape)
+        half = half * _widening(self.documents)
+        return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
         """The paired difference: the same documents in each sample of both."""
-        return Resampled(self.mean - other.mean, self.samples - other.samples)
+        documents = np.minimum(self.documents, other.documents)
+        return Resampled(self.mean - other.mean, self.samples - other.samples, documents)
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
@@ -77,7 +91,15 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
     ]
     shape = sums.shape[1:]
     mean = _ratio(flat_sums.sum(0), flat_counts.sum(0))
-    return Resampled(mean.reshape(shape), np.concatenate(drawn).reshape(samples, *shape))
+    counted = (flat_counts > 0).sum(0).astype(np.float64)
+    return Resampled(mean.reshape(shape), np.concatenate(drawn).reshape(samples, *shape), counted.reshape(shape))
+
+
+def _widening(documents: Doubles) -> Doubles:
+    """Of the interval of a mean over so many documents."""
+    number = np.where(documents >= 2, documents, np.nan)
+    ends = student.ppf((1 + LEVEL) / 2, number - 1) / norm.ppf((1 + LEVEL) / 2)
+    return np.asarray(ends * np.sqrt(number / (number - 1)))
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
@@ -86,7 +108,8 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     return Resampled(
         rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth),
         rank_correlation(np.moveaxis(by_layer.samples, 1, -1), depth),
-    ).interval()
+        by_layer.documents.min(0),
+    ).correlations()
 
 
 def mean_product_across(sums: Callable[[], Iterable[npt.NDArray[Any]]], counts: Doubles) -> Interval:

@@ -161,7 +161,7 @@ def _overall(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.Dat
 
 def _of_layers(by_layer: Resampled) -> Interval:
     """The mean over the layers."""
-    return Resampled(by_layer.mean.mean(0), by_layer.samples.mean(1)).interval()
+    return Resampled(by_layer.mean.mean(0), by_layer.samples.mean(1), by_layer.documents.min(0)).interval()
 
 
 def _difference(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:

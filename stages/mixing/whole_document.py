@@ -86,7 +86,8 @@ class DocumentMeasurer:
         rolled = [1 - matrices[name].diagonal(dim1=-2, dim2=-1) for name in names if name in ROLLOUTS]
         if rolled:
             from_input = torch.stack(rolled, dim=1).cpu().numpy()
-        return DocumentDerivatives(agreement, by_form, from_input)
+        of_tokens = torch.stack([torch.stack(list(each.values())) for each in ratios]).cpu().numpy()
+        return DocumentDerivatives(agreement, by_form, from_input, of_tokens)
 
     def gains(self) -> Doubles:
         """`attention_gain` of each layer."""

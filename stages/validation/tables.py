@@ -23,20 +23,22 @@ def faithfulness(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`faithfulness.csv` and `faithfulness_overall.csv`; intervals resample reviews, with the same draws for all.
 
-    A review where a method gives nothing counts for no method's difference to random removal.
+    A review where a method gives nothing counts for no method's difference to random removal. That difference has an
+    interval that holds for all methods at once, too.
     """
     random = list(methods).index(RANDOM)
     aopc_NM = drops_NMS.mean(-1)
     by_share = _means(drops_NMS, samples, seed).interval()
-    above = _means(aopc_NM - aopc_NM[:, [random]], samples, seed).interval()
+    above = _means(aopc_NM - aopc_NM[:, [random]], samples, seed)
     overall = _means(aopc_NM, samples, seed).interval()
-    ranks = _means(agreement_NM, samples, seed).interval()
+    ranks = _means(agreement_NM, samples, seed).correlations()
     counts = (~np.isnan(aopc_NM)).sum(0)
     curves = pd.DataFrame([(name, share) for name in methods for share in shares], columns=["method", "share"])
     curves = curves.assign(**_columns("drop", "ci_low", "ci_high", by_share), documents=np.repeat(counts, len(shares)))
     table = pd.DataFrame({"method": list(methods)}).assign(
         **_columns("aopc", "ci_low", "ci_high", overall),
-        **_columns("above_random", "above_random_low", "above_random_high", above),
+        **_columns("above_random", "above_random_low", "above_random_high", above.interval()),
+        **_columns("above_random", "simultaneous_low", "simultaneous_high", above.simultaneous()),
         **_columns("derivative_spearman", "derivative_low", "derivative_high", ranks),
         documents=counts,
     )
@@ -53,7 +55,9 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], sample
         ratio = margins[checkpoint].to_numpy(np.float64)
         row: dict[str, object] = {"checkpoint": checkpoint}
         for name, of in (("spearman", _plain), ("given_length", _given_length)):
-            interval = Resampled(of(ratio, margin, length), of(ratio[drawn], margin[drawn], length[drawn])).interval()
+            samples_of = of(ratio[drawn], margin[drawn], length[drawn])
+            found = Resampled(of(ratio, margin, length), samples_of, np.array(len(margins), dtype=np.float64))
+            interval = found.correlations()
             prefix = "ci" if name == "spearman" else name
             row |= _columns(name, f"{prefix}_low", f"{prefix}_high", interval)
         rows.append({key: np.asarray(value).item() for key, value in row.items()} | {"documents": len(margins)})
