@@ -172,17 +172,19 @@ def with_difference(table: pd.DataFrame, value: str) -> pd.DataFrame:
 def _with_intervals(labels: pd.DataFrame, of_seeds: Doubles) -> pd.DataFrame:
     """`labels` with `SEED_COLUMNS` of `[seeds, rows]`, over the seeds that have a value; no ends with fewer than two.
 
-    `simultaneous_low` and `simultaneous_high` hold for all layers of the rest of the labels at once (Bonferroni).
+    `simultaneous_low` and `simultaneous_high` hold for all layers of the rest of the labels at once, of a table without
+    layers for all methods (Bonferroni).
     """
     seeds = (~np.isnan(of_seeds)).sum(0)
     some, several = np.maximum(seeds, 1), np.where(seeds > 1, seeds, np.nan)
     mean = np.where(seeds > 0, np.nansum(of_seeds, 0) / some, np.nan)
     error = np.sqrt(np.nansum((of_seeds - mean) ** 2, 0) / (several - 1) / several)
-    rest = [column for column in labels if column != "layer"]
-    layers = labels.groupby(rest, sort=False, dropna=False)["layer"].transform("size") if "layer" in labels else 1
+    together = next((each for each in ("layer", "method") if each in labels), None)
+    rest = [column for column in labels if column != together]
+    cells = labels.groupby(rest, sort=False, dropna=False)[together].transform("size") if together else 1
     columns = {"mean": mean}
-    for name, cells in (("ci", 1), ("simultaneous", np.asarray(layers))):
-        half = stats.t.ppf(1 - (1 - LEVEL) / 2 / cells, several - 1) * error
+    for name, at_once in (("ci", 1), ("simultaneous", np.asarray(cells))):
+        half = stats.t.ppf(1 - (1 - LEVEL) / 2 / at_once, several - 1) * error
         columns |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
     known = np.where(seeds > 0, of_seeds, 0.0)  # so that no column is without any value
     ends = {"lowest_seed": np.nanmin(known, 0), "highest_seed": np.nanmax(known, 0)}

@@ -165,9 +165,12 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     random = changes.assign(checkpoint="random", control="random_weights")
     own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "common_value")]
     write_plot("mixing_controls", pd.concat([random, *own]))
+    left = changes.assign(control="common_value").rename(columns={"mean": "difference"})
+    write_plot("mixing_controls_difference", left)
     levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
-    levels = levels.assign(reference="layer_input", form="norm_of_block", documents=4)
-    write_plot("derivative_levels", levels)
+    levels = levels.assign(reference="layer_input", documents=4)
+    forms = [levels.assign(form=form) for form in ("norm_of_block", "sum_of_norms")]
+    write_plot("derivative_levels", pd.concat(forms))
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
     write_plot("mixing_gradient", agreement)
     steps: list[dict[str, Any]] = []

@@ -110,7 +110,7 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
     table, excess = (tables[name] for name in ("mixing_controls", "mixing_controls_difference"))
     keys = ["checkpoint", "control", "layer", "method"]
     assert list(table) == [*keys, "mean", "ci_low", "ci_high", "tokens", "documents"]
-    assert list(excess) == [*keys, "difference", "ci_low", "ci_high"]
+    assert list(excess) == [*keys, "difference", "ci_low", "ci_high", "simultaneous_low", "simultaneous_high"]
     assert (len(table), len(excess)) == (7 * 4, 6 * 4)
     assert set(table["tokens"]) == {33}
     assert set(table["documents"]) == {5}
@@ -129,7 +129,8 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
             expected = true[checkpoint][:, place, number].sum() / 33 - mean
             assert excess.loc[(checkpoint, control, layer, method), "difference"] == pytest.approx(expected)
     for checkpoint, expected in (("pretrained", 0.25), ("finetuned", 0.25), ("difference", 0.0)):
-        np.testing.assert_allclose(excess.loc[(checkpoint, "common_value")].to_numpy(), expected, atol=1e-12)
+        rows = excess.loc[(checkpoint, "common_value"), ["difference", "ci_low", "ci_high"]]
+        np.testing.assert_allclose(rows.to_numpy(), expected, atol=1e-12)
     rise = table.loc[("difference", "shuffled_words", 2, "attn_n"), "mean"]
     before, after = (controls[name]["shuffled_words"][:, 1, 1].sum() / 33 for name in ("pretrained", "finetuned"))
     assert rise == pytest.approx(after - before)

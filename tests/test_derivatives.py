@@ -11,13 +11,14 @@ import pytest
 import torch
 from families import write_family
 from family_reference import run_reference
+from scipy import stats
 
 from stages.mixing import gradients
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
 from stages.mixing.documents import Document
 from stages.mixing.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
-from stages.mixing.levels import derivative_tables
+from stages.mixing.levels import COUNTED, derivative_tables
 from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
 from stages.mixing.ratios import RATIOS
 from stages.mixing.whole_document import DocumentMeasurer
@@ -216,6 +217,7 @@ def made_up(seed: int, tokens: int) -> DocumentDerivatives:
         generator.uniform(size=(2, 3, 3)),
         generator.uniform(size=(2, 3, 2, tokens)),
         generator.uniform(size=(3, 1, tokens)),
+        generator.uniform(size=(3, 1, tokens)),
     )
 
 
@@ -233,7 +235,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     mixing = MixingParameters(methods=["attn_w"], matrices=["attention"], bootstrap_samples=200)
     tables = derivative_tables(found, mixing, seed=0)
     levels_table = tables["derivative_levels"].set_index(["checkpoint", "reference", "layer", "form"])
-    assert list(levels_table) == ["mean", "ci_low", "ci_high", "tokens", "documents"]
+    assert list(levels_table) == list(COUNTED)
     pooled = {
         checkpoint: np.concatenate([each.levels for each in documents.values()], -1)
         for checkpoint, documents in found.items()
@@ -248,6 +250,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
                     assert row["mean"] == pytest.approx(means[checkpoint])
                     assert row["tokens"] == defined.sum()
                     assert row["ci_low"] <= row["mean"] <= row["ci_high"]
+                    assert row["simultaneous_low"] < row["mean"] < row["simultaneous_high"]
                 row = levels_table.loc[("difference", reference, layer, form)]
                 assert row["mean"] == pytest.approx(means["finetuned"] - means["pretrained"])
     by_review = tables["derivative_levels_by_review"].set_index(
@@ -262,12 +265,18 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     rollouts = np.concatenate([each.from_input for each in found["pretrained"].values()], -1)
     assert from_input.loc[("pretrained", 2, methods[0]), "mean"] == pytest.approx(rollouts[1, 0].mean())
     of_words = levels_table.loc[("difference", "word_embedding", 2, "norm_of_block")]
-    pd.testing.assert_series_equal(from_input.loc[("difference", 2, methods[2])], of_words, check_names=False)
+    own = ["mean", "ci_low", "ci_high", "tokens", "documents"]
+    found_again = from_input.loc[("difference", 2, methods[2])]
+    pd.testing.assert_series_equal(found_again[own], of_words[own], check_names=False)
+    ratios = tables["derivative_ratios"].set_index(["checkpoint", "layer", "method"])
+    of_tokens = np.concatenate([each.ratios for each in found["finetuned"].values()], -1)
+    assert ratios.loc[("finetuned", 3, "attn_w"), "mean"] == pytest.approx(of_tokens[2, 0].mean())
     ranks = tables["mixing_gradient"].set_index(["checkpoint", "reference", "layer", "method"])
     both = [found["finetuned"][name].agreement[1, 0, 2] for name in lengths]
     row = ranks.loc[("finetuned", "layer_input", 1, "attention_rollout")]
     assert row["spearman"] == pytest.approx(np.mean(both))
-    assert (row["ci_low"], row["ci_high"]) == (pytest.approx(min(both)), pytest.approx(max(both)))
+    widened = np.mean(both) + (np.array([min(both), max(both)]) - np.mean(both)) * stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
+    assert [row["ci_low"], row["ci_high"]] == pytest.approx(np.clip(widened, -1, 1).tolist(), rel=1e-4)
     row = ranks.loc[("pretrained", "word_embedding", 2, "attention_rollout")]
     assert row["spearman"] == pytest.approx(found["pretrained"]["test/5"].agreement[0, 1, 2])
     assert row["documents"] == 1

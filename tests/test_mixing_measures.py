@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import spearmanr
 
 from stages.mixing.geometry import GEOMETRY_MEASURES, Cloud, geometry, words_of
@@ -270,8 +271,24 @@ def test_bootstrap_resamples_documents_not_tokens() -> None:
     counts = np.full((10, 1), 1000.0)
     interval = resample(values[:, None] * 1000, counts, samples=4000, seed=1).interval()
     assert interval.mean[0] == pytest.approx(values.mean())
-    standard_error = values.std() / 10**0.5
-    assert interval.high[0] - interval.low[0] == pytest.approx(2 * 1.96 * standard_error, rel=0.1)
+    low, high = stats.t.interval(0.95, 9, values.mean(), stats.sem(values))
+    assert (interval.low[0], interval.high[0]) == pytest.approx((low, high), abs=0.1 * (high - low))
+
+
+@pytest.mark.parametrize("documents", [4, 8, 40])
+def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) -> None:
+    values = np.random.default_rng(0).normal(size=(documents, 3000))  # as many trials
+    found = resample(values, np.ones((documents, 1)), 500, 0)
+    interval = found.interval()
+    assert ((interval.low <= 0) & (interval.high >= 0)).mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_one_document_has_no_interval() -> None:
+    found = resample(np.array([[3.0, 4.0], [5.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]), 100, 0)
+    for each in (found.interval(), found.simultaneous()):
+        assert np.isfinite([each.low[0], each.high[0]]).all()
+        assert np.isnan([each.low[1], each.high[1]]).all()
+    assert found.mean.tolist() == [4.0, 4.0]
 
 
 def test_longer_documents_weigh_more() -> None:
@@ -293,10 +310,10 @@ def test_the_paired_difference_is_narrower_than_its_parts() -> None:
 
 def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     samples = np.tile(np.array([[0.1, 0.9], [0.2, 0.5], [0.9, 0.4]]), (50, 1, 1))
-    found = spearman_with_depth(Resampled(samples[0], samples))
+    found = spearman_with_depth(Resampled(samples[0], samples, np.full((3, 2), 9.0)))
     np.testing.assert_allclose(found.mean, [1, -1])
     constant = np.full((50, 3, 1), 0.4)
-    assert np.isnan(spearman_with_depth(Resampled(constant[0], constant)).mean[0])
+    assert np.isnan(spearman_with_depth(Resampled(constant[0], constant, np.full((3, 1), 9.0))).mean[0])
 
 
 def test_simultaneous_intervals_hold_for_all_cells_at_once() -> None:

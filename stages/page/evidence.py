@@ -12,7 +12,7 @@ from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import read_plot
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
-FORM = "norm_of_block"  # the derivative's counterpart of a ratio: the norm of all others together
+FORMS = {"norm_of_block": "with the others as one block", "sum_of_norms": "with each apart"}
 
 
 def change(differences: pd.DataFrame) -> list[str]:
@@ -21,12 +21,16 @@ def change(differences: pd.DataFrame) -> list[str]:
         return []
     rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
     row = rows.iloc[int(rows["difference"].abs().argmax())]
-    known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
-    said = "Fine-tuning changes the ratio most" if known else "No change by fine-tuning stands out: the largest is"
+    sure = ""
+    if pd.notna(row["simultaneous_low"]):
+        known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
+        sure = (
+            f" (95 % interval, for all layers and ratios at once, {points(row['simultaneous_low'])} to "
+            f"{points(row['simultaneous_high'])}, paired by review){'' if known else ', which may be none'}"
+        )
     return [
-        f"{said} in layer {row['layer']:.0f}, {points(row['difference'])} percentage points (95 % interval, for all "
-        f"layers and ratios at once, {points(row['simultaneous_low'])} to {points(row['simultaneous_high'])}, paired "
-        "by review)."
+        f"The largest change of the ratio by fine-tuning, as far as can be told, is in layer {row['layer']:.0f}: "
+        f"{points(row['difference'])} percentage points{sure}."
     ]
 
 
@@ -42,11 +46,18 @@ def controls(name: str) -> list[str]:
         f"{percent(mean['common_value', shown])}."
     ]
     if "difference" in mean["common_value"]:
-        whole = read_plot("mixing_difference", "measure").query("method == @name")["difference"].mean()
+        changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
+        left = read_plot("mixing_controls_difference", "measure").query(
+            "control == 'common_value' and checkpoint == 'difference' and method == @name"
+        )
+        layer: Any = changes.abs().idxmax()
+        row = left.set_index("layer").loc[layer]
+        sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
         sentences.append(
-            f"Of the change by fine-tuning, {points(whole)} percentage points as a mean over the layers, such a common "
-            f"value alone gives {points(mean['common_value', 'difference'])}: a vector that all tokens share says "
-            "nothing of which token it came from."
+            f"By fine-tuning such a common value changes by {points(mean['common_value', 'difference'])} percentage "
+            f"points on its own, the ratio by {points(changes.mean())}; in layer {layer} the ratio changes by "
+            f"{points(row['difference'])} beyond it{sure}. A value that all tokens share says nothing of which token "
+            "it came from."
         )
     return sentences
 
@@ -67,29 +78,31 @@ def typical(name: str, documents: Sequence[str]) -> list[str]:
     if not said:
         return []
     return [
-        f"The captured texts are examples, not the average: in layer {layer} the {len(among)} measured reviews have a "
-        f"mean ratio of {percent(among.mean())}, {', '.join(said[:EXAMPLES])}."
+        f"The captured texts are examples, not the average: in layer {layer} the {len(among)} measured reviews, each "
+        f"counted once, have a mean ratio of {percent(among.mean())}, {', '.join(said[:EXAMPLES])}."
     ]
 
 
 def derivatives(name: str) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = read_plot("derivative_levels", "measure").query("reference == 'layer_input' and form == @FORM")
-    by_layer: Any = levels.set_index(["checkpoint", "layer"])
-    if "difference" not in by_layer.index:
+    levels = read_plot("derivative_levels", "measure").query("reference == 'layer_input'")
+    changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
+    if "difference" not in set(levels["checkpoint"]):
         return []
-    changes = read_plot("mixing_difference", "measure")
-    rows = changes[changes["method"] == name].set_index("layer")["difference"]
-    layer = rows.abs().idxmax()
-    row = by_layer.loc[("difference", layer)]
-    before, after = (by_layer.loc[(each, layer), "mean"] for each in ("pretrained", "finetuned"))
-    agrees = {(True, False): "derivatives rise", (False, True): "derivatives fall"}.get(
-        (row["ci_low"] > 0, row["ci_high"] < 0), "derivatives show no change"
-    )
+    layer: Any = changes.abs().idxmax()
+    own = levels[levels["layer"] == layer].set_index(["form", "checkpoint"])
+    said = []
+    for form, what in FORMS.items():
+        row = own.loc[(form, "difference")]
+        verb = {(True, False): "rises", (False, True): "falls"}.get(
+            (row["ci_low"] > 0, row["ci_high"] < 0), "shows no change"
+        )
+        sure = "" if pd.isna(row["ci_low"]) else f", 95 % interval {points(row['ci_low'])} to {points(row['ci_high'])}"
+        before, after = (percent(own.loc[(form, each), "mean"]) for each in ("pretrained", "finetuned"))
+        said.append(f"{what} it {verb} ({before} to {after}, {points(row['mean'])} percentage points{sure})")
     return [
-        f"In layer {layer} {agrees}: how far a token's output hangs on other tokens' inputs, as a length ratio too, is "
-        f"{percent(before)} before and {percent(after)} after fine-tuning ({points(row['mean'])} percentage points, 95 "
-        f"% interval {points(row['ci_low'])} to {points(row['ci_high'])}, {row['documents']:.0f} reviews)."
+        f"How far a token's output hangs on other tokens' inputs in layer {layer}, by derivatives: {'; '.join(said)}; "
+        f"{row['documents']:.0f} reviews, cut short."
     ]
 
 

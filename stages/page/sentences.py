@@ -113,8 +113,8 @@ def _mixing(curves: pd.DataFrame) -> list[str]:
     most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
     sentences = [
         f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))} ({_interval(most)}), the "
-        f"most of all layers; in layer {least['layer']} it is {percent(least['mean'])} ({_interval(least)}), the "
-        f"least. {CHECKPOINTS[most['checkpoint']]} model, {most['tokens']} tokens of {most['documents']} reviews."
+        f"highest of the layers' means; in layer {least['layer']} it is {percent(least['mean'])} ({_interval(least)}), "
+        f"the lowest. {CHECKPOINTS[most['checkpoint']]} model, {most['tokens']} tokens of {most['documents']} reviews."
     ]
     weights = curves[(curves["method"] == "attn_w") & (curves["layer"] == most["layer"])]
     if len(weights) and method != "attn_w":
