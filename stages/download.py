@@ -33,7 +33,11 @@ def main(parameters: Parameters) -> None:
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
     fetch_model(parameters.model, PRETRAINED)
     splits = read_splits(parameters.dataset, parameters.seed)
-    prove_model(PRETRAINED, splits["test"]["text"].iloc[0])
+    try:
+        prove_model(PRETRAINED, splits["test"]["text"].iloc[0])
+    except InputError as error:  # in the user's words, who named no such folder
+        reason = str(error).removeprefix("model.name: ").replace(str(PRETRAINED), parameters.model.name)
+        raise InputError(f"model.name: {reason}") from error
     tables = []
     for split, reviews in splits.items():
         write_split(split, reviews)

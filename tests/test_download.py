@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import Workspace, toy_reviews
+from safetensors.torch import load_file, save_file
 
 from stages import download
 from stages.errors import InputError
@@ -156,11 +157,11 @@ def test_split_parts_are_disjoint_and_whole() -> None:
         ({"text": ["a", "b"], "label": [0, 1]}, {"text_column": "review"}, r"text_column: .* no column 'review'.*text"),
         ({"text": ["a", "b"], "label": [0, 1]}, {"label_column": "stars"}, r"label_column: .* no column 'stars'"),
         ({"text": ["a", "b"], "label": [1, 1]}, {}, r"label_column: .* 1 class \(1\); two are needed"),
-        ({"text": ["a", "b", "c"], "label": ["x", "y", "z"]}, {}, r"3 classes \(x, y, z\); two are needed"),
-        ({"text": ["a", " "], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in line 2"),
-        ({"text": ["a", None], "label": [0, 1]}, {}, r"1 empty texts in 'text', the first in line 2"),
+        ({"text": ["a", "b", "c"], "label": ["x", "y", "z"]}, {}, r"3 classes \('x', 'y', 'z'\); two are needed"),
+        ({"text": ["a", " "], "label": [0, 1]}, {}, r"1 rows without a text in 'text', the first in line 2"),
+        ({"text": ["a", None], "label": [0, 1]}, {}, r"1 rows without a text in 'text', the first in line 2"),
         ({"text": ["a", "b", "c"], "label": ["x", None, "y"]}, {}, r"1 missing labels in 'label', the first in line 2"),
-        ({"text": ["a", "b"], "label": ["x", "y"]}, {}, r"split has \d reviews of one class only"),
+        ({"text": ["a", "b"], "label": ["x", "y"]}, {}, r"split would have \d reviews, not of both classes"),
     ],
 )
 def test_unusable_file_is_one_error(
@@ -174,16 +175,32 @@ def test_unusable_file_is_one_error(
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.csv", b"text,text,label\na,b,0\n", r"a\.csv has more than one column text; each name once"),
+        ("a.csv", b"text,text,label\na,b,0\n", r"a\.csv: it has more than one column text; each name once"),
         (
             "a.csv",
             b"text;label\na;0\nb;1\n",
-            r"a\.csv looks separated by ';', and a \.csv file is .* by ','; save",
+            r"a\.csv: it looks separated by ';', and is read as separated by ','; save it so$",
         ),
-        ("a.csv", b"text\tlabel\na\t0\n", r"looks separated by '\\t', .*, or name it a\.tsv$"),
+        ("a.csv", b"text\tlabel\na\t0\n", r"looks separated by '\\t', .*, or name it \.tsv$"),
         ("a.csv", "text,label\nschön,0\n".encode("latin-1"), r"a\.csv is not UTF-8 .*; save it as UTF-8"),
-        ("a.csv", b'text,label\n"two\nlines",0\n\n" ",1\n', r"1 empty texts in 'text', the first in line 5$"),
+        ("a.csv", b'text,label\n"two\nlines",0\n\n" ",1\n', r"1 rows without a text in 'text', the first in line 5$"),
         ("a.tsv", b"text\tlabel\na\t\nb\t1\n", r"1 missing labels in 'label', the first in line 2$"),
+        (
+            "a.csv",
+            b"text,label\nWell, it was fine,pos\n",
+            r"a\.csv: line 2 has 3 fields, the header 2; put a text",
+        ),
+        ("a.csv", b'text,label\na,0\n"b,1\nc,0\n', r"line 3 has 1 field, the header 2; .* close each quote$"),
+        ("a.csv", b"text,label\n", r"a\.csv: it holds no reviews"),
+        ("A.CSV", b"text,labels\na,0\n", r"A\.CSV \(train\) has no column 'label'; it has 'text', 'labels'$"),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text"\n', r"a\.jsonl: line 2 is no JSON object: .*; one object on"),
+        ("a.jsonl", b"[1, 2]\n", r"a\.jsonl: line 1 is no JSON object but a list"),
+        (
+            "a.jsonl",
+            b'\xef\xbb\xbf{"text": "a", "label": [1]}\n',
+            r"1 labels that are no word, .* the first in line 1",
+        ),
+        ("a.jsonl", b"\n", r"a\.jsonl: it is empty"),
         ("a.jsonl", b'{"text": "a", "label": 1}\n\n{"text": "", "label": 0}\n', r"the first in line 3$"),
     ],
 )
@@ -206,6 +223,16 @@ def test_the_bad_file_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv is not UTF-8"):
         read_splits(dataset(tmp_path), SEED)
+    (tmp_path / "test.csv").write_text("words;stars\na;0\n")
+    with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: it looks separated by ';'"):
+        read_splits(dataset(tmp_path), SEED)
+
+
+def test_a_review_may_be_longer_than_the_csv_library_allows(tmp_path: Path) -> None:
+    rows = [(f"{number} " + "long " * 40_000 * (number == 3), number % 2) for number in range(20)]
+    pd.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "a.csv", index=False)
+    found = pd.concat(read_splits(dataset(tmp_path / "a.csv"), SEED).values())
+    assert sorted(found["text"]) == sorted(text for text, _ in rows)
 
 
 @pytest.mark.parametrize(("section", "name"), [("model", "models/finetuned"), ("dataset", "data/reviews/a.csv")])
@@ -224,7 +251,7 @@ def test_missing_source_is_one_error(name: str) -> None:
 def test_file_that_is_not_what_its_name_says_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "reviews.parquet"
     path.write_text("no parquet")
-    with pytest.raises(InputError, match=r"dataset\.name: .*reviews\.parquet cannot be read"):
+    with pytest.raises(InputError, match=r"dataset\.name: .*reviews\.parquet: "):
         read_splits(dataset(path), SEED)
     path.rename(path.with_suffix(".doc"))
     with pytest.raises(InputError, match=r"reviews\.doc is no \.csv, \.tsv, \.jsonl, \.parquet file"):
@@ -246,7 +273,8 @@ def test_weights_with_another_digest_are_refused(tmp_path: Path, monkeypatch: py
     package = tmp_path / "site" / "altered_weights"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (package / "model" / name).write_text("{}")
     (package / "model" / "model.safetensors").write_bytes(b"altered")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
     name = "package://altered_weights/model"
@@ -267,6 +295,48 @@ def test_weights_with_another_digest_are_refused(tmp_path: Path, monkeypatch: py
 def test_missing_model_is_one_error(tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         fetch_model(model(name), tmp_path / "pretrained")
+
+
+def test_folder_without_a_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "bare").mkdir(exist_ok=True)
+        shutil.copy(tiny_bert / name, tmp_path / "bare" / name)
+    expected = r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt, or vocab\.json with"
+    with pytest.raises(InputError, match=expected):
+        fetch_model(model(tmp_path / "bare"), tmp_path / "pretrained")
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        ("prefix", r"model\.name: .*own: its weights lack \d+ tensors of the model that config\.json .*\(embeddings"),
+        ("layers", r"model\.name: .*own: its weights lack 16 tensors .*\(encoder\.layer\.3"),
+        ("cut", r"model\.name: .*own: the model cannot be loaded: "),
+        ("vocabulary", r"model\.name: .*own: the model cannot be loaded: "),
+        ("tokenizer", r"model\.name: .*own: no usable tokenizer: "),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model_are_refused(
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path, damage: str, expected: str
+) -> None:
+    """Never a model whose encoder is random, as the library would make it."""
+    own = shutil.copytree(tiny_bert, tmp_path / "own")
+    weights, config = own / "model.safetensors", json.loads((own / "config.json").read_text())
+    if damage == "prefix":
+        save_file({f"other.{name}": value for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    elif damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:100])
+    elif damage == "tokenizer":
+        (own / "tokenizer.json").write_text("{")
+    else:
+        key, value = {"layers": ("num_hidden_layers", 4), "vocabulary": ("vocab_size", 999)}[damage]
+        (own / "config.json").write_text(json.dumps(config | {key: value}))
+    source = write_file(tmp_path, ".csv", toy_reviews(40, 0))
+    workspace(dataset={"name": str(source)}, model={"name": str(own)})
+    with pytest.raises(InputError, match=expected) as raised:
+        download.main(read_parameters())
+    assert "models/pretrained" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

