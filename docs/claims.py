@@ -59,6 +59,7 @@ def default_run(read: Read) -> str:
             _lengths(lengths, by_layer, name),
             _controls(read(f"{PLOTS}mixing_controls.csv"), left, name),
             _derivatives(levels, same, name),
+            _order(read(f"{PLOTS}mixing_gradient.csv"), "spearman"),
             _faithful(scores, "above_random"),
         ]
     )
@@ -86,6 +87,7 @@ def study(read: Read) -> str:
             _classes(read(f"{STUDY}mixing_by_class.csv"), by_layer, name),
             _controls(read(f"{STUDY}mixing_controls.csv"), left, name),
             _derivatives(read(f"{STUDY}derivative_levels.csv"), same, name),
+            _order(read(f"{STUDY}mixing_gradient.csv"), "mean"),
             _faithful(scores, "mean"),
             f"Over reviews, the last layer's ratio and the classifier's margin have a rank correlation of "
             f"{number(margin.loc[('finetuned', 'spearman')])} when fine-tuned, "
@@ -169,6 +171,16 @@ def _derivatives(levels: pd.DataFrame, same: pd.DataFrame | None, name: str) -> 
         if each in rows.index.unique("method")
     ]
     return f"{said} In the very same tokens ratios change, in percentage points, at most: {_and(of_both)}."
+
+
+def _order(agreement: pd.DataFrame, value: str) -> str:
+    """How far raw attention ranks a token's sources as the layer's own derivative does."""
+    rows = agreement.query("method == 'attention' and reference == 'layer_input'")
+    return (
+        f"In the order of a token's sources raw attention agrees with the layer's own derivative at "
+        f"{rows[value].min():.2f} to {rows[value].max():.2f} (mean rank correlation of the rows, both models, all "
+        "layers): an order, not an amount."
+    )
 
 
 def _ratio(name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from transformers import AutoConfig
 
-from docs.claims import PLOTS, Read, default_run, study
+from docs.claims import PLOTS, STUDY, Read, default_run, study
 from stages.mixing.controls import CONTROLS
 from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
@@ -27,7 +27,7 @@ from stages.models.families import Family, family_of, known_families
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
-DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md")
+DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/study/README.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -91,9 +91,10 @@ def results(read: Read) -> dict[str, str]:
         "default_run": default_run(read),
     }
     try:
-        return made | {"study": study(read)}
-    except FileNotFoundError:
+        read(f"{STUDY}accuracy.csv")
+    except FileNotFoundError:  # not run yet
         return made
+    return made | {"study": study(read)}
 
 
 def _overall(read: Read) -> str:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from stages.errors import InputError
 from stages.mixing.matrices import LAYER_MATRICES
@@ -222,7 +222,7 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run the pipeline from the repository's root") from None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {error}") from None
+        raise InputError(f"{path} is not valid YAML: {_first_problem(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
     problems = _missing(values)
@@ -233,6 +233,13 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     if problems:
         raise InputError(f"{path}: " + "; ".join(problems)) from None
     return parameters
+
+
+def _first_problem(error: YAMLError | UnicodeDecodeError) -> str:
+    """In one line."""
+    if isinstance(error, MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem.splitlines()[0]}"
+    return str(error).splitlines()[0]
 
 
 def _missing(values: dict[str, Any]) -> list[str]:

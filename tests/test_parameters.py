@@ -143,7 +143,8 @@ def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"seed: [1", "is not valid YAML"),
+        (b"seed: [1", "is not valid YAML: line 1: "),
+        (b"seed: 1\nmodel: {}\nseed: 2\n", 'is not valid YAML: line 3: found duplicate key "seed"'),
         (b"seed: \xff", "is not valid YAML"),
         (b"just words", "must hold the sections seed, dataset, model"),
         (b"", "must hold the sections seed, dataset, model"),
@@ -153,8 +154,9 @@ def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
 def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
     if content is not None:
         (tmp_path / "params.yaml").write_bytes(content)
-    with pytest.raises(InputError, match=rf"params\.yaml {expected}"):
+    with pytest.raises(InputError, match=rf"params\.yaml {expected}") as raised:
         read_parameters(tmp_path / "params.yaml")
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("order", range(3))
