@@ -6,6 +6,7 @@ import io
 import json
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
+from docs.claims import changed, interval, points, study
 from docs.tables import MARKED, read_file, results, tables, with_tables
 from stages.page.payload import PAGE_TOKENS
 from stages.parameters import Parameters
@@ -96,3 +98,77 @@ def test_every_other_number_in_the_readme_is_one_that_the_code_has() -> None:
         text = text.replace(each, "")
     left = re.findall(r"[^\n]*(?<![\w-])\d[^\n]*", text)
     assert left == []
+
+
+LAYERS, CHANGE = (1, 2), {"pretrained": 0.2, "finetuned": 0.5, "difference": 0.3}
+
+
+def made_up(keys: dict[str, tuple[Any, ...]], **columns: Any) -> pd.DataFrame:
+    """A row for each combination of the keys; a change of 30 points [20, 40], of no layer but the second."""
+    table = pd.DataFrame(list(product(*keys.values())), columns=list(keys))
+    table["mean"] = [CHANGE.get(name, 0.08) for name in table.get("checkpoint", ["difference"] * len(table))]
+    for prefix in ("ci", "simultaneous"):
+        table[f"{prefix}_low"], table[f"{prefix}_high"] = table["mean"] - 0.1, table["mean"] + 0.1
+    if "layer" in table:
+        none = (table["layer"] == 1) & (table["checkpoint"] == "difference")
+        table.loc[none, ["mean", "ci_low", "simultaneous_low"]] = (0.0, -0.1, -0.1)
+        table.loc[none, ["ci_high", "simultaneous_high"]] = 0.1
+    return table.assign(**columns)
+
+
+def study_tables() -> dict[str, pd.DataFrame]:
+    both, methods = {"checkpoint": tuple(CHANGE)}, {"method": ("attnresln_n", "layer_n")}
+    layers = {"layer": LAYERS}
+    levels = {"reference": ("layer_input", "word_embedding"), "form": ("norm_of_block", "sum_of_norms")}
+    controls = made_up({**both, "control": ("shuffled_words", "common_value"), **layers, **methods})
+    random = made_up({"checkpoint": ("random",), "control": ("random_weights",), **layers, **methods})
+    margins = {"checkpoint": ("pretrained", "finetuned"), "quantity": ("spearman", "given_length")}
+    scores = made_up({"method": ("decompx", "attention", "gradient_norm", "random")}, quantity="above_random")
+    ends = [(0.3, 0.1, 0.5), (0, -1, 1), (-0.3, -0.5, -0.1), (0, 0, 0)]
+    scores[["mean", "simultaneous_low", "simultaneous_high"]] = ends
+    of_one = {"reference": ("layer_input",), "method": ("attention",)}
+    agreement = made_up({"checkpoint": ("pretrained", "finetuned"), **layers, **of_one})
+    return {
+        "accuracy": pd.DataFrame({"accuracy": [0.8, 0.9]}),
+        "ratios": made_up({**both, **layers, **methods}),
+        "ratios_overall": made_up(both | methods),
+        "mixing_weighted": made_up({**both, **methods}, tokens_of="words", weight="review", layer="all"),
+        "mixing_by_class": made_up({**both, **layers, **methods, "token_class": ("cls", "word")}),
+        "mixing_controls": pd.concat([controls, random]),
+        "mixing_controls_difference": controls,
+        "derivative_levels": made_up({**both, **layers, **levels}),
+        "mixing_gradient": agreement,
+        "margin_correlation": made_up(margins),
+        "faithfulness_overall": scores,
+    }
+
+
+def test_the_study_is_told_as_its_intervals_say() -> None:
+    found = study_tables()
+
+    def read(path: str) -> Any:
+        name = Path(path).stem
+        if name not in found:
+            raise FileNotFoundError(path)
+        return found[name]
+
+    said = study(read).splitlines()
+    assert said[0].endswith("of its own draw: right on 85 % of the test reviews (80 % to 90 %).")
+    change = (
+        "it rises in layer 2, falls in none (the largest estimate, layer 2: +30.0 percentage points [+20.0, +40.0])"
+    )
+    assert change in said[1]
+    assert "20 % [10, 30] before fine-tuning and 50 % [40, 60] after: it rises (+30.0 percentage points" in said[1]
+    assert said[3].endswith(f"of what the ratio changes beyond it, by layer, {change}.")
+    assert said[-2].endswith(
+        "falls further than without random ones, in percentage points, with DecompX +30 [+10, +50]; less far than "
+        "without random ones with gradient norm -30 [-50, -10]; not told from random ones by its interval with "
+        "attention of the last layer +0 [-100, +100] (intervals that hold for all methods at once)."
+    )
+    found["derivative_ratios"] = found["ratios"]
+    assert "`layer_n` (Norm-based, whole layer) by +30.0 (layer 2)" in study(read)
+
+
+def test_where_there_is_no_interval_nothing_is_claimed() -> None:
+    row = {"mean": 0.1, "ci_low": float("nan"), "ci_high": float("nan")}
+    assert (changed(row), points(row, "mean"), interval(row)) == ("has no interval", "+10.0 percentage points", "")
