@@ -123,6 +123,18 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
     assert own_basis.startswith("Places of attention heads on the joint map cannot be compared")
 
 
+def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened: Opened) -> None:
+    reviews = pd.read_parquet("data/reviews/test.parquet")["text"]
+    options = opened.page.locator("#document option").all_inner_texts()
+    lengths = tokens().groupby("document", sort=False).size().tolist()
+    assert options[0] == f"test/0: {reviews[0][:40].rstrip()}… ({lengths[0]} tokens)"
+    assert options[2].startswith("text/0: the film was great . <script>window.")
+    assert opened.page.locator("#text-note").inner_text() == (
+        "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
+        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+    )
+
+
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
     page = opened.page
     sites = store.stored_sites(ACTIVATIONS)
@@ -693,10 +705,10 @@ def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
 
 @pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
 def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint: str) -> None:
-    for name in ("mixing", "steps"):
-        path = Path(f"reports/plots/{name}.csv")
+    for path in Path("reports/plots").glob("*.csv"):
         table = pd.read_csv(path)
-        table[table["checkpoint"] == checkpoint].to_csv(path, index=False)
+        if "checkpoint" in table:
+            table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
     path = Path("reports/plots/mixing_difference.csv")
     pd.read_csv(path).iloc[:0].to_csv(path, index=False)
     ratios = pd.read_parquet(MIXING / "tokens.parquet")
@@ -707,7 +719,7 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
     shown = shown_again(chromium)
     page = shown.page
-    assert "Fine-tuning changes" not in page.locator("#findings").inner_text()
+    assert "by fine-tuning" not in page.locator("#findings").inner_text().lower()
     assert page.locator("#checkpoint option").count() == 1
     page.locator("#token-1").click()
     choose(page, "colour", "ratio")
