@@ -276,6 +276,7 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
     assert list(overall) == [
         *("method", "aopc", "ci_low", "ci_high", "above_random", "above_random_low", "above_random_high"),
+        *("simultaneous_low", "simultaneous_high"),
         *("derivative_spearman", "derivative_low", "derivative_high", "documents"),
     ]
     derivative = overall.set_index("method")["derivative_spearman"]

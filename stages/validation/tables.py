@@ -31,6 +31,7 @@ def faithfulness(
     by_share = _means(drops_NMS, samples, seed).interval()
     above = _means(aopc_NM - aopc_NM[:, [random]], samples, seed)
     overall = _means(aopc_NM, samples, seed).interval()
+    every = above.simultaneous()
     ranks = _means(agreement_NM, samples, seed).correlations()
     counts = (~np.isnan(aopc_NM)).sum(0)
     curves = pd.DataFrame([(name, share) for name in methods for share in shares], columns=["method", "share"])
@@ -38,7 +39,8 @@ def faithfulness(
     table = pd.DataFrame({"method": list(methods)}).assign(
         **_columns("aopc", "ci_low", "ci_high", overall),
         **_columns("above_random", "above_random_low", "above_random_high", above.interval()),
-        **_columns("above_random", "simultaneous_low", "simultaneous_high", above.simultaneous()),
+        simultaneous_low=every.low,
+        simultaneous_high=every.high,
         **_columns("derivative_spearman", "derivative_low", "derivative_high", ranks),
         documents=counts,
     )
