@@ -73,6 +73,7 @@ def study(read: Read) -> str:
     name = preferred_ratio(ratios["method"].unique())
     by_layer = ratios[ratios["method"] == name].set_index("layer")
     margin = read(f"{STUDY}margin_correlation.csv").set_index(["checkpoint", "quantity"])
+    after = margin.loc[("finetuned", "spearman")]
     scores = read(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random'").set_index("method")
     try:
         same = read(f"{STUDY}derivative_ratios.csv")
@@ -90,7 +91,8 @@ def study(read: Read) -> str:
             _order(read(f"{STUDY}mixing_gradient.csv"), "mean"),
             _faithful(scores, "mean"),
             f"Over reviews, the last layer's ratio and the classifier's margin have a rank correlation of "
-            f"{number(margin.loc[('finetuned', 'spearman')])} when fine-tuned, "
+            f"{number(after)} when fine-tuned (single seeds: {after['lowest_seed']:.2f} to "
+            f"{after['highest_seed']:.2f}), "
             f"{number(margin.loc[('finetuned', 'given_length')])} given the number of tokens that were read, and "
             f"{number(margin.loc[('pretrained', 'spearman')])} for the pretrained ratio.",
         ]
@@ -145,7 +147,7 @@ def _controls(table: pd.DataFrame, left: pd.DataFrame, name: str) -> str:
         f"text gives one value, their mean, {percent(mean['common_value', 'pretrained'])} before and "
         f"{percent(mean['common_value', 'finetuned'])} after fine-tuning. Such a value, the same for all tokens of a "
         f"text, changes by {100 * mean['common_value', 'difference']:+.1f} percentage points on its own; of what the "
-        f"ratio changes beyond it, by layer, {_signs(remainder)}."
+        f"ratio changes beyond that, by layer, {_signs(remainder)}."
     )
 
 
@@ -175,7 +177,7 @@ def _derivatives(levels: pd.DataFrame, same: pd.DataFrame | None, name: str) -> 
 
 def _order(agreement: pd.DataFrame, value: str) -> str:
     """How far raw attention ranks a token's sources as the layer's own derivative does."""
-    rows = agreement.query("method == 'attention' and reference == 'layer_input'")
+    rows = agreement.query("method == 'attention' and reference == 'layer_input' and checkpoint != 'difference'")
     return (
         f"In the order of a token's sources raw attention agrees with the layer's own derivative at "
         f"{rows[value].min():.2f} to {rows[value].max():.2f} (mean rank correlation of the rows, both models, all "
@@ -242,8 +244,8 @@ def points(row: Any, value: str, ends: tuple[str, str] = ENDS) -> str:
 
 
 def number(row: Any) -> str:
-    """A correlation with its interval."""
-    return f"{row['mean']:.2f} [{row[ENDS[0]]:.2f}, {row[ENDS[1]]:.2f}]"
+    """A correlation with its interval, which has no room beyond -1 and 1."""
+    return f"{row['mean']:.2f} [{max(row[ENDS[0]], -1):.2f}, {min(row[ENDS[1]], 1):.2f}]"
 
 
 def changed(row: Any) -> str:

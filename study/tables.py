@@ -242,7 +242,8 @@ def _percent(row: pd.Series, signed: bool = False) -> str:
 def _number(row: pd.Series) -> str:
     if pd.isna(row["mean"]):
         return ""
-    return f"{row['mean']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]"
+    # Correlations and differences of probabilities have no room beyond -1 and 1.
+    return f"{row['mean']:.2f} [{max(row['ci_low'], -1):.2f}, {min(row['ci_high'], 1):.2f}]"
 
 
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

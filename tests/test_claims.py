@@ -20,11 +20,13 @@ from docs.tables import MARKED, read_file, results, tables, with_tables
 from stages.page.payload import PAGE_TOKENS
 from stages.parameters import Parameters
 
-PROFILE = dict(
-    line.split("=", 1)
-    for line in (REPOSITORY / "profiles/paper.txt").read_text(encoding="utf-8").splitlines()
-    if line and not line.startswith("#")
-)
+
+def profile(name: str) -> dict[str, str]:
+    lines = (REPOSITORY / f"profiles/{name}.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+PROFILE = profile("paper")
 
 
 def committed(path: str) -> Any:
@@ -40,7 +42,7 @@ def committed(path: str) -> Any:
     return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/study/README.md"])
 def test_committed_sentences_say_what_the_committed_tables_say(document: str) -> None:
     text = committed(document)
     made = results(committed)
@@ -79,7 +81,11 @@ def test_every_other_number_in_the_readme_is_one_that_the_code_has() -> None:
     assert float(PROFILE["finetune.learning_rate"]) == 2e-5
     pipeline = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
     assert len(pipeline["stages"]) == 7
+    settings = profile("study")
+    assert [settings[f"dataset.{each}_limit"] for each in ("train", "test")] == ["1000", "200"]
+    assert settings["finetune.max_length"] == settings["mixing.max_length"] == "128"
     known = [
+        "IMDb: 1,000 for training, 200\nfor testing, cut to 128 tokens",
         "Python 3.11",
         "2 cores",
         "Brackets are 95 % intervals",
@@ -138,7 +144,7 @@ def study_tables() -> dict[str, pd.DataFrame]:
         "mixing_controls_difference": controls,
         "derivative_levels": made_up({**both, **layers, **levels}),
         "mixing_gradient": agreement,
-        "margin_correlation": made_up(margins),
+        "margin_correlation": made_up(margins, lowest_seed=-0.2, highest_seed=0.9),
         "faithfulness_overall": scores,
     }
 
@@ -159,7 +165,7 @@ def test_the_study_is_told_as_its_intervals_say() -> None:
     )
     assert change in said[1]
     assert "20 % [10, 30] before fine-tuning and 50 % [40, 60] after: it rises (+30.0 percentage points" in said[1]
-    assert said[3].endswith(f"of what the ratio changes beyond it, by layer, {change}.")
+    assert said[3].endswith(f"of what the ratio changes beyond that, by layer, {change}.")
     assert said[-2].endswith(
         "falls further than without random ones, in percentage points, with DecompX +30 [+10, +50]; less far than "
         "without random ones with gradient norm -30 [-50, -10]; not told from random ones by its interval with "
