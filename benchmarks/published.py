@@ -35,7 +35,7 @@ from stages.mixing.batches import BatchMeasurer
 from stages.mixing.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
 from stages.models.encoding import batches_by_tokens, padded
 from stages.models.loading import check_max_length, load_base, load_tokenizer
-from stages.reviews.source import READERS
+from stages.reviews.files import SUFFIXES, read_file
 
 PUBLISHED = {
     "attn_w": (97.1, 95.8),
@@ -219,11 +219,10 @@ def _read_tokens(path: Path) -> list[list[str]]:
 def _read_frame(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    if path.suffix not in READERS:
+    if path.suffix.lower() not in SUFFIXES:
         lines: Iterator[str] = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
         return pd.DataFrame({"text": list(lines)})
-    frame: pd.DataFrame = READERS[path.suffix](path)
-    return frame
+    return read_file(path)
 
 
 def _texts(frame: pd.DataFrame, path: Path) -> list[str]:
