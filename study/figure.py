@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
     label: str
     color: str
-    line: str
+    line: str | tuple[int, tuple[int, ...]]
     marker: str
 
 
@@ -43,7 +43,7 @@ CONTROLS = {
     "shuffled_words": Curve("Shuffled words", "#E69F00", "--", "^"),
     "common_value": Curve("Common value vector", "#D55E00", "-.", "v"),
 }
-DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")  # type: ignore[arg-type]
+DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")
 
 
 def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:

@@ -22,7 +22,7 @@ from stages.sites import DECODER_INPUT, Site
 CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
 HEADS_NUMBER = 2
-# ruff: noqa: RUF001, SIM905
+# ruff: noqa: RUF001, SIM905  # signs that look like others; a list of tokens reads better as words
 BYTES = "The Ġfilm Ġwas n âĢĻ t Ġd ull , Ġbut Ġthe Ġcaf Ã© Ġfilm ĠðŁĺ Ģ Ġwas : Ċ The Ġend Ġof Ġthe Ġfilm .".split(" ")
 SPACES = "▁The ▁film ▁was n ’ t ▁d ull , ▁but ▁the ▁caf é ▁film ▁ <0xF0> <0x9F> ▁the ▁end ▁of ▁the ▁film .".split(" ")
 

@@ -346,11 +346,17 @@ def test_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
         fetch_model(model(tmp_path), tmp_path / "pretrained")
 
 
-def test_stage_writes_what_the_other_stages_read(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
+def test_stage_writes_what_the_other_stages_read(
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     source = write_file(tmp_path, ".csv", toy_reviews(61, 0).assign(label=lambda rows: rows["label_name"]))
     folder = workspace(dataset={"name": str(source)}, model={"name": str(tiny_bert)})
     download.main(read_parameters())
     expected = read_splits(read_parameters().dataset, read_parameters().seed)
+    number = expected["test"]["label_name"].value_counts()
+    said = f"test: {number['negative']} of class negative, {number['positive']} of class positive"
+    assert said in [record.getMessage() for record in caplog.records]
     counted = pd.read_csv(folder / "reports/plots/reviews.csv")
     assert list(counted.columns) == ["split", "label", "label_name", "reviews"]
     rows = iter(counted.itertuples(index=False))

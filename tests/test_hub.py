@@ -104,6 +104,7 @@ def test_hub_out_of_reach_is_one_error(tmp_path: Path) -> None:
         run = download(tmp_path, address)
     assert run.returncode == 1
     assert_one_error(run.stderr, "error: model.name: owner/bert is no folder here, and cannot be had from the hub")
+    assert len(run.stderr.splitlines()) == 1  # none for each time that the client tried
 
 
 def assert_one_error(stderr: str, start: str) -> None:

@@ -67,7 +67,9 @@ def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(tiny_be
     ids = IDS.numpy().astype(np.int32)
     agreement = measurer.derivatives(ids, directions=24, seed=0).agreement
     exact = autograd_norms(load_base(tiny_bert).double().requires_grad_(False))
-    matrices = measurer.contributions(ids)[0].matrices
+    layers: list[None] = []
+    matrices = measurer.contributions(ids, lambda: layers.append(None))[0].matrices
+    assert len(layers) == measurer.layers == 3  # a step of the progress bar for each
     names = [*RATIOS, *MATRICES]
     for place, reference in enumerate(REFERENCES):
         for layer in range(3):
@@ -227,6 +229,7 @@ def test_the_interval_across_documents_covers() -> None:
     truth = float(np.mean(_circle(generator, 200_000, 1)[:, 0, 0]) ** 2)
     for _ in range(300):
         units = _circle(generator, 25, 4)
+        # mypy cannot infer a lambda with a default.
         found = mean_product_across(lambda units=units: iter(units.sum(1)), np.full(25, 4.0))  # type: ignore[misc]
         covered += bool(found.low <= truth <= found.high)
     assert 0.91 < covered / 300 < 0.985

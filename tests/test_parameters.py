@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from conftest import REPOSITORY, write_parameters
@@ -166,7 +166,7 @@ def test_the_file_survives_what_dvc_writes_into_it(tmp_path: Path, order: int) -
     expected = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
     lists = [(s, name, value) for s, each in expected.items() if isinstance(each, dict) for name, value in each.items()]
     settings = [(*where, value) for *where, before in lists if isinstance(before, list) for value in ([], before)]
-    np.random.default_rng(order).shuffle(settings)  # type: ignore[arg-type]
+    random.Random(order).shuffle(settings)
     for section, name, value in settings:
         apply_overrides(tmp_path / "params.yaml", [f"{section}.{name}={json.dumps(value)}"])
         expected[section][name] = value

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from stages.pictures.tokens import BYTE_OF, Captured, Piece, frequent_words, read_captured, words
 from stages.sites import DECODER_INPUT, Site
 
-# ruff: noqa: RUF001
+# ruff: noqa: RUF001  # the signs that look like others are what is tested
 TEXT = "The café wasn’t ‘dull’, the 42 cafés weren't: naïve film \U0001f600 film 你好 the film\n\nThe end ## of ▁ it."
 NO_STEPS = pd.DataFrame({"step": [], "layer": []})
 
