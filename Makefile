@@ -10,10 +10,10 @@ SEEDS ?= 0 1 2 3 4
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test check format docs bench paper study picture lock clean
+.PHONY: help install repro test check format docs bench paper study verify verify-cpu picture lock clean
 
 help: ## List the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
 
 install: $(INSTALLED) ## Make .venv and install the locked packages
 
@@ -52,6 +52,12 @@ paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whol
 
 study: $(INSTALLED) ## Five seeds on real reviews, tables and figure into docs/study/ (DATASET=folder, SEEDS="0 1", hours)
 	@$(IN_VENV) python -m study --dataset "$(DATASET)" --seeds "$(SEEDS)"
+
+verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt)
+	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE))
+
+verify-cpu: $(INSTALLED) ## The same on little input, on this processor and on two of other makers that qemu emulates
+	@$(IN_VENV) python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan
 
 picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
 	@$(IN_VENV) python -m docs.pictures

@@ -25,6 +25,7 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.models.capture_points import recording, widths
@@ -46,6 +47,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
     capture = parameters.capture
     texts = chosen_texts(capture)
     check_max_length("capture.max_length", capture.max_length, FINETUNED)

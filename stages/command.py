@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from stages.arithmetic import settings
 from stages.errors import InputError
 from stages.parameters import Parameters, read_parameters
 
@@ -16,10 +17,10 @@ CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
 
 
 def prepare() -> None:
-    """What can be said before a stage's libraries are loaded: wrong parameters, and Ctrl-C from now on, in one line."""
+    """Before a stage's libraries are loaded: wrong parameters, and Ctrl-C from now on, in one line; its arithmetic."""
     sys.excepthook = _explain
     try:
-        read_parameters()
+        settings.choose(read_parameters().arithmetic)
     except InputError as error:
         sys.exit(f"error: {error}")
 

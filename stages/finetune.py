@@ -36,6 +36,7 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
+from stages.arithmetic.kernels import computed_on, use
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.models.encoding import encode
@@ -48,6 +49,7 @@ from stages.resume import clear, publish, unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
     finetune, seed = parameters.finetune, parameters.seed
     for key, max_length in parameters.lengths().items():  # those of later stages too, before the time is spent
         check_max_length(key, max_length, PRETRAINED)
@@ -57,7 +59,6 @@ def main(parameters: Parameters) -> None:
     parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters)
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     model = load_classifier(PRETRAINED, id2label=names, label2id={name: label for label, name in names.items()})
@@ -81,7 +82,8 @@ def main(parameters: Parameters) -> None:
     model.save_pretrained(folder / "best")
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune", _curves(trainer.state.log_history))
-    write_metrics("finetune", _metrics(prediction.metrics or {}, splits, trainer.state.log_history))
+    metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
+    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)})
     publish(folder / "best", FINETUNED)
     clear(folder)
 
@@ -110,7 +112,7 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         num_train_epochs=finetune.epochs,
         per_device_train_batch_size=finetune.batch_size,
         per_device_eval_batch_size=2 * finetune.batch_size,
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         learning_rate=finetune.learning_rate,
         weight_decay=finetune.weight_decay,
         lr_scheduler_type="constant_with_warmup",

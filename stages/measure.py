@@ -21,6 +21,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from stages.arithmetic.kernels import computed_on, use
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer
@@ -47,6 +48,7 @@ from stages.reviews.chosen import chosen_texts, drawn_reviews, review_labels, st
 
 
 def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
     mixing, seed = parameters.mixing, parameters.seed
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
@@ -89,7 +91,7 @@ def main(parameters: Parameters) -> None:
         tables |= control_tables(controls, documents, means, mixing, seed) | review_tables(sums, counted, mixing, seed)
         for name, table in tables.items():
             write_plot(name, table)
-        write_metrics("mixing", metrics(sums, means, mixing))
+        write_metrics("mixing", metrics(sums, means, mixing) | {"computed_on": computed_on(parameters.arithmetic)})
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
         clear(folder)
@@ -99,7 +101,7 @@ def main(parameters: Parameters) -> None:
 def _random_weights(path: Path, trained: BatchMeasurer, device: torch.device, seed: int) -> BatchMeasurer:
     """The same of the architecture at `path` with random weights."""
     base: PreTrainedModel = random_base(path, seed)
-    base.to(device)  # type: ignore[arg-type]
+    base.to(device)  # type: ignore[arg-type]  # its annotation knows no device
     return BatchMeasurer(base, path, trained.methods, trained.pad_token_id)
 
 

@@ -199,6 +199,7 @@ class Parameters(_Section):
     """Every parameter, with its default: `Parameters()` is what params.yaml says as it is shipped."""
 
     seed: Seed = 111
+    arithmetic: Literal["portable", "fastest"] = "portable"
     dataset: DatasetParameters = DatasetParameters()
     model: ModelParameters = ModelParameters()
     finetune: FinetuneParameters = FinetuneParameters()
@@ -267,7 +268,8 @@ def _explain(problem: ErrorDetails) -> str:
 
 def _key_parts(names: list[str]) -> list[str]:
     """Without the name of the union's branch that pydantic appends (`train_limit`, `int`)."""
-    depth = 1 if names[0] not in Parameters.model_fields or names[0] == "seed" else 2
+    sections = [name for name, value in Parameters().model_dump().items() if isinstance(value, dict)]
+    depth = 2 if names[0] in sections else 1
     return names[:depth]
 
 

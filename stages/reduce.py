@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.maps.layouts import FITS, Blocks, Fitted, Maps
@@ -40,6 +41,7 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 
 
 def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
     umap = parameters.umap
     check_cluster()
     tokens = store.read_tokens(store.ACTIVATIONS)

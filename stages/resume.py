@@ -2,7 +2,7 @@
 
 DVC deletes a stage's outputs before it runs the stage again, so work in progress lies outside them, in a folder
 named after the digest of everything that the result depends on: what dvc.yaml declares for the stage (parameters,
-data, code) and the installed packages. Work done for anything else is never picked up.
+data, code), the installed packages and the kind of machine. Work done for anything else is never picked up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from stages.arithmetic.kernels import computed_on
 from stages.parameters import Parameters
 
 UNFINISHED = Path(".unfinished")
@@ -28,7 +29,11 @@ def unfinished_folder(stage: str, parameters: Parameters) -> Path:
     """The folder of this stage's unfinished work; folders of the same stage for other inputs are removed."""
     declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
     values = parameters.model_dump()
-    settings = [{key: _value(values, key) for key in declared["params"]}, _installed()]
+    settings = [
+        {key: _value(values, key) for key in declared["params"]},
+        _installed(),
+        computed_on(parameters.arithmetic),
+    ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
         # Code is this program's own; data lies in the working folder.

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.mixing.documents import Document, chosen_documents
 from stages.mixing.matrices import LAYER_MATRICES
@@ -41,6 +42,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def main(parameters: Parameters) -> None:
+    use(parameters.arithmetic)
     check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
     check_max_length("mixing.max_length", parameters.mixing.max_length, FINETUNED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

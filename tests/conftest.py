@@ -10,6 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stages.arithmetic import settings
+
+settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
+
+# ruff: noqa: E402
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,7 +28,10 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from stages.arithmetic import kernels
 from stages.outputs.reports import write_plot
+
+kernels.use(settings.PORTABLE)
 
 REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])

@@ -13,6 +13,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
+from stages.arithmetic import kernels, settings
 from stages.errors import InputError
 
 SCHEDULER = "DASK_SCHEDULER_ADDRESS"  # Dask's own name for it
@@ -31,7 +32,9 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     try:
         with _backend() as workers:
             parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-            results = parallel(joblib.delayed(_in_one_thread)(on_cluster(), function, *each) for each in calls)
+            results = parallel(
+                joblib.delayed(_in_one_thread)(on_cluster(), kernels.portable(), function, *each) for each in calls
+            )
             return list(tqdm(results, total=len(calls), desc=what, disable=None))
     finally:
         torch.set_num_threads(before)
@@ -74,8 +77,15 @@ def _backend() -> Iterator[int]:
             yield joblib.cpu_count()
 
 
-def _in_one_thread(on_worker: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+def _in_one_thread(on_worker: bool, portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Torch is told in each thread; a worker's other libraries nobody else has told."""
+    if on_worker and portable:
+        if not settings.in_place():
+            raise InputError(
+                "arithmetic: portable, and Dask's workers compute otherwise; start each of them by "
+                "`env $(python -m stages.arithmetic) dask worker ADDRESS`, or set it to fastest"
+            )
+        kernels.use(settings.PORTABLE)
     torch.set_num_threads(1)
     with threadpool_limits(1 if on_worker else None):
         return function(*arguments)

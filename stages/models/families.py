@@ -154,7 +154,7 @@ def _optional(base: Module, path: str) -> Module | None:
         module = getattr(module, name, None) if path.endswith("?") else module.get_submodule(name)
         if module is None:
             return None
-    return module  # type: ignore[no-any-return]
+    return module  # type: ignore[no-any-return]  # getattr gives Any
 
 
 def _stack(entry: dict[str, Any], config: Any) -> Stack:

@@ -19,7 +19,7 @@ from stages.outputs.files import writing
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
 from stages.page.payload import captured_tokens, page_data
-from stages.page.sentences import cautions, changed_parameters, facts, findings, versions
+from stages.page.sentences import cautions, changed_parameters, computed_on, facts, findings, versions
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
 from stages.reviews.chosen import chosen_texts
@@ -59,6 +59,7 @@ def write_page(parameters: Parameters) -> None:
         cautions=cautions(),
         changed=changed_parameters(parameters),
         versions=versions(),
+        computed_on=computed_on(),
         left_out=left_out,
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],

@@ -20,6 +20,7 @@ from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
+COMPUTED = {"fine-tuning": "finetune", "the measures": "mixing"}
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
 
@@ -44,8 +45,18 @@ def _plain(value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that the numbers hang on."""
-    return {"Python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    """Python and the packages that the numbers hang on, without the name of a build (`2.13.0+cpu`)."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
+
+
+def computed_on() -> str:
+    """What the last digits of the numbers hang on."""
+    machines = {stage: read_metrics(name)["computed_on"] for stage, name in COMPUTED.items()}
+    if len(set(machines.values())) == 1:
+        return f"All of it on: {machines['fine-tuning']}."
+    each = "; ".join(f"{stage} on {machine}" for stage, machine in machines.items())
+    return f"Not all on the same kind of machine: {each}."
 
 
 def percent(share: float, digits: int = 0) -> str:

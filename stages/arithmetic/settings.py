@@ -1,0 +1,44 @@
+"""What numerical libraries read from the environment when they are loaded, so it must stand there before.
+
+Left alone, each takes the widest instructions of the processor at hand, and sums in another order with them. MKL is not
+named: on an AMD processor it computes otherwise whatever it is told, and so `kernels` leaves it out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+PORTABLE, FASTEST = "portable", "fastest"
+TORCH_THREADS = 4
+"""Sums over many numbers are divided among so many threads, on however many cores."""
+
+SETTINGS = {
+    "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",  # of NumPy and of SciPy; the kernels for AVX2, also on AMD
+    "OPENBLAS_NUM_THREADS": "1",  # a product that several threads share is summed in another order
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3,X86_V4,AVX512_ICL,AVX512_SPR",
+    "NUMBA_CPU_NAME": "x86-64-v3",
+    "NUMBA_CPU_FEATURES": "",  # besides those of that name
+}
+
+
+def choose(arithmetic: str) -> None:
+    """Put `SETTINGS` into the environment for `portable`; for `fastest` leave it as it is."""
+    if arithmetic == PORTABLE:
+        os.environ.update(SETTINGS)
+
+
+def in_place() -> bool:
+    """Whether this process has them."""
+    return all(os.environ.get(name) == value for name, value in SETTINGS.items())
+
+
+def can_be_portable() -> bool:
+    """Whether this machine has the instructions; on others results differ from the committed ones."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    processor = Path("/proc/cpuinfo")
+    return not processor.exists() or " avx2 " in processor.read_text(encoding="utf-8", errors="replace")

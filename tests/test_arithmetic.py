@@ -1,0 +1,177 @@
+"""One arithmetic: our kernels compute what torch's own do, and neither cores nor threads show in a result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY
+from threadpoolctl import threadpool_info
+
+from stages.arithmetic import kernels, settings
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture
+def by_torch() -> Iterator[None]:
+    """Arithmetic as torch has it, and ours again afterwards."""
+    kernels.use(settings.FASTEST)
+    yield
+    kernels.use(settings.PORTABLE)
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random(shape)).to(dtype)
+
+
+def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    a, b, c = numbers(300, 64, dtype=dtype), numbers(64, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
+    row, square = numbers(70, seed=2, dtype=dtype), numbers(5, 40, 40, seed=3, dtype=dtype)
+    out = torch.empty(300, 70, dtype=dtype)
+    return {
+        "mm": a @ b,
+        "mm of a transposed": b.T @ a.T,
+        "mm into": torch.mm(a, b, out=out),
+        "addmm": torch.addmm(row, a, b, beta=0.5, alpha=2),
+        "addmm in place": numbers(300, 70, seed=4, dtype=dtype).addmm_(a, b),
+        "linear": torch.nn.functional.linear(a, b.T.contiguous(), row),
+        "mv": a @ b[:, 0],
+        "addmv": torch.addmv(a[:, 0], a, b[:, 1]),
+        "dot": a[0] @ b[:, 1],
+        "bmm": c @ c.mT,
+        "bmm of one for all": c[:1].expand(5, 40, 16) @ c.mT,
+        "baddbmm": torch.baddbmm(square, c, c.mT, beta=0),
+        "einsum": torch.einsum("bij,bkj,k->bi", c, c, c[0, :, 0]),
+    }
+
+
+def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    x = numbers(33, 7, dtype=dtype) * 0.9
+    found = {name: getattr(torch, name)(x) for name in kernels.UNARY}
+    found |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
+    return found | {"in place": x.clone().exp_().sqrt_(), "into": torch.exp(x.T, out=torch.empty(0, dtype=dtype))}
+
+
+def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    query, key, value = (numbers(2, 3, 33, 16, seed=seed, dtype=dtype) for seed in range(3))
+    mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
+    mask[0, :, :, 20:] = -torch.inf
+    mask[1, :, 5] = -torch.inf  # a row that sees nothing
+    found = {}
+    for name, options in {"plain": {}, "causal": {"is_causal": True}, "masked": {"attn_mask": mask}}.items():
+        found[f"{name} heads"], found[f"{name} sums"] = FUSED(query, key, value, 0.0, **options)
+        if dtype != torch.bfloat16:
+            leaves = [each.clone().requires_grad_() for each in (query, key, value)]
+            torch.nn.functional.scaled_dot_product_attention(*leaves, **options).square().sum().backward()
+            found |= {f"{name} gradient {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None}
+    return found
+
+
+def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    square = numbers(3, 4, 4, dtype=dtype)
+    leaf = numbers(4, 4, dtype=dtype).requires_grad_()
+    (leaf @ leaf).exp().log1p().sqrt().sum().backward()
+    assert leaf.grad is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.func says so of torch itself
+        moved = torch.func.jvp(lambda t: (t @ t).exp(), (square,), (square,))[1]
+        return {"vmap": torch.vmap(lambda t: (t @ t).exp())(square), "jvp": moved, "gradient": leaf.grad}
+
+
+def decompositions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    tall = numbers(40, 12, dtype=dtype)
+    q, r = torch.linalg.qr(tall)
+    values, vectors = torch.linalg.eigh(tall.T @ tall)
+    # Each vector's sign is free.
+    found = {"q": q.abs(), "r": r.abs(), "r alone": torch.linalg.qr(tall, mode="r").R.abs()}
+    return found | {"values": values, "values alone": torch.linalg.eigvalsh(tall.T @ tall), "vectors": vectors.abs()}
+
+
+CASES = [(make, dtype) for make in (products, functions, attention) for dtype in TOLERANCE]
+CASES += [(derivatives, torch.float32), (derivatives, torch.float64), (decompositions, torch.float64)]
+
+
+@pytest.mark.parametrize(("make", "dtype"), CASES)
+def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: None) -> None:
+    expected = make(dtype)
+    kernels.use(settings.PORTABLE)
+    found = make(dtype)
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype, name
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(found[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+    kernels.use(settings.FASTEST)
+    for name, values in make(dtype).items():
+        assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
+
+
+def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
+    assert torch.arange(3).exp().dtype == torch.float32
+    assert (torch.arange(6).view(2, 3) @ torch.arange(3)).tolist() == [5, 14]
+
+
+def test_libraries_take_the_instructions_that_all_have() -> None:
+    blas = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
+    assert {library["architecture"] for library in blas} == {"Haswell"}
+    assert {library["num_threads"] for library in blas} == {1}
+    assert torch.get_num_threads() == settings.TORCH_THREADS
+    assert torch.backends.cpu.get_cpu_capability() == "AVX2"
+    assert not np._core._multiarray_umath.__cpu_features__["X86_V3"]
+
+
+TRAINING = """
+import hashlib, sys
+from stages.arithmetic import settings
+settings.choose(sys.argv[1])
+import torch
+from stages.arithmetic import kernels
+kernels.use(sys.argv[1])
+generator = torch.Generator().manual_seed(0)
+model = torch.nn.Sequential(torch.nn.LayerNorm(768), torch.nn.Linear(768, 64), torch.nn.GELU(), torch.nn.Linear(64, 2))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(2):
+    texts = torch.rand(8, 300, 768, generator=generator)
+    torch.nn.functional.cross_entropy(model(texts).mean(1), torch.arange(8) % 2).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest())
+"""
+
+
+def trained(arithmetic: str, threads: int) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in settings.SETTINGS}
+    environment["OMP_NUM_THREADS"] = str(threads)
+    command = [sys.executable, "-c", TRAINING, arithmetic]
+    run = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
+    assert len({trained(settings.PORTABLE, threads) for threads in (1, 2, 5)}) == 1
+    # The same comparison sees sums that threads share.
+    assert len({trained(settings.FASTEST, threads) for threads in (1, 5)}) == 2
+
+
+def test_results_say_on_what_they_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(kernels, "can_be_portable", lambda: True)
+    assert kernels.computed_on(settings.PORTABLE) == "x86-64 processor, portable arithmetic"
+    assert kernels.computed_on(settings.FASTEST) == "x86_64 processor, arithmetic of this machine"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(kernels, "can_be_portable", lambda: False)
+    assert kernels.computed_on(settings.PORTABLE) == "aarch64 processor, arithmetic of this machine"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert kernels.computed_on(settings.PORTABLE) == "NVIDIA H200"
