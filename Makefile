@@ -56,7 +56,7 @@ study: $(INSTALLED) ## Five seeds on real reviews, tables and figure into docs/s
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt)
 	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE))
 
-verify-cpu: $(INSTALLED) ## The same on little input, on this processor and on two of other makers that qemu emulates
+verify-cpu: $(INSTALLED) ## The same on little input, on this processor, and on an Intel and an AMD one that qemu emulates
 	@$(IN_VENV) python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan
 
 picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run

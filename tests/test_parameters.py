@@ -146,8 +146,8 @@ def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
         (b"seed: [1", "is not valid YAML: line 1: "),
         (b"seed: 1\nmodel: {}\nseed: 2\n", 'is not valid YAML: line 3: found duplicate key "seed"'),
         (b"seed: \xff", "is not valid YAML"),
-        (b"just words", "must hold the sections seed, dataset, model"),
-        (b"", "must hold the sections seed, dataset, model"),
+        (b"just words", "must hold the sections seed, arithmetic, dataset, model"),
+        (b"", "must hold the sections seed, arithmetic, dataset, model"),
         (None, "is missing; run the pipeline from the repository's root"),
     ],
 )

@@ -154,6 +154,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """What the fused kernel gives: heads `[B, H, T, d]`, and the logarithm of each row's sum `[B, H, T]`."""
     batch, heads, tokens, width = query.shape
+    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
     made = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
     log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
     size = max(1, BLOCK_NUMBERS // (batch * heads * key.shape[-2]))
@@ -179,7 +180,9 @@ def _attention_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    grads = tuple(torch.zeros_like(each) for each in (query, key, value))
+    own_heads = key.shape[1]
+    key, value = (each.repeat_interleave(query.shape[1] // own_heads, dim=1) for each in (key, value))
+    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
     size = max(1, BLOCK_NUMBERS // (query.shape[0] * query.shape[1] * key.shape[-2]))
     for start in range(0, query.shape[-2], size):
         rows = slice(start, min(start + size, query.shape[-2]))
@@ -187,10 +190,11 @@ def _attention_backward(
         grad = grad_out[:, :, rows]
         pulled = grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)
         pulled = weights * pulled * factor
-        grads[0][:, :, rows] = pulled @ key
-        grads[1].add_(pulled.mT @ query[:, :, rows])
-        grads[2].add_(weights.mT @ grad)
-    return grads  # type: ignore[return-value]  # a generator's tuple has no known length
+        grad_query[:, :, rows] = pulled @ key
+        grad_key.add_(pulled.mT @ query[:, :, rows])
+        grad_value.add_(weights.mT @ grad)
+    of_groups = (each.unflatten(1, (own_heads, -1)).sum(2) for each in (grad_key, grad_value))
+    return grad_query, *of_groups
 
 
 def _scores(query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
