@@ -7,20 +7,30 @@ BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := stages/page/script
 DATASET ?= stanfordnlp/imdb
 SEEDS ?= 0 1 2 3 4
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test check format docs bench paper study verify verify-cpu picture lock clean
+.PHONY: help install repro test check format docs bench paper study verify verify-cpu picture lock licences clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
 
 install: $(INSTALLED) ## Make .venv and install the locked packages
 
-$(INSTALLED): requirements.lock
+# Every file by its hash, and nothing that the locks do not name. torch comes first: a build for CPUs that pip has been
+# told of must be chosen by its version, as pip given hashes prefers what the index has. requirements-cuda.lock is for
+# the build of torch for GPUs, the only one that misses its packages, as `pip check` sees.
+$(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(PIP) download --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements-torch.lock)
+	$(INSTALL) requirements-torch.lock --no-index --find-links $(VENV)/torch
+	@rm -r $(VENV)/torch
+	$(INSTALL) requirements.lock
+	@$(PIP) check >/dev/null || { set -x; $(INSTALL) requirements-cuda.lock; }
+	@$(PIP) check
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
@@ -29,12 +39,16 @@ repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 test: $(INSTALLED) ## Run the tests
 	@$(IN_VENV) python -m pytest
 
-check: $(INSTALLED) ## Lint, format check, types
+check: $(INSTALLED) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
 	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT)
 	@$(IN_VENV) oxfmt --check $(SCRIPT)
+	@$(IN_VENV) pip check
+	@$(IN_VENV) deptry . tests
+	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(IN_VENV) zizmor --offline --quiet --pedantic .github
 
 format: $(INSTALLED) ## Format the code
 	@$(IN_VENV) ruff check --fix .
@@ -62,14 +76,11 @@ verify-cpu: $(INSTALLED) ## The same on little input, on this processor, and on 
 picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
 	@$(IN_VENV) python -m docs.pictures
 
-lock: ## Resolve pyproject.toml anew into requirements.lock
-	rm -rf .venv-lock
-	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 '.[dev]'
-	@{ echo '# Made by `make lock` from pyproject.toml. Exact versions of everything that is installed;'; \
-	   echo '# on Linux with a GPU, torch names its own exact CUDA packages.'; \
-	   .venv-lock/bin/python -m pip freeze --exclude self-attention-mixing | sed -E 's/^(torch==[0-9.]+)\+.*/\1/; s/^torch @.*/torch==2.13.0/'; } > requirements.lock
-	rm -rf .venv-lock build *.egg-info
+lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
+	@PYTHON="$(PYTHON)" .ci/lock
+
+licences: $(INSTALLED) ## The licence of every installed package
+	@$(IN_VENV) pip-licenses --python=$(BIN)/python --order=license
 
 clean: ## Remove the environment and unfinished work
 	rm -rf $(VENV) .unfinished

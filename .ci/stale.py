@@ -1,0 +1,48 @@
+"""Say as Markdown which stages dvc.lock does not know by this commit's code, parameters and results, and fail if any.
+
+It needs git's files only: data that DVC keeps may be missing, and no stage is run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
+
+
+def main() -> None:
+    found = subprocess.run(["dvc", "status", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(found).items()}
+    lines = [f"- `{stage}`: {', '.join(what)}" for stage, what in stale.items() if what]
+    if lines:
+        print("## Stages that dvc.lock does not know as they are", *lines, "", ADVICE, sep="\n")
+        sys.exit(1)
+    print("dvc.lock is of this commit's code, parameters and results.")
+
+
+def changes(entries: list[Any]) -> Iterator[str]:
+    """What `dvc status` found of one stage, but for data that is not here."""
+    for entry in entries:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for paths in entry.values():
+                for path, state in paths.items():
+                    if isinstance(state, dict):
+                        yield from (f"`{key}` in {path} {each}" for key, each in state.items())
+                    elif not (state in ("deleted", "not in cache") and is_kept_by_dvc(path)):
+                        yield f"{path} {state}"
+
+
+def is_kept_by_dvc(path: str) -> bool:
+    """Whether git ignores it, as a file or as a folder that may be missing."""
+    command = ["git", "check-ignore", path, f"{path}/"]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    main()
