@@ -33,7 +33,7 @@ from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
 from stages.outputs import activations as store
 from stages.outputs.checkpoints import FINETUNED
-from stages.outputs.files import writing
+from stages.outputs.files import CHECKED, writing
 from stages.parameters import CaptureParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
@@ -114,7 +114,7 @@ def _write_tokens(
     schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)
     lengths: list[int] = []
-    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema) as writer:
+    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
             encoded = encode(tokenizer, [texts[name] for name in block], max_length)
