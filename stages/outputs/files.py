@@ -22,9 +22,9 @@ from zarr.codecs import Crc32cCodec
 from stages.errors import InputError
 
 CHUNK_BYTES = 2**20
-CHECKED = {"write_page_checksum": True}
+CHECKED: Any = {"write_page_checksum": True}
 """How parquet files are written, so that a flipped bit in them is noticed."""
-EVERY_CHUNK = {"write_empty_chunks": True}  # zeros too: what is missing then is damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too: what is missing then is damage
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
