@@ -34,10 +34,10 @@ def check_room(base: PreTrainedModel, mixing: MixingParameters, documents: Seque
     square = FLOAT64 * longest**2
     block = FLOAT64 * min(max(BLOCK_NUMBERS, longest * hidden), longest**2 * hidden) * bool(raw)
     of_block = VECTORS + 2 * widest(base) / hidden * ("value_zeroing" in mixing.matrices)
-    while_layers = of_block * block + FLOAT64 * longest * heads * hidden + square * (layers * (raw + heads) + 3 * heads)
-    at_the_end = square * layers * (raw + names + 2 * heads)
+    # What a block leaves is seldom given back while matrices are added to it.
+    matrices = of_block * block + FLOAT64 * longest * heads * hidden + square * layers * (raw + names + 2 * heads)
     model = FLOAT64 * sum(weight.numel() for weight in base.parameters())
-    check_memory(what, model + max(while_layers, at_the_end), smaller, base.device)
+    check_memory(what, model + matrices, smaller, base.device)
 
     what = f"measure: the contribution matrices of {len(lengths)} captured texts need"
     of_square = layers * (FLOAT32 * names + FLOAT16 * heads * ("attention" in mixing.matrices))
