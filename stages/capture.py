@@ -28,13 +28,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.errors import InputError
+from stages.machine import check_disk, check_memory, widest
 from stages.models.capture_points import recording, widths
 from stages.models.encoding import Reading, batches_by_tokens, encode, padded, readings
 from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
 from stages.outputs import activations as store
 from stages.outputs.checkpoints import FINETUNED
-from stages.outputs.files import writing
+from stages.outputs.files import CHECKED, writing
 from stages.parameters import CaptureParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
@@ -42,6 +43,8 @@ from stages.sites import POINTS, Site
 
 TEXTS_AT_ONCE = 1000
 NAMED = 5  # texts in one warning
+FLOAT32 = 4  # bytes
+AT_ONCE = 3  # of what a layer computes beside its features, and of one store's shard on its way to the disk
 
 Lengths = npt.NDArray[np.int64]
 
@@ -64,6 +67,7 @@ def main(parameters: Parameters) -> None:
         starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
         lengths = _write_tokens(folder, tokenizer, texts, capture.max_length, starts_decoder)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
+        _check_room(base, wanted, plan, lengths, capture, folder)
         if not (folder / "done").is_dir():
             store.create_stores(folder / "stores", list(wanted), plan, wanted)
             (folder / "done").mkdir()
@@ -105,6 +109,44 @@ def _wanted(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
     return widths(base, points)
 
 
+def _check_room(
+    base: PreTrainedModel,
+    wanted: Mapping[Site, int],
+    plan: store.StorePlan,
+    lengths: Lengths,
+    capture: CaptureParameters,
+    folder: Path,
+) -> None:
+    """`InputError` where the disk has no room for the stores, or the memory none for the work on one shard."""
+    what = f"capture: {plan.tokens} tokens at {len(wanted)} points need"
+    smaller = "capture.points, capture.documents, capture.max_length or capture.dtype"
+    check_disk(what, sum(map(plan.size, wanted.values())), folder / "stores", smaller)
+
+    tokens = max(_largest_batch(lengths, plan.rows_of(unit), capture.batch_tokens) for unit in range(plan.units))
+    forward = FLOAT32 * tokens * (sum(wanted.values()) + AT_ONCE * widest(base))
+    row = sum(wanted.values()) + AT_ONCE * max(wanted.values())
+    shard = np.dtype(plan.dtype).itemsize * plan.unit_rows * row
+    what = f"capture: {tokens} tokens in a forward pass and {plan.unit_rows} in a shard, at {len(wanted)} points, need"
+    smaller = f"capture.batch_tokens, {smaller}"
+    if base.device.type == "cuda":
+        check_memory(what, forward, smaller, base.device)
+        check_memory(what, shard, smaller)
+    else:
+        check_memory(what, forward + shard, smaller)
+
+
+def _largest_batch(lengths: Lengths, rows: slice, batch_tokens: int) -> int:
+    """Padded tokens of the largest forward pass for `rows`."""
+    reach: list[int] = lengths[_reach(lengths, rows)].tolist()
+    return max(len(batch) * reach[batch[-1]] for batch in batches_by_tokens(reach, batch_tokens))
+
+
+def _reach(lengths: Lengths, rows: slice) -> list[int]:
+    """The texts that reach into `rows`."""
+    ends = np.cumsum(lengths)
+    return list(map(int, np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))))
+
+
 def _write_tokens(
     folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int, starts_decoder: int | None
 ) -> Lengths:
@@ -116,7 +158,7 @@ def _write_tokens(
     schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)
     lengths: list[int] = []
-    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema) as writer:
+    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
             encoded = encode(tokenizer, [texts[name] for name in block], max_length)
@@ -156,9 +198,8 @@ def _features(
     capture: CaptureParameters,
 ) -> Iterator[tuple[Site, int, npt.NDArray[np.float32]]]:
     """Site, first row and features `[tokens, hidden]` of every text that reaches into `rows`."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    reach = np.flatnonzero((ends > rows.start) & (starts < rows.stop)).tolist()
+    starts = np.cumsum(lengths) - lengths
+    reach = _reach(lengths, rows)
     encoded = encode(tokenizer, [texts[i] for i in reach], capture.max_length)
     half = torch.autocast(base.device.type, dtype=torch.bfloat16) if capture.precision == "bf16" else None
     with torch.inference_mode(), recording(base, capture.points) as features, half or contextlib.nullcontext():

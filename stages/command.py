@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from stages.arithmetic import settings
 from stages.errors import InputError
 from stages.parameters import Parameters, read_parameters
+from stages.workplace import working_alone
 
 # They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
 QUIET = ("datasets", "huggingface_hub", "transformers")
+REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
 CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
 
 
@@ -33,9 +38,15 @@ def run_stage(stage: Callable[[Parameters], None]) -> None:
         for name in names:
             logging.getLogger(name).setLevel(level)
     try:
-        stage(read_parameters())
+        parameters = read_parameters()
+        with working_alone(Path(inspect.getfile(stage)).stem):
+            stage(parameters)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        sys.exit(f"error: the system refuses {error.filename}: {error.strerror}")
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -33,6 +33,7 @@ from stages.mixing.derivatives import DocumentDerivatives
 from stages.mixing.documents import CLASSES, Document, chosen_documents
 from stages.mixing.levels import derivative_tables
 from stages.mixing.ratios import RATIOS
+from stages.mixing.room import check_room
 from stages.mixing.statistics import mean_product_across
 from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
 from stages.mixing.unfinished import CheckpointMeasures
@@ -65,6 +66,7 @@ def main(parameters: Parameters) -> None:
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
         mixing = _present(mixing, base)
+        check_room(base, mixing, documents, folder)
         work = CheckpointMeasures(folder, checkpoint, documents, state.process_index, state.num_processes)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
         work.measure(batches, mixing.batch_tokens)

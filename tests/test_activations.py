@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from conftest import REPOSITORY, digest
 
 from stages.errors import InputError
 from stages.outputs import activations as store
+from stages.outputs.files import write_table
 from stages.sites import Site
 
 SITE = Site(7, "attention_output")
@@ -22,6 +25,8 @@ SITE = Site(7, "attention_output")
 def write_store(root: Path, features: np.ndarray) -> store.StorePlan:
     plan = store.plan_store(*features.shape, dtype=str(features.dtype))
     store.create_stores(root, [SITE], plan)
+    tokens = pd.DataFrame({"document": "test/3", "position": range(len(features)), "token_id": 7, "token": "film"})
+    write_table(store.tokens_file(root), tokens)
     for unit in range(plan.units):
         rows = plan.rows_of(unit)
         store.write_block(root, SITE, rows, features[rows])
@@ -40,14 +45,91 @@ def test_features_come_back_from_zarr_and_by_chosen_rows(tmp_path: Path, tokens:
     assert np.array_equal(store.read_rows(tmp_path, SITE, rows), features[rows])
 
 
-def test_small_store_has_no_padding_rows_and_no_codec(tmp_path: Path) -> None:
+def test_small_store_has_no_padding_rows_and_no_compression_but_a_checksum(tmp_path: Path) -> None:
     write_store(tmp_path, np.ones((256, 768), dtype="float16"))
     folder = tmp_path / "layer_07" / "attention_output.zarr"
     metadata = json.loads((folder / "zarr.json").read_text())
-    assert [codec["name"] for codec in metadata["codecs"]] == ["bytes"]
+    assert [codec["name"] for codec in metadata["codecs"]] == ["bytes", "crc32c"]
     assert not metadata.get("consolidated_metadata")
     size = sum(path.stat().st_size for path in folder.rglob("c/**/*") if path.is_file())
-    assert size == 256 * 768 * 2
+    assert size == 256 * 768 * 2 + 4
+
+
+@pytest.mark.parametrize("tokens", [10, 103])
+def test_size_on_disk_is_known_before_it_is_written(tmp_path: Path, small_shards: None, tokens: int) -> None:
+    plan = write_store(tmp_path, np.ones((tokens, 24), dtype="float16"))
+    assert plan.sharded == (tokens == 103)
+    files = (path for path in tmp_path.rglob("c/**/*") if path.is_file())
+    assert plan.size(24) == sum(path.stat().st_size for path in files)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 64
+    path.write_bytes(content)
+
+
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return change
+
+
+@pytest.mark.parametrize("tokens", [10, 103])  # without shards, and with
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("c/0/0", damage) for damage in (cut_short, emptied, flipped, Path.unlink)),
+        *(("c/4/0", damage) for damage in (cut_short, emptied, flipped, Path.unlink)),
+        *(("zarr.json", damage) for damage in (cut_short, emptied, flipped, Path.unlink)),
+        *(("zarr.json", replaced(old, new)) for old, new in (("24", "14"), ('"/"', '"."'), ("10", "11"), ("10", "8"))),
+    ],
+)
+def test_damaged_store_is_one_error_that_names_it(
+    tmp_path: Path, small_shards: None, tokens: int, name: str, damage: Callable[[Path], None]
+) -> None:
+    features = np.random.default_rng(0).normal(size=(tokens, 24)).astype("float16")
+    write_store(tmp_path, features)
+    everything = np.arange(tokens)
+    assert np.array_equal(store.read_rows(tmp_path, SITE, everything), features)
+    damage(tmp_path / "layer_07" / "attention_output.zarr" / name)
+    with pytest.raises(InputError, match=r"layer_07/attention_output\.zarr is damaged .*`dvc repro -f capture`"):
+        store.read_rows(tmp_path, SITE, everything)
+
+
+def test_chunk_of_zeros_is_no_missing_one(tmp_path: Path, small_shards: None) -> None:
+    features = np.zeros((103, 24), dtype="float16")
+    write_store(tmp_path, features)
+    assert np.array_equal(store.read_rows(tmp_path, SITE, np.arange(103)), features)
+
+
+def test_any_zarr_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
+    write_store(tmp_path, np.ones((256, 768), dtype="float16"))
+    path = tmp_path / "layer_07" / "attention_output.zarr"
+    flipped(path / "c/0/0")
+    with pytest.raises(ValueError, match="checksum"):
+        zarr.open_array(path, mode="r")[:]
+
+
+def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
+    write_store(tmp_path, np.ones((256, 768), dtype="float16"))
+    path = store.tokens_file(tmp_path)
+    content = path.read_bytes()
+    place = content.index(b"film")
+    path.write_bytes(content[:place] + b"f1lm" + content[place + 4 :])
+    with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*`dvc repro -f capture`"):
+        store.read_tokens(tmp_path)
 
 
 def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_25_mb() -> None:
@@ -117,11 +199,7 @@ def test_chosen_rows_are_read_from_the_shards_that_hold_them(tmp_path: Path, mon
     monkeypatch.setattr(store, "CHUNK_BYTES", 64)
     monkeypatch.setattr(store, "CHUNKS_IN_SHARD", 4)
     features = np.random.default_rng(0).normal(size=(103, 8)).astype(np.float32)
-    plan = store.plan_store(103, 8, "float32")
-    assert plan.sharded
-    store.create_stores(tmp_path, [SITE], plan)
-    for unit in range(plan.units):
-        store.write_block(tmp_path, SITE, plan.rows_of(unit), features[plan.rows_of(unit)])
+    assert write_store(tmp_path, features).sharded
     for rows in ([0, 1, 7, 8, 50, 102], [102], [], list(range(103))):
         chosen = np.array(rows, dtype=np.int64)
         assert np.array_equal(store.read_rows(tmp_path, SITE, chosen), features[chosen])

@@ -20,7 +20,9 @@ from stages.vocabulary import POINT_MARKS, STEP_MARKS
 
 STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
 # They check, report and name; they decide no number (said in dvc.yaml).
-NO_DEPENDENCY = frozenset({"errors.py", "command.py", "parameters.py", "resume.py", "vocabulary.py"})
+NO_DEPENDENCY = frozenset(
+    {"errors.py", "command.py", "machine.py", "parameters.py", "resume.py", "vocabulary.py", "workplace.py"}
+)
 
 
 @cache

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from stages import measure
 from stages.errors import InputError
+from stages.mixing import room
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.control_passes import random_base
 from stages.mixing.controls import shuffled_words
@@ -193,7 +194,7 @@ def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path
             for path in contributions_folder(checkpoint, document).glob("*.zarr"):
                 array = zarr.open_array(path, mode="r")
                 assert array.metadata.zarr_format == 3
-                assert not array.compressors
+                assert [codec.to_dict() for codec in array.compressors] == [{"name": "crc32c"}]
             for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
                 matrix = read_matrix(checkpoint, document, method)
                 assert matrix.shape == (3, tokens, tokens)
@@ -203,6 +204,30 @@ def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path
             assert heads.shape == (3, 4, tokens, tokens)
             mean = read_matrix(checkpoint, document, "attention")
             np.testing.assert_allclose(heads.astype(float).mean(1), mean, atol=1e-3)
+
+
+def test_size_of_the_matrices_is_known_before_they_are_made(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished)
+    parameters = read_parameters()
+    folder = finished / MIXING / "contributions"
+    lengths = [read_matrix("finetuned", name, "alti").shape[1] for name in ("test/3", "text/0")]
+    ids = [np.ones(length, dtype=np.int32) for length in lengths]
+    documents = [Document("x", each, np.zeros(0, dtype=np.int8), 0, True, np.zeros(0, dtype=np.int32)) for each in ids]
+    said: list[int] = []
+    monkeypatch.setattr(room, "check_disk", lambda _what, needed, *_others: said.append(needed))
+    room.check_room(load_base(Path("models/finetuned")), parameters.mixing, documents, Path("elsewhere"))
+    written = sum(path.stat().st_size for path in folder.rglob("c/**/*") if path.is_file())
+    assert said == [pytest.approx(written, rel=0.05)]  # besides checksums, and one number for each row
+
+
+def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / MIXING, tmp_path / MIXING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        shard = contributions_folder("pretrained", "test/3") / "alti.zarr" / "c/0/0/0"
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*`dvc repro -f measure`"):
+            read_matrix("pretrained", "test/3", "alti")
 
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:

@@ -96,8 +96,8 @@ class Observed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
-    """Every stage, run on tiny input in one folder, in turn."""
-    folder = tmp_path_factory.mktemp("pipeline")
+    """Every stage, run on tiny input in one folder, in turn; its name has spaces, a quote and letters of all kinds."""
+    folder = tmp_path_factory.mktemp("Möbius' Ordner 模型 ")
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     write_parameters(

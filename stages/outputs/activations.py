@@ -1,7 +1,6 @@
 """Feature stores on disk: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
 
-Rows follow `<root>/tokens.parquet`. Arrays are plain Zarr v3: no codec, no consolidated
-metadata, nothing that depends on the clock, so equal features are equal bytes.
+Rows follow `<root>/tokens.parquet`. Arrays are those of `stages.outputs.files`.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import zarr
+import pyarrow.parquet as pq
 
 from stages.errors import InputError
-from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, writing
+from stages.outputs.files import CHUNK_BYTES, create_array, open_array, read_array, read_table, undamaged, writing
 from stages.sites import POINTS, Site, in_forward_order
 
 ACTIVATIONS = Path("features/activations")
 CHUNKS_IN_SHARD = 24
+BYTES_OF_CHECKSUM = 4
+BYTES_OF_PLACE = 16  # of a chunk, in its shard's index
 
 Features = npt.NDArray[Any]
 
@@ -41,6 +42,12 @@ class StorePlan:
     @property
     def units(self) -> int:
         return -(-self.tokens // self.unit_rows)
+
+    def size(self, width: int) -> int:
+        """Bytes on disk of a store of that `width`, but for what describes it: whole chunks, each with its checksum."""
+        chunks = -(-self.tokens // self.chunk_rows)
+        index = self.units * (CHUNKS_IN_SHARD * BYTES_OF_PLACE + BYTES_OF_CHECKSUM) if self.sharded else 0
+        return chunks * (self.chunk_rows * width * np.dtype(self.dtype).itemsize + BYTES_OF_CHECKSUM) + index
 
     def rows_of(self, unit: int) -> slice:
         """The rows of one unit of writing."""
@@ -108,24 +115,32 @@ def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
 
 
 def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
-    """The Zarr array of one layer and point, `[tokens, hidden]`."""
-    return zarr.open_array(made(_path(root, site), "capture"), mode=mode)
+    """The Zarr array of one layer and point, `[tokens, hidden]`; `InputError` where it is damaged."""
+    return open_array(_path(root, site), "capture", mode)
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
-    """Rows of one store in memory, in the store's dtype."""
-    return np.asarray(open_store(root, site)[rows])
+    """Rows of one store in memory, in the store's dtype; `InputError` where they are damaged."""
+    return read_array(open_store(root, site), _path(root, site), "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
-    """Chosen rows of one store, in order, in the store's dtype; `rows` is sorted. Holds one block beside them."""
+    """Chosen rows of one store, in order, in the store's dtype; `rows` is sorted. Holds one block beside them.
+
+    `InputError` where the store is damaged, or has not as many rows as the tokens table.
+    """
     array = open_store(root, site)
+    with undamaged(_path(root, site), "capture"):
+        tokens = pq.read_metadata(tokens_file(root)).num_rows
+        if array.shape[0] != tokens:
+            raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
     chosen = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
     step = (array.shards or array.chunks)[0]
     for start in range(0, array.shape[0], step):
         first, last = np.searchsorted(rows, (start, start + step))
         if first < last:
-            chosen[first:last] = np.asarray(array[start : start + step])[rows[first:last] - start]
+            block = read_array(array, _path(root, site), "capture", slice(start, start + step))
+            chosen[first:last] = block[rows[first:last] - start]
     return chosen
 
 

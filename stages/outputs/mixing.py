@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zarr
 
-from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, writing
+from stages.outputs.files import CHECKED, CHUNK_BYTES, create_array, open_array, read_array, read_table, writing
 
 MIXING = Path("features/mixing")
 TOKENS = "tokens.parquet"
@@ -48,7 +47,7 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
             ("in_statistics", pa.bool_()),
         ]
     )
-    with writing(folder / TOKENS) as path, pq.ParquetWriter(path, schema) as writer:
+    with writing(folder / TOKENS) as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
         for each in measured:
             layers, length = each.ratios_MLT.shape[1:]
             columns: list[Any] = [
@@ -114,7 +113,7 @@ def read_matrix(checkpoint: str, document: str, method: str) -> npt.NDArray[Any]
     Rows of `value_zeroing` that show no structure are NaN.
     """
     path = contributions_folder(checkpoint, document) / f"{method}.zarr"
-    return np.asarray(zarr.open_array(made(path, "measure"), mode="r")[:])
+    return read_array(open_array(path, "measure"), path, "measure")
 
 
 def stored_matrices(checkpoint: str, document: str) -> list[str]:

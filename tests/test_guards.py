@@ -1,0 +1,276 @@
+"""What a machine refuses is said at once, in one line: too little disk or memory, a second run, a read-only folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, Workspace, prepared_for_capture
+
+from stages import capture, machine, measure
+from stages.errors import InputError
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.parameters import read_parameters
+from stages.resume import UNFINISHED
+from stages.workplace import working_alone
+
+CAPTURE = {"documents": [0, 1, 2], "max_length": 40}
+HOLD = (
+    "import sys; from stages.workplace import working_alone as alone\nwith alone('render'): print(flush=True), input()"
+)
+
+
+def leave(patch: pytest.MonkeyPatch, disk: float = 1e15, memory: float = 1e15) -> None:
+    """A machine that has only so many bytes left."""
+    patch.setattr(machine, "disk_usage", lambda _: SimpleNamespace(free=disk))
+    patch.setattr(machine, "free_memory", lambda: memory)
+
+
+def test_stores_that_just_fit_the_disk_are_written_and_a_byte_less_is_refused(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
+    capture.main(read_parameters())
+    size = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*.zarr/c/**/*") if path.is_file())
+    left = size - store.tokens_file(ACTIVATIONS).stat().st_size  # which is written before
+    shutil.rmtree(ACTIVATIONS)
+    leave(monkeypatch, disk=left - 1)
+    smaller = "smaller by capture.points, capture.documents, capture.max_length or capture.dtype"
+    with pytest.raises(InputError, match=rf"^capture: \d+ tokens at 17 points need .* of disk, .*; {smaller}$"):
+        capture.main(read_parameters())
+    assert not list(Path().rglob("*.zarr"))
+    leave(monkeypatch, disk=left)
+    capture.main(read_parameters())
+    assert ACTIVATIONS.is_dir()
+
+
+def test_forward_pass_that_does_not_fit_the_memory_is_refused_before_it(
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
+    leave(monkeypatch, memory=1e5)
+    with pytest.raises(InputError, match=r"^capture: .* memory, and 0\.1 MB are free; smaller by capture\.batch"):
+        capture.main(read_parameters())
+    assert not list(Path().rglob("*.zarr"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="of memory") as two:
+        machine.check_memory("x: it needs", 6e4, "y")
+    assert "0.1 MB of memory" in str(two.value)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    machine.check_memory("x: it needs", 6e4, "y")
+
+
+@pytest.mark.parametrize(("left", "what"), [({"memory": 1e5}, "memory"), ({"disk": 1e4}, "disk")])
+def test_contribution_matrices_that_do_not_fit_are_refused_before_any_measure(
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, left: dict[str, float], what: str
+) -> None:
+    mixing = {"documents": 2, "max_length": 40, "checkpoints": ["finetuned"]}
+    prepared_for_capture(workspace(capture=CAPTURE, mixing=mixing), tiny_bert)
+    leave(monkeypatch, **left)
+    with pytest.raises(InputError, match=rf"^measure: the contribution .* of {what}, .* smaller by capture\.max"):
+        measure.main(read_parameters())
+    assert not list(UNFINISHED.rglob("*.npz"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "clones", "copies"),
+    [
+        ("reflink,copy", True, 1),
+        ("reflink,copy", False, 2),
+        ("hardlink", False, 1),
+        ("symlink", False, 1),
+        ("copy", True, 2),
+    ],
+)
+def test_copy_in_the_cache_counts_where_dvc_will_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, clones: bool, copies: int
+) -> None:
+    from dvc.fs import system
+
+    def reflink(source: Path, target: Path) -> None:
+        assert source.read_bytes()
+        if not clones:
+            raise OSError
+
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text(f"[cache]\n    type = {kind}\n")
+    monkeypatch.setattr(system, "reflink", reflink)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    leave(monkeypatch, disk=copies * 1e6)
+    machine.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
+    leave(monkeypatch, disk=copies * 1e6 - 1)
+    with pytest.raises(InputError, match=rf"{copies}\.0 MB of disk"):
+        machine.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
+    assert [path.name for path in tmp_path.iterdir()] == [".dvc"]
+
+
+LIMIT_1, LIMIT_2 = "memory.limit_in_bytes", "memory.max"
+VERSION_1 = {"memory.usage_in_bytes": "700", "memory.stat": "total_inactive_file 100"}
+VERSION_2 = {"memory.current": "700", "memory.stat": "anon 5\ninactive_file 100"}
+
+
+@pytest.mark.parametrize(
+    ("said", "top", "files"),
+    [
+        ("4:cpu,memory:/job/step", "memory", {**VERSION_1, LIMIT_1: str(2**63 - 4096)}),
+        ("0::/job/step", "", {**VERSION_2, LIMIT_2: "max"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["job/step", "job", ""])
+def test_memory_is_what_the_control_groups_leave(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    top: str,
+    files: dict[str, str],
+    place: str,
+) -> None:
+    (tmp_path / "own").write_text(f"1:pids:/elsewhere\n{said}\n")
+    for group in ("job/step", "job", "") if place != "" else ("",):  # a container sees only its own, as the topmost
+        folder = tmp_path / top / group
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in files.items():
+            limited = group == place and name in (LIMIT_1, LIMIT_2)
+            (folder / name).write_text(f"{1000 if limited else value}\n")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    assert machine.free_memory() == 1000 - (700 - 100)
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "no Linux")
+    assert machine.free_memory() > 10_000
+
+
+@contextmanager
+def held() -> Iterator[subprocess.Popen[str]]:
+    """Another process at work in the current folder."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLD], env=environment, **pipes) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "\n"
+        yield process
+        process.kill()
+
+
+def test_second_run_of_a_stage_is_told_of_the_first_until_that_ends_or_is_killed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace()
+    with held() as first:
+        with pytest.raises(InputError, match=f"another run of render is at work in {folder}"), working_alone("render"):
+            pass
+        command = [sys.executable, "-m", "stages.render"]
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert second.stderr.startswith("error: another run of render is at work")
+        assert second.stderr.count("\n") == 1
+        with working_alone("reduce"):
+            pass
+        with monkeypatch.context() as patch:  # of one run's processes the first has the lock
+            patch.setenv("RANK", "1")
+            with working_alone("render"):
+                pass
+        first.kill()
+        first.wait()
+        with working_alone("render"):
+            assert UNFINISHED.is_dir()
+        assert not UNFINISHED.exists()
+
+
+def test_file_in_place_of_a_folder_is_one_error(workspace: Workspace) -> None:
+    workspace()
+    Path("features").touch()
+    with pytest.raises(InputError, match=r"/features is a file; features must be a folder"), working_alone("capture"):
+        pass
+    with working_alone("finetune"):
+        pass
+
+
+def mounted(folder: Path, options: str, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command that finds `folder` mounted; skips where the system allows no mounts of one's own."""
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not there")
+    script = f"mount {options} '{folder}' && shift && exec \"$@\""
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if subprocess.run([*inside, script, "sh", "sh", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount")
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
+    whole = [*inside, script, "sh", "sh", *command]
+    return subprocess.run(whole, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("read_only", ["features", "."])
+def test_read_only_folder_is_one_error_before_any_work(workspace: Workspace, read_only: str) -> None:
+    folder = workspace() / read_only
+    folder.mkdir(exist_ok=True)
+    options = f"--bind '{folder}' '{folder}' && mount -o remount,bind,ro"
+    program = (
+        "import os, sys; os.chdir(sys.argv[1]); from stages.workplace import *\nwith working_alone('capture'): pass"
+    )
+    run = mounted(folder, options, [sys.executable, "-c", program, str(Path.cwd())])
+    assert run.stderr.splitlines()[-1].startswith(f"stages.errors.InputError: {folder} cannot be written")
+
+
+PEAK = """
+import json, logging, sys
+import stages.capture as capture
+from stages.parameters import read_parameters
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+
+def check(what, needed, *others):
+    global before
+    open("/proc/self/clear_refs", "w").write("5")  # the peak from here on
+    before = needed, peak()
+
+capture.check_memory = check
+capture.main(read_parameters())
+print(before[0] / (peak() - before[1]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux knows a process's peak from a moment on")
+@pytest.mark.parametrize("batch_tokens", [8192, 2048])
+def test_estimated_memory_is_what_capture_takes(workspace: Workspace, default_weights: Path, batch_tokens: int) -> None:
+    texts = [f"{number} " + "the film was great " * 60 for number in range(40)]
+    changes = {"documents": [], "texts": texts, "max_length": 256, "batch_tokens": batch_tokens}
+    prepared_for_capture(workspace(capture=changes), default_weights)
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PEAK]
+    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    assert 0.8 < float(run.stdout.split()[-1]) < 1.25
+
+
+@pytest.mark.long
+def test_pipeline_runs_where_temporary_files_may_not_be_executed(tmp_path: Path) -> None:
+    tests = ["tests/test_pipeline.py", "-k", "writes_every_output", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *tests, "--basetemp", str(tmp_path / "no exec" / "of pytest")]
+    (tmp_path / "no exec").mkdir()
+    run = mounted(tmp_path / "no exec", "-t tmpfs -o noexec tmpfs", command, TMPDIR=str(tmp_path / "no exec"))
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.long
+def test_shallow_clone_compares_with_its_commit_and_says_which_it_lacks(tmp_path: Path) -> None:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert run("git", "clone", "--quiet", "--depth", "1", REPOSITORY.as_uri(), ".").returncode == 0
+    dvc = [sys.executable, "-m", "dvc"]
+    same = run(*dvc, "metrics", "diff")
+    assert (same.returncode, same.stdout) == (0, "")
+    older = run(*dvc, "metrics", "diff", "HEAD~1")
+    assert older.returncode != 0
+    assert older.stderr == "ERROR: unknown Git revision 'HEAD~1'\n"
+    assert run(*dvc, "status").returncode == 0
