@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
@@ -27,7 +28,9 @@ SETTINGS = {
 
 def choose(arithmetic: str) -> None:
     """Put `SETTINGS` into the environment for `portable`; for `fastest` leave it as it is."""
-    if arithmetic == PORTABLE:
+    if arithmetic == PORTABLE and not in_place():
+        if "numpy" in sys.modules:
+            raise AssertionError("NumPy is loaded already, and has read another environment")
         os.environ.update(SETTINGS)
 
 
