@@ -18,10 +18,11 @@ import pandas as pd
 import zarr
 
 from stages.errors import InputError
-from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, writing
+from stages.outputs.files import CHUNK_BYTES, create_array, made, read_table, write_table, writing
 from stages.sites import POINTS, Site, in_forward_order
 
 ACTIVATIONS = Path("features/activations")
+TEXTS = "texts.parquet"
 CHUNKS_IN_SHARD = 24
 
 Features = npt.NDArray[Any]
@@ -145,3 +146,13 @@ def stored_sites(root: Path) -> list[Site]:
 def read_tokens(root: Path) -> pd.DataFrame:
     """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
     return read_table(tokens_file(root), "capture")
+
+
+def write_texts(root: Path, texts: Mapping[str, str]) -> None:
+    """The captured texts by name, so that whoever shows them needs no reviews."""
+    write_table(root / TEXTS, pd.DataFrame({"document": list(texts), "text": list(texts.values())}))
+
+
+def read_texts(root: Path) -> dict[str, str]:
+    """What `write_texts` wrote."""
+    return dict(read_table(root / TEXTS, "capture").itertuples(index=False))
