@@ -12,7 +12,7 @@ INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro test check format docs bench paper study verify verify-cpu picture lock licences clean
+.PHONY: help install repro page test check format docs bench paper study verify verify-cpu picture lock licences clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -35,6 +35,14 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 	@$(IN_VENV) dvc repro
+
+page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run
+	@$(IN_VENV) dvc pull reports/figures >/dev/null || echo "reports/figures could not be got, DVC says above why" >&2
+	@$(IN_VENV) dvc pull reports/index.html >/dev/null || { \
+	   why="the remote did not give it, DVC says above why; whoever ran this commit pushes it with 'dvc push'"; \
+	   $(IN_VENV) dvc config core.remote 2>/dev/null | grep -q . || why="no DVC remote is set, README.md says how"; \
+	   echo "error: reports/index.html could not be got: $$why; 'make repro' makes it here" >&2; exit 1; }
+	@echo "open reports/index.html"
 
 test: $(INSTALLED) ## Run the tests
 	@$(IN_VENV) python -m pytest

@@ -65,6 +65,7 @@ def main(parameters: Parameters) -> None:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
         starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
+        store.write_texts(folder / "stores", texts)
         lengths = _write_tokens(folder, tokenizer, texts, capture.max_length, starts_decoder)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         _check_room(base, wanted, plan, lengths, capture, folder)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, write_captured_texts, write_reviews
+from conftest import REPOSITORY, write_captured_texts
 
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
@@ -142,11 +142,11 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
         block = generator.normal(size=(len(tokens), width)).astype(np.float16)
         store.write_block(store.ACTIVATIONS, site, slice(0, len(tokens)), block)
     tokens.to_parquet(store.tokens_file(store.ACTIVATIONS), index=False)
+    store.write_texts(store.ACTIVATIONS, {"text/0": "The film was dull."})
     return tokens
 
 
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
-    write_reviews(Path("data/reviews"))
     write_captured_texts(["text/0"])
     for name in ("metrics/finetune.json", "metrics/mixing.json", "plots/reviews.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)

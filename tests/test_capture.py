@@ -147,6 +147,9 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     expected = tokenizer(toy_reviews(12, 3)["text"][5])["input_ids"]
     assert tokens[tokens["document"] == "test/5"]["token_id"].tolist() == expected
     assert store.open_store(ACTIVATIONS, Site(1, "ffn_output")).shape[0] == len(tokens)
+    reviews = toy_reviews(12, 3)["text"]
+    texts = {"test/5": reviews[5], "test/2": reviews[2], "text/0": "time flies like an arrow"}
+    assert list(store.read_texts(ACTIVATIONS).items()) == list(texts.items())
 
 
 def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_bert: Path) -> None:

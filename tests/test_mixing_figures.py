@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from stages.pictures.tokens import read_captured
 
 
 def draw(parameters: Parameters) -> None:
-    """Of the measured tokens, as nothing was captured."""
-    tokens = read_ratios().drop_duplicates(["document", "position"])
+    """Of the measured tokens of the texts that would have been captured."""
+    tokens = read_ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
     with paper_style():
         draw_mixing_figures(parameters.figures, read_captured(tokens, read_plot("steps", "measure")))
 
@@ -53,6 +54,20 @@ def test_every_captured_document_gets_its_figures(measured: Path) -> None:
     for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+
+
+def test_strips_of_tokens_need_no_matrices(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(measured, tmp_path / "run", ignore=shutil.ignore_patterns("contributions", "figures"))
+    monkeypatch.chdir(tmp_path / "run")
+    draw(read_parameters())
+    drawn = {path.stem for path in Path("reports/figures").iterdir()}
+    assert drawn == {
+        "mixing_by_layer",
+        "mixing_reviews",
+        "mixing_steps",
+        "mixing_tokens_text_0",
+        "mixing_tokens_text_1",
+    }
 
 
 def test_figures_name_tokens_and_methods_and_hold_colours(measured: Path) -> None:

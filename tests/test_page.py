@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened, browser
-from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_parameters, write_reviews, write_tiny_bert
+from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_parameters, write_tiny_bert
 
 from stages import capture, measure, reduce, render
 from stages.mixing.matrices import MATRICES
@@ -792,7 +792,6 @@ def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> No
 def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: int = 4) -> None:
     """Features, maps, ratios and contributions as the stages write them, of random numbers; the reports of `run`."""
     shutil.copytree(run / "reports", folder / "reports")
-    write_reviews(folder / "data/reviews", test=len(lengths))
     write_captured_texts([f"test/{number}" for number in range(len(lengths))])
     generator = np.random.default_rng(0)
     documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
@@ -809,6 +808,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
             rows = plan.rows_of(unit)
             store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
     table.to_parquet(store.tokens_file(root), index=False)
+    store.write_texts(root, dict.fromkeys(table["document"].unique(), "the film was dull ."))
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
         write_map(layout, table, places)

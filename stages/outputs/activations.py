@@ -17,10 +17,20 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from stages.errors import InputError
-from stages.outputs.files import CHUNK_BYTES, create_array, open_array, read_array, read_table, undamaged, writing
+from stages.outputs.files import (
+    CHUNK_BYTES,
+    create_array,
+    open_array,
+    read_array,
+    read_table,
+    undamaged,
+    write_table,
+    writing,
+)
 from stages.sites import POINTS, Site, in_forward_order
 
 ACTIVATIONS = Path("features/activations")
+TEXTS = "texts.parquet"
 CHUNKS_IN_SHARD = 24
 BYTES_OF_CHECKSUM = 4
 BYTES_OF_PLACE = 16  # of a chunk, in its shard's index
@@ -160,3 +170,13 @@ def stored_sites(root: Path) -> list[Site]:
 def read_tokens(root: Path) -> pd.DataFrame:
     """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
     return read_table(tokens_file(root), "capture")
+
+
+def write_texts(root: Path, texts: Mapping[str, str]) -> None:
+    """The captured texts by name, so that whoever shows them needs no reviews."""
+    write_table(root / TEXTS, pd.DataFrame({"document": list(texts), "text": list(texts.values())}))
+
+
+def read_texts(root: Path) -> dict[str, str]:
+    """What `write_texts` wrote."""
+    return dict(read_table(root / TEXTS, "capture").itertuples(index=False))

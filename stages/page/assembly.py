@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from stages.outputs.activations import ACTIVATIONS, read_texts
 from stages.outputs.files import writing
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
@@ -22,7 +23,6 @@ from stages.page.payload import captured_tokens, page_data
 from stages.page.sentences import cautions, changed_parameters, computed_on, facts, findings, versions
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
-from stages.reviews.chosen import chosen_texts
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ EXPORT = re.compile(r"^export ", re.MULTILINE)
 def write_page(parameters: Parameters) -> None:
     """Write `reports/index.html`, from what the earlier stages left."""
     tokens, left_out = captured_tokens()
-    texts = chosen_texts(parameters.capture)
+    texts = read_texts(ACTIVATIONS)
     data = page_data(tokens, texts, parameters.figures.frames_per_second)
     own = page_script()
     charts = get_plotlyjs()

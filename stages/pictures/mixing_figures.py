@@ -17,7 +17,7 @@ from matplotlib.textpath import TextPath
 
 from stages.mixing.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from stages.mixing.ratios import RATIOS, preferred_ratio
-from stages.outputs.mixing import contributions_folder, read_captured_ratios, read_matrix, row_shares, stored_matrices
+from stages.outputs.mixing import read_captured_ratios, read_matrix, row_shares, stored_matrices
 from stages.outputs.reports import FIGURES, read_plot
 from stages.parameters import FiguresParameters
 from stages.pictures.mixing_reviews import draw_reviews
@@ -59,8 +59,6 @@ def draw_mixing_figures(figures: FiguresParameters, captured: Captured) -> None:
     document: Any
     ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):
-        if not contributions_folder(rows["checkpoint"].iloc[0], document).is_dir():  # not captured
-            continue
         for stack in _stacks(captured, document, int(rows["layer"].max())):
             name, ending = document.replace("/", "_"), stack.name and f"_{stack.name}"
             of_stack = rows[rows["layer"].isin(stack.layers)]
