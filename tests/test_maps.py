@@ -580,7 +580,9 @@ def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -
 def test_joint_points_that_are_not_there_are_one_error(workspace: Workspace, point: str, reason: str) -> None:
     workspace(umap={"joint_points": [point]})
     write_stores(30)
-    store.create_stores(ACTIVATIONS, [Site(1, "attention_heads")], store.plan_store(30, 24, "float16"))
+    heads = Site(1, "attention_heads")
+    store.create_stores(ACTIVATIONS, [heads], store.plan_store(30, 24, "float16"))
+    store.write_block(ACTIVATIONS, heads, slice(0, 30), np.zeros((30, 24), dtype=np.float16))
     with pytest.raises(InputError, match=reason):
         reduce.main(read_parameters())
     assert not MAPS.exists()
