@@ -24,7 +24,7 @@ from stages.arithmetic.settings import PORTABLE, TORCH_THREADS, can_be_portable
 
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]
-ROWS = 128  # of a product that one thread computes
+ROWS = 192  # of a product that one thread computes
 ALONE = 2**21  # multiplications of a product that is not worth a second thread
 BLOCK_NUMBERS = 2**22  # of the largest block of attention weights
 HALVES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
@@ -85,18 +85,20 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
         return _product(first.float(), second.float()).to(first.dtype)
     made = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, made))
-    rows = ROWS if a.ndim == 2 else max(1, ROWS * 4 // max(1, a.shape[1]))
-    parts = [slice(start, start + rows) for start in range(0, len(a), rows)]
+    whole = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
+    size = max(1, -(-len(a) // cores())) if whole else ROWS
+    parts = [slice(start, start + size) for start in range(0, len(a), size)]
+    left = iter(parts)
 
-    def of_part(part: slice) -> None:
-        np.matmul(a[part], b if a.ndim == 2 else b[part], out=out[part])
+    def compute() -> None:
+        for part in left:
+            np.matmul(a[part], b[part] if whole else b, out=out[part])
 
-    if len(parts) == 1 or out.size * a.shape[-1] < ALONE:
-        for part in parts:
-            of_part(part)
-    else:
-        for _ in _threads().map(of_part, parts):
-            pass
+    alone = len(parts) == 1 or out.size * a.shape[-1] < ALONE
+    others = [] if alone else [_threads().submit(compute) for _ in range(min(cores(), len(parts)) - 1)]
+    compute()
+    for other in others:
+        other.result()
     return made
 
 
