@@ -589,7 +589,8 @@ def test_joint_points_that_are_not_there_are_one_error(workspace: Workspace, poi
 
 
 @pytest.mark.parametrize(
-    ("engine", "tokens"), [*(("compiled", tokens) for tokens in (1, 2, 3, 5, 16, 23)), ("umap-learn", 5)]
+    ("engine", "tokens"),
+    [*(("compiled", tokens) for tokens in (1, 2, 3, 5, 16, 23)), pytest.param("umap-learn", 5, marks=pytest.mark.long)],
 )
 def test_few_tokens_give_every_layout(workspace: Workspace, engine: str, tokens: int) -> None:
     workspace(umap={"n_epochs": 10, "layouts": list(LAYOUTS), "engine": engine, "stability_seeds": [3]})
@@ -604,7 +605,7 @@ def test_few_tokens_give_every_layout(workspace: Workspace, engine: str, tokens:
     assert (separate["neighbours_kept"] is None) == (tokens < 4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["compiled", pytest.param("umap-learn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["constant", "duplicates"])
 def test_constant_and_repeated_vectors_give_every_layout(workspace: Workspace, kind: str, engine: str) -> None:
     workspace(umap={"n_epochs": 10, "layouts": list(LAYOUTS), "engine": engine, "stability_seeds": []})
@@ -660,6 +661,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
     assert runs[2] == runs[0]
 
 
+@pytest.mark.long
 def test_umap_learn_gives_the_same_bytes_with_one_worker_and_with_two(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,8 @@ def test_another_result_than_the_committed_one_is_named(tmp_path: Path, capsys: 
     assert "not as committed: metrics.json" in capsys.readouterr().out
     # A profile changes the parameters, so nothing that was committed is expected.
     assert main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path), "--set", "limit=4"]) == 0
+    # Nor where only some of the stages run.
+    assert main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path), "--until", "work"]) == 0
 
 
 def test_a_stage_that_fails_is_one_error_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ Exit status 1 names the first difference of each output.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -34,9 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("changes that are not committed are in no clone: the last commit is verified")
     work = Path(tempfile.mkdtemp(prefix="verify-", dir=options.folder))
     try:
-        folders = [_run(clone, repository, work, options) for clone in clones]
+        # An emulated processor is one core, and keeps one busy.
+        with ThreadPoolExecutor(os.cpu_count() if options.cpus else 1) as side_by_side:
+            folders = list(side_by_side.map(lambda clone: _run(clone, repository, work, options), clones))
         found = _compared(clones, folders)
-        if not found and not options.profile and not options.set:
+        if not (found or options.profile or options.set or options.until):
             found = _committed(repository, folders[0])
     finally:
         if not options.keep:
@@ -50,6 +54,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, help="key=value lines, as under profiles/")
     parser.add_argument("--set", action="append", default=[], help="key=value, as in `dvc exp run -S`")
     parser.add_argument("--cpus", nargs="+", default=[], help="processors that qemu emulates, beside this one")
+    parser.add_argument("--until", nargs="*", default=[], help="the stages to run up to, by name; else all")
     parser.add_argument("--clones", type=int, choices=(2, 3), default=3)
     parser.add_argument("--folder", type=Path, help="where the clones lie; else the system's temporary folder")
     parser.add_argument("--keep", action="store_true", help="leave the clones there")
@@ -68,7 +73,7 @@ def _run(clone: Surroundings, repository: Path, work: Path, options: argparse.Na
     if settings:
         _set(folder / "params.yaml", settings)
     start = time.monotonic()
-    run(clone, folder, [sys.executable, "-m", "dvc", "repro", "--force"], work / f"{clone.name}.log")
+    run(clone, folder, [sys.executable, "-m", "dvc", "repro", "--force", *options.until], work / f"{clone.name}.log")
     print(f"{clone.name}: {time.monotonic() - start:.0f} s", flush=True)
     return folder
 

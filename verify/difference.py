@@ -33,9 +33,9 @@ def _of_trees(first: Path, second: Path, path: str) -> str | None:
     for name in sorted(names):
         one, other = (root / path / name for root in (first, second))
         for here, there in ((one, other), (other, one)):
-            if not here.is_file():
+            if not here.is_file() and there.is_file():
                 return f"{_shown(path, name)}: only in {there.parents[len(Path(path, name).parts) - 1]}"
-        if one.read_bytes() != other.read_bytes():
+        if one.is_file() and one.read_bytes() != other.read_bytes():
             return f"{_shown(path, name)}: {_inside(one, other)}"
     return None
 
