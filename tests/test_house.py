@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -128,6 +129,16 @@ def test_paths_of_outputs_stand_in_one_room() -> None:
                 if isinstance(text, str) and text.startswith(outputs) and "\n" not in text and " " not in text:
                     elsewhere.append(f"{module.name}: {text}")
     assert elsewhere == []
+
+
+def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
+    portable = {"eigh", "eigvalsh", "qr", "vector_norm"}  # those of `stages/arithmetic/kernels.py`, and torch's own
+    called = {
+        name
+        for module in modules()
+        for name in re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", module.read_text(encoding="utf-8"))
+    }
+    assert called - portable == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -34,11 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     repository = options.repository.resolve()
     if _git(repository, "status", "--porcelain", "--untracked-files=no"):
         print("changes that are not committed are in no clone: the last commit is verified")
+    commit = _git(repository, "rev-parse", "HEAD")
     work = Path(tempfile.mkdtemp(prefix="verify-", dir=options.folder))
     try:
         # An emulated processor is one core, and keeps one busy.
         with ThreadPoolExecutor(os.cpu_count() if options.cpus else 1) as side_by_side:
-            folders = list(side_by_side.map(lambda clone: _run(clone, repository, work, options), clones))
+            folders = list(side_by_side.map(lambda clone: _run(clone, repository, commit, work, options), clones))
         found = _compared(clones, folders)
         if not (found or options.profile or options.set or options.until):
             found = _committed(repository, folders[0])
@@ -62,10 +63,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(clone: Surroundings, repository: Path, work: Path, options: argparse.Namespace) -> Path:
+def _run(clone: Surroundings, repository: Path, commit: str, work: Path, options: argparse.Namespace) -> Path:
     folder = work / clone.name / "clone"
     folder.parent.mkdir(parents=True)
     subprocess.run(["git", "clone", "--quiet", repository, folder], check=True)
+    _git(folder, "checkout", "--quiet", commit)
     settings = list(options.set)
     if options.profile:
         lines = options.profile.read_text(encoding="utf-8").splitlines()
