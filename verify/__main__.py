@@ -22,15 +22,15 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from verify.difference import differences
-from verify.surroundings import CLONES, Surroundings, emulated, lacking, run
+from verify.surroundings import CLONES, Surroundings, check_emulator, emulated, run
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     clones = [emulated(name) for name in options.cpus]
     clones = [CLONES[0], *clones] if clones else list(CLONES[: options.clones])
-    for note in lacking(clones):
-        print(note)
+    if options.cpus:
+        check_emulator()
     repository = options.repository.resolve()
     if _git(repository, "status", "--porcelain", "--untracked-files=no"):
         print("changes that are not committed are in no clone: the last commit is verified")
