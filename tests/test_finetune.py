@@ -77,7 +77,7 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     best = validation.loc[validation["loss"].idxmin()]
     metrics = json.loads((finetuned / "reports/metrics/finetune.json").read_text())
     assert metrics["best_epoch"] == best["epoch"]
-    assert set(metrics) == {"test", "best_epoch"}
+    assert set(metrics) == {"test", "best_epoch", "computed_on"}
     model = AutoModelForSequenceClassification.from_pretrained(finetuned / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(finetuned / "models/finetuned")
     reviews = pd.read_parquet(finetuned / "data/reviews/validation.parquet")
