@@ -18,6 +18,7 @@ from sklearn.manifold import trustworthiness
 from umap.distances import named_distances
 
 from stages import reduce
+from stages.arithmetic.settings import SETTINGS
 from stages.errors import InputError
 from stages.maps import compiled, graphs, umap_learn
 from stages.maps.graphs import neighbourhood
@@ -641,15 +642,19 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
     runs = [outputs_of(workers, monkeypatch) for workers in ("1", "2")]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    # Workers that know nothing: neither the scheduler's name nor that one thread is wanted.
+    # Workers that do not know the scheduler's name, nor that one thread is wanted.
     def threads() -> set[int]:
         import threadpoolctl
         import torch
 
         return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpoolctl.threadpool_info())}
 
-    two = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", env=two) as cluster:
+    own = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**own, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+        with pytest.raises(InputError, match=r"arithmetic: portable, and Dask's workers compute otherwise"):
+            reduce.main(read_parameters())
+    with LocalCluster(**own, env=SETTINGS | {"OMP_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
         before = cluster.scheduler.transition_counter
         reduce.main(read_parameters())
