@@ -495,7 +495,7 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, mixing={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
     shutil.rmtree("models/pretrained")
     measure.main(read_parameters())
-    assert set(read_metrics("mixing")) == {"finetuned", "documents"}
+    assert set(read_metrics("mixing")) == {"finetuned", "documents", "computed_on"}
     assert set(read_metrics("mixing")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert pd.read_csv("reports/plots/mixing_difference.csv").empty
     assert pd.read_csv("reports/plots/mixing_gradient.csv").empty
