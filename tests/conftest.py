@@ -14,7 +14,7 @@ from stages.arithmetic import settings
 
 settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
 
-# ruff: noqa: E402
+# ruff: noqa: E402  # the imports below must come after the line above
 import numpy as np
 import pandas as pd
 import pytest

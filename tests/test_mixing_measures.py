@@ -230,7 +230,7 @@ def test_the_interval_across_documents_covers() -> None:
     for _ in range(300):
         units = _circle(generator, 25, 4)
         # mypy cannot infer a lambda with a default.
-        found = mean_product_across(lambda units=units: iter(units.sum(1)), np.full(25, 4.0))  # type: ignore[misc]
+        found = mean_product_across(lambda units=units: iter(units.sum(1)), np.full(25, 4.0))
         covered += bool(found.low <= truth <= found.high)
     assert 0.91 < covered / 300 < 0.985
 
