@@ -74,8 +74,8 @@ class Repository(NamedTuple):
 
 
 def _neutral() -> dict[str, str]:
-    """This process's environment without what steers git, DVC and S3."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DVC_", "GIT_"))}
+    """This process's environment without what steers git, DVC, S3 and, under `make test`, make."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DVC_", "GIT_", "MAKE"))}
 
 
 def stages_run(output: str) -> list[str]:
