@@ -44,8 +44,8 @@ page: $(INSTALLED) ## Get the page and the figures of this commit from where the
 	   echo "error: reports/index.html could not be got: $$why; 'make repro' makes it here" >&2; exit 1; }
 	@echo "open reports/index.html"
 
-test: $(INSTALLED) ## Run the tests
-	@$(IN_VENV) python -m pytest
+test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)
+	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(MARKED),-m "$(MARKED)")
 
 check: $(INSTALLED) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) ruff check .

@@ -9,10 +9,11 @@ shards and writes each shard of each store once. Writes `features/activations/`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ NAMED = 5  # texts in one warning
 FLOAT32 = 4  # bytes
 AT_ONCE = 3  # of what a layer computes beside its features, and of one store's shard on its way to the disk
 
+Tensor = torch.Tensor
 Lengths = npt.NDArray[np.int64]
 
 
@@ -79,16 +81,8 @@ def main(parameters: Parameters) -> None:
 
     own = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
     left = [unit for unit in own if not (folder / "done" / str(unit)).exists()]
-    for unit in tqdm(left, desc="capture", unit="shard", disable=None):
-        rows = plan.rows_of(unit)
-        buffers = {site: np.zeros((rows.stop - rows.start, width), plan.dtype) for site, width in wanted.items()}
-        for site, start, block in _features(base, tokenizer, list(texts.values()), lengths, rows, capture):
-            low, high = max(start, rows.start), min(start + len(block), rows.stop)
-            cast = store.check_fits(block[low - start : high - start], site, plan.dtype)
-            buffers[site][low - rows.start : high - rows.start] = cast
-        for site, block in buffers.items():
-            store.write_block(folder / "stores", site, rows, block)
-        (folder / "done" / str(unit)).touch()
+    work = _Capture(base, tokenizer, list(texts.values()), lengths, plan, wanted, capture)
+    work.units(left, folder)
     state.wait_for_everyone()
     if state.is_main_process:
         publish(folder / "stores", store.ACTIVATIONS)
@@ -121,7 +115,8 @@ def _check_room(
     """`InputError` where the disk has no room for the stores, or the memory none for the work on one shard."""
     what = f"capture: {plan.tokens} tokens at {len(wanted)} points need"
     smaller = "capture.points, capture.documents, capture.max_length or capture.dtype"
-    check_disk(what, sum(map(plan.size, wanted.values())), folder / "stores", smaller)
+    tables = sum(path.stat().st_size for path in (folder / "stores").glob("*.parquet"))  # written before
+    check_disk(what, tables + sum(map(plan.size, wanted.values())), folder / "stores", smaller)
 
     tokens = max(_largest_batch(lengths, plan.rows_of(unit), capture.batch_tokens) for unit in range(plan.units))
     forward = FLOAT32 * tokens * (sum(wanted.values()) + AT_ONCE * widest(base))
@@ -190,26 +185,74 @@ def _warn(read: Mapping[str, Reading]) -> None:
             logging.warning("%s: %s%s", said, ", ".join(names[:NAMED]), more)
 
 
-def _features(
-    base: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    texts: Sequence[str],
-    lengths: Lengths,
-    rows: slice,
-    capture: CaptureParameters,
-) -> Iterator[tuple[Site, int, npt.NDArray[np.float32]]]:
-    """Site, first row and features `[tokens, hidden]` of every text that reaches into `rows`."""
-    starts = np.cumsum(lengths) - lengths
-    reach = _reach(lengths, rows)
-    encoded = encode(tokenizer, [texts[i] for i in reach], capture.max_length)
-    half = torch.autocast(base.device.type, dtype=torch.bfloat16) if capture.precision == "bf16" else None
-    with torch.inference_mode(), recording(base, capture.points) as features, half or contextlib.nullcontext():
-        for batch in batches_by_tokens([len(text) for text in encoded], capture.batch_tokens):
-            base(**padded([encoded[i] for i in batch], tokenizer.pad_token_id, base.device))
-            for site, feature_BTD in features.items():
-                feature = feature_BTD.float().cpu().numpy()
+class _Capture:
+    """Forward passes whose features go into blocks of a store's rows, in the store's dtype."""
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        texts: Sequence[str],
+        lengths: Lengths,
+        plan: store.StorePlan,
+        widths: Mapping[Site, int],
+        capture: CaptureParameters,
+    ) -> None:
+        self.base, self.tokenizer, self.texts, self.lengths = base, tokenizer, texts, lengths
+        self.starts = np.cumsum(lengths) - lengths
+        self.plan, self.widths, self.capture = plan, widths, capture
+
+    def units(self, units: Sequence[int], folder: Path) -> None:
+        """Compute and write them; one is written while the next is computed, so two are in memory at most."""
+        rows = {unit: self.plan.rows_of(unit) for unit in units}
+        total = sum(each.stop - each.start for each in rows.values())
+        with (
+            tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress,
+            ThreadPoolExecutor(1) as behind,
+        ):
+            written: Future[None] | None = None
+            for unit, rows_of_unit in rows.items():
+                blocks = self.features(rows_of_unit, progress)
+                if written:
+                    written.result()
+                written = behind.submit(_write, folder, unit, rows_of_unit, blocks)
+            if written:
+                written.result()
+
+    def features(self, rows: slice, progress: tqdm[Any]) -> dict[Site, Tensor]:
+        """`[rows, width]` of every site, from every text that reaches into `rows`."""
+        size, dtype = rows.stop - rows.start, getattr(torch, self.plan.dtype)
+        blocks = {site: torch.empty((size, width), dtype=dtype) for site, width in self.widths.items()}
+        reach = _reach(self.lengths, rows)
+        encoded = encode(self.tokenizer, [self.texts[i] for i in reach], self.capture.max_length)
+        first = self.starts[reach] - rows.start
+        places: list[tuple[int, slice, slice]] = []  # in the batch: number of the text, its tokens, their rows
+
+        def keep(site: Site, feature_BTD: Tensor) -> None:
+            cast = feature_BTD.to(dtype)
+            if not cast.sum(dtype=torch.float32).isfinite():  # no value, or one of padding
+                for place, tokens, _ in places:
+                    store.check_fits(feature_BTD[place, tokens].float().cpu().numpy(), site, self.plan.dtype)
+            for place, tokens, rows_of_text in places:
+                blocks[site][rows_of_text] = cast[place, tokens]
+
+        device = self.base.device
+        half = torch.autocast(device.type, dtype=torch.bfloat16) if self.capture.precision == "bf16" else None
+        with torch.inference_mode(), recording(self.base, self.capture.points, taken=keep), half or nullcontext():
+            for batch in batches_by_tokens([len(text) for text in encoded], self.capture.batch_tokens):
+                places.clear()
                 for place, i in enumerate(batch):
-                    yield site, int(starts[reach[i]]), feature[place, : len(encoded[i])]
+                    low, high = max(first[i], 0), min(first[i] + len(encoded[i]), size)
+                    places.append((place, slice(low - first[i], high - first[i]), slice(low, high)))
+                self.base(**padded([encoded[i] for i in batch], self.tokenizer.pad_token_id, device))
+                progress.update(sum(rows_of_text.stop - rows_of_text.start for _, _, rows_of_text in places))
+        return blocks
+
+
+def _write(folder: Path, unit: int, rows: slice, blocks: dict[Site, Tensor]) -> None:
+    for site in list(blocks):
+        store.write_block(folder / "stores", site, rows, blocks.pop(site).numpy())
+    (folder / "done" / str(unit)).touch()
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_value_beyond_float16_names_layer_and_point() -> None:
     block = np.array([[1.0, 70_000.0]], dtype="float32")
     with pytest.raises(InputError, match=r"layer_07/attention_output.*70000.*float16.*capture\.dtype"):
         store.check_fits(block, SITE, "float16")
-    assert store.check_fits(block, SITE, "float32").dtype == np.float32
+    store.check_fits(block, SITE, "float32")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -160,8 +160,9 @@ def trained(arithmetic: str, threads: int) -> str:
 
 def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
     assert len({trained(settings.PORTABLE, threads) for threads in (1, 2, 5)}) == 1
-    # The same comparison sees sums that threads share.
-    assert len({trained(settings.FASTEST, threads) for threads in (1, 5)}) == 2
+    # The same comparison sees sums that threads share; on a busy machine a process may get fewer than it asks for.
+    alone = trained(settings.FASTEST, 1)
+    assert any(trained(settings.FASTEST, threads) != alone for threads in (2, 3, 5))
 
 
 def test_results_say_on_what_they_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,11 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str, monkeypatch
     assert np.allclose(distances, np.take_along_axis(expected, order, axis=1), atol=1e-4)
 
 
-@pytest.mark.parametrize("metric", DISTINCT)
+# Each is compiled anew, up to half a minute of it.
+@pytest.mark.parametrize(
+    "metric",
+    [name if name in ("cosine", "euclidean") else pytest.param(name, marks=pytest.mark.long) for name in DISTINCT],
+)
 def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,8 +56,8 @@ def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, ref
     with torch.no_grad():
         torch.testing.assert_close(jacobian_norms(calls, reference, directions=24, seed=0), exact, rtol=1e-6, atol=1e-9)
         # A single direction is not corrected: its square is right on average over seeds.
-        squares = torch.stack([jacobian_norms(calls, reference, 1, seed).square() for seed in range(100)])
-    standard_error = squares.std(0) / 100**0.5
+        squares = torch.stack([jacobian_norms(calls, reference, 1, seed).square() for seed in range(40)])
+    standard_error = squares.std(0) / 40**0.5
     assert ((squares.mean(0) - exact.square()).abs() < 5 * standard_error + 1e-12).all()
 
 

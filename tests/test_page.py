@@ -680,6 +680,7 @@ def test_controls_have_names(opened: Opened) -> None:
     assert unnamed == []
 
 
+@pytest.mark.long
 def test_another_process_renders_the_same_bytes(copied: Path) -> None:
     """Also where Python hashes words otherwise, on which the order of a set depends."""
     first = {path: path.read_bytes() for path in sorted((copied / "reports").rglob("*")) if path.is_file()}
@@ -778,7 +779,7 @@ def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> 
     shown.close()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["joint", *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS[1:])])
 def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> None:
     for other in set(LAYOUTS) - {layout}:
         (MAPS / f"{other}.parquet").unlink()

@@ -58,13 +58,15 @@ def recording(
     points: Collection[str],
     finished: Callable[[LayerCall], None] | None = None,
     started: Callable[[LayerCall], None] | None = None,
+    taken: Callable[[Site, Tensor], None] | None = None,
 ) -> Iterator[dict[Site, Tensor]]:
     """A dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
 
     The tensors are the model's own, not copies; read them before the next forward pass. `started` is called
-    before each layer, `finished` after it, once its features are there.
+    before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
+    with each tensor as soon as that is computed.
     """
-    recorder = _Recorder(base, points, started, finished)
+    recorder = _Recorder(base, points, started, finished, taken)
     try:
         yield recorder.features
     finally:
@@ -86,9 +88,11 @@ class _Recorder:
         points: Collection[str],
         started: Callable[[LayerCall], None] | None,
         finished: Callable[[LayerCall], None] | None,
+        taken: Callable[[Site, Tensor], None] | None,
     ) -> None:
         self.points, self.started, self.finished = points, started, finished
         self.features: dict[Site, Tensor] = {}
+        self.taken = taken or self.features.__setitem__
         self.layer: LayerCall | None = None
         self.pausing = False
         family = family_of(base.config)
@@ -156,7 +160,7 @@ class _Recorder:
         if site.point in self.points and not self.pausing:
             # OPT's feed-forward network works on all tokens of a batch in one row.
             texts = self.layer.whole.hidden.shape[:-1] if self.layer else feature.shape[:-1]
-            self.features[site] = feature.view(*texts, feature.shape[-1])
+            self.taken(site, feature.view(*texts, feature.shape[-1]))
 
 
 def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:

@@ -102,20 +102,18 @@ def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan, widths: Ma
         )
 
 
-def check_fits(block: Features, site: Site, dtype: str) -> Features:
-    """`block` as `dtype`; `InputError` naming layer and point for a value that it cannot hold."""
+def check_fits(block: Features, site: Site, dtype: str) -> None:
+    """`InputError` naming layer and point for a value of `block` that `dtype` cannot hold."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features hold NaN or infinite values")
-    largest = float(np.finfo(dtype).max)
+    largest, worst = float(np.finfo(dtype).max), float(np.abs(block).max())
     with np.errstate(over="ignore"):
-        cast = block.astype(dtype)
-    if not np.isfinite(cast).all():
-        worst = float(np.abs(block).max())
+        fits = np.isfinite(np.asarray(worst, block.dtype).astype(dtype))
+    if not fits:
         raise InputError(
             f"{site}: a feature of {worst:.6g} does not fit {dtype} (largest {largest:.6g}); "
             "set capture.dtype to float32"
         )
-    return cast
 
 
 def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
