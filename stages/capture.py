@@ -119,8 +119,8 @@ def _check_room(
     check_disk(what, tables + sum(map(plan.size, wanted.values())), folder / "stores", smaller)
 
     tokens = max(_largest_batch(lengths, plan.rows_of(unit), capture.batch_tokens) for unit in range(plan.units))
-    forward = FLOAT32 * tokens * (sum(wanted.values()) + AT_ONCE * widest(base))
-    row = sum(wanted.values()) + AT_ONCE * max(wanted.values())
+    forward = FLOAT32 * tokens * AT_ONCE * widest(base)
+    row = min(2, plan.units) * sum(wanted.values()) + AT_ONCE * max(wanted.values())  # one is written behind
     shard = np.dtype(plan.dtype).itemsize * plan.unit_rows * row
     what = f"capture: {tokens} tokens in a forward pass and {plan.unit_rows} in a shard, at {len(wanted)} points, need"
     smaller = f"capture.batch_tokens, {smaller}"
