@@ -28,7 +28,8 @@ def changes(entries: list[Any]) -> Iterator[str]:
     """What `dvc status` found of one stage, but for data that is not here."""
     for entry in entries:
         if isinstance(entry, str):
-            yield entry
+            if entry != "always changed":  # said of `sources`, which looks at every run whether files have changed
+                yield entry
         else:
             for paths in entry.values():
                 for path, state in paths.items():

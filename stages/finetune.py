@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 4 -m stages.finetune
 
 AdamW, a constant learning rate after warm-up, and the epoch with the lowest validation
-loss is kept. A killed run goes on from its last whole epoch. Writes `models/finetuned/`,
-`reports/metrics/finetune.json` and `reports/plots/finetune.csv`.
+loss is kept. A killed run goes on from its last whole epoch. Without epochs, a classifier
+that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`
+and `reports/plots/finetune.csv`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from stages.command import run_stage
 from stages.errors import InputError
 from stages.models.encoding import encode
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
-from stages.outputs.checkpoints import FINETUNED, PRETRAINED
+from stages.models.trained import ONE_OF_THEM, load_trained
+from stages.outputs.checkpoints import FINETUNED, start
 from stages.outputs.reports import write_metrics, write_plot
 from stages.outputs.reviews import read_split
 from stages.parameters import FinetuneParameters, Parameters
@@ -51,8 +53,9 @@ from stages.resume import clear, publish, unfinished_folder
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     finetune, seed = parameters.finetune, parameters.seed
+    own = start()
     for key, max_length in parameters.lengths().items():  # those of later stages too, before the time is spent
-        check_max_length(key, max_length, PRETRAINED)
+        check_max_length(key, max_length, own)
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
@@ -61,8 +64,10 @@ def main(parameters: Parameters) -> None:
 
     set_seed(seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    model = load_classifier(PRETRAINED, id2label=names, label2id={name: label for label, name in names.items()})
-    tokenizer = load_tokenizer(PRETRAINED)
+    numbers = {name: label for label, name in names.items()}
+    classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": ONE_OF_THEM}
+    model = load_classifier(own, **classes) if finetune.epochs else load_trained(own, names)
+    tokenizer = load_tokenizer(own)
     trainer = Trainer(
         model=model,
         args=_training_arguments(finetune, seed, folder),
@@ -73,13 +78,18 @@ def main(parameters: Parameters) -> None:
         preprocess_logits_for_metrics=_logits,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_StopWhereTheLossExplodes)
-    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
+    if finetune.epochs:
+        trainer.add_callback(_StopWhereTheLossExplodes)
+        trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
+    else:
+        trainer.state.epoch = 0
+        trainer.evaluate()
     # The library's annotation asks for a torch Dataset; it takes one of `datasets` as well.
     prediction = trainer.predict(_examples(tokenizer, splits["test"], finetune.max_length))  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return
     model.save_pretrained(folder / "best")
+    tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune", _curves(trainer.state.log_history))
     metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)

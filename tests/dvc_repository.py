@@ -79,8 +79,8 @@ def _neutral() -> dict[str, str]:
 
 
 def stages_run(output: str) -> list[str]:
-    """The stages whose command DVC says that it ran."""
-    return re.findall(r"Running stage '(\w+)'", output)
+    """The stages whose command DVC says that it ran; without `sources`, which runs always."""
+    return [stage for stage in re.findall(r"Running stage '(\w+)'", output) if stage != "sources"]
 
 
 def new_home(folder: Path) -> Path:

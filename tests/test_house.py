@@ -19,7 +19,7 @@ from stages.models.families import PROJECTED, Stack
 from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS
 from stages.vocabulary import POINT_MARKS, STEP_MARKS
 
-STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
+STAGES = ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render")
 # They check, report and name; they decide no number (said in dvc.yaml).
 NO_DEPENDENCY = frozenset(
     {"errors.py", "command.py", "machine.py", "parameters.py", "resume.py", "vocabulary.py", "workplace.py"}

@@ -51,7 +51,7 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
     [
         ("umap", "metrik", "cosine", ["umap.metrik is unknown", "did you mean umap.metric", "n_neighbors"]),
         ("finetune", "epochs", "three", ["finetune.epochs", "'three'", "integer"]),
-        ("finetune", "epochs", 0, ["finetune.epochs", "greater than or equal to 1"]),
+        ("finetune", "epochs", -1, ["finetune.epochs", "greater than or equal to 0"]),
         ("finetune", "epochs", 1.5, ["finetune.epochs", "1.5"]),
         ("finetune", "learning_rate", -1e-5, ["finetune.learning_rate", "greater than 0"]),
         ("finetune", "learning_rate", float("nan"), ["finetune.learning_rate", "finite"]),
@@ -178,17 +178,17 @@ def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: P
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
-    for stage in ("download", "finetune", "capture", "measure", "validate", "reduce", "render"):
+    for stage in ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render"):
         run = run_to_its_end([sys.executable, "-m", f"stages.{stage}"], tmp_path, path)
         assert run.stderr.startswith("error: params.yaml: finetune.epoch is unknown; did you mean finetune.epochs?")
         assert (run.returncode, run.stderr.count("\n")) == (1, 1)
 
 
 def test_stage_ends_with_one_line_and_a_non_zero_status(tmp_path: Path) -> None:
-    write_parameters(tmp_path, finetune={"epochs": 0})
+    write_parameters(tmp_path, finetune={"epochs": -1})
     bare = {"PYTHONPATH": str(REPOSITORY), "PATH": ""}
     run = run_to_its_end([sys.executable, "-m", "stages.download"], tmp_path, bare, inherited={})
     assert run.returncode == 1
-    assert run.stderr.startswith("error: params.yaml: finetune.epochs: 0 is not allowed")
+    assert run.stderr.startswith("error: params.yaml: finetune.epochs: -1 is not allowed")
     assert run.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()

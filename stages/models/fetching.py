@@ -38,7 +38,7 @@ def fetch_model(model: ModelParameters, output: Path) -> None:
     if output.exists():
         shutil.rmtree(output)
     if model.name.startswith(PACKAGE_SCHEME):
-        _copy(model.name, _package_folder(model.name), output)
+        _copy(model.name, package_folder(model.name), output)
     elif Path(model.name).is_dir():
         _copy(model.name, Path(model.name), output)
     else:
@@ -46,7 +46,8 @@ def fetch_model(model: ModelParameters, output: Path) -> None:
             _copy(model.name, _download(model, Path(folder)), output)
 
 
-def _package_folder(name: str) -> Path:
+def package_folder(name: str) -> Path:
+    """Where `package://<package>/<folder>` lies; `InputError` where it does not."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:

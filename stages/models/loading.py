@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ def _padding_token(tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
     raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
-def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
+def load_classifier(folder: Path, trained: bool = False, **options: Any) -> PreTrainedModel:
     """The checkpoint as a sequence classifier; one without a classification head gets a new one, from torch's seed.
 
-    `options` go to `from_pretrained` (`num_labels`, `attn_implementation`).
+    `trained`: `InputError` instead. `options` go to `from_pretrained` (`attn_implementation`, `id2label`: the classes,
+    for which a head that tells another number of them is replaced too).
     """
     config = load_config(folder)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -62,7 +64,14 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
             f"model.name: {folder} holds a model of the family {config.model_type!r}, which cannot classify texts; "
             "allowed: a family that has a sequence classifier in transformers"
         )
-    model = _load(AutoModelForSequenceClassification, folder, **options)
+    model, new = _load(AutoModelForSequenceClassification, folder, **options)
+    if trained and new:
+        raise InputError(
+            f"model.name: {folder} has no trained classification head ({', '.join(new[:3])}{', ...' * (len(new) > 3)} "
+            "are not in its weights); allowed: a model that classifies, or finetune.epochs of 1 or more"
+        )
+    if "id2label" in options and new:
+        logging.info("a new classification head is trained: %s", ", ".join(new))
     padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
     if padding >= rows:
         raise InputError(f"{folder}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
@@ -73,20 +82,31 @@ def load_classifier(folder: Path, **options: Any) -> PreTrainedModel:
 
 def load_base(folder: Path) -> PreTrainedModel:
     """The checkpoint without any head, its attention to be looked into (`stages.models.attention`)."""
-    return _load(AutoModel, folder, attn_implementation=OBSERVED)
+    return _load(AutoModel, folder, attn_implementation=OBSERVED)[0]
 
 
-def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
-    """In float32 and eval mode; `InputError` where weights of the encoder are missing, which would be random ones."""
+def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str]]:
+    """In float32 and eval mode, and the names of a head's weights that are new.
+
+    `InputError` where weights of the encoder are missing or of another shape, which would be random ones.
+    """
+    settings = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL | options
     try:
+        # Which do not fit is said below; the library names none.
         loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **LOCAL, **options
+            folder, ignore_mismatched_sizes=True, **settings
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{folder}: the model cannot be loaded: {reason}") from error
     model, info = loaded
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    unfit = {name: (list(there), list(wanted)) for name, there, wanted in sorted(info["mismatched_keys"])}
+    for name, (there, wanted) in unfit.items():
+        if name.startswith(prefix) or "id2label" not in options:
+            raise InputError(
+                f"{folder}: the model cannot be loaded: {name} has the shape {there}, config.json asks for {wanted}"
+            )
     missing = sorted(name for name in info["missing_keys"] if name.startswith(prefix) and POOLER not in name)
     if missing:
         raise InputError(
@@ -95,7 +115,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         )
     model.config.use_cache = False
     model.eval()
-    return model
+    return model, sorted({*info["missing_keys"], *unfit})
 
 
 def load_config(folder: Path) -> PreTrainedConfig:

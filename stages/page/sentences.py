@@ -15,7 +15,7 @@ from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs.maps import made_layouts, read_quality
 from stages.outputs.reports import read_metrics, read_plot
 from stages.page import evidence
-from stages.parameters import Parameters
+from stages.parameters import ModelParameters, Parameters
 from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
@@ -94,9 +94,10 @@ def findings(captured: Sequence[str]) -> list[str]:
     ]
 
 
-def cautions() -> list[str]:
+def cautions(parameters: Parameters) -> list[str]:
     """What must not be read into the findings."""
     return [
+        *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
         "A ratio of norms is no causal effect." + _agreement(read_plot("mixing_gradient", "measure")),
@@ -104,6 +105,14 @@ def cautions() -> list[str]:
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
     ]
+
+
+def _taken(model: ModelParameters) -> str:
+    beside = f"{model.base}, which it need not come from" if model.base else "the same model, so no change is one"
+    return (
+        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {model.name} as it is, pretrained "
+        f"for {beside}."
+    )
 
 
 def captured_text(row: pd.Series) -> str:

@@ -1,0 +1,147 @@
+"""Whether files of the data or the model have changed is seen by their content, by every `dvc repro`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, Workspace, toy_reviews, write_parameters, write_tiny_bert
+from dvc_repository import Repository, new_repository, stages_run
+
+from stages import sources
+from stages.parameters import read_parameters
+
+EVERYTHING = ["download", "finetune", "capture", "measure", "validate", "reduce", "render"]
+
+
+def look() -> dict[str, Any]:
+    """What the stage writes in the current folder."""
+    sources.main(read_parameters())
+    found: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
+    return found
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_files_that_download_reads_stand_there_by_their_own_names(workspace: Workspace) -> None:
+    folder = workspace()
+    workspace(dataset={"name": str(folder / "data")}, model={"name": "./bert/", "base": "owner/bert"})
+    write_tiny_bert(folder / "bert", layers=1)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/train.csv").write_text("text,label\na,0\n")
+    (folder / "data").mkdir()
+    (folder / "data/linked").symlink_to(folder / "elsewhere")
+    for name in ("data/test.csv", "data/.hidden", "bert/pytorch_model.bin", "bert/README.md"):
+        (folder / name).write_text(name)
+    found = look()
+    model = {file.name: sha256(file) for file in (folder / "bert").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
+    assert found == {
+        "dataset.name": {
+            "data": {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")},
+        },
+        "model.name": {"bert": {name: model[name] for name in model if "README" not in name and ".bin" not in name}},
+        "model.base": {"bert": None},
+    }
+    assert str(folder) not in (folder / "reports/sources.json").read_text(encoding="utf-8")
+
+
+def test_a_package_is_looked_at_as_a_folder(workspace: Workspace, default_weights: Path) -> None:
+    workspace(dataset={"name": "owner/reviews"})
+    found = look()
+    assert found["model.name"]["model"]["model.safetensors"] == sha256(default_weights / "model.safetensors")
+    assert found["dataset.name"] == {"reviews": None}
+    workspace(dataset={"name": "owner/reviews"}, model={"name": "package://no_such_package/weights"})
+    assert look()["model.name"] == {"weights": None}
+
+
+def test_what_is_no_longer_here_is_kept_and_another_name_is_not(workspace: Workspace) -> None:
+    folder = workspace(dataset={"name": "reviews.csv"})
+    (folder / "reviews.csv").write_text("text,label\na,0\n")
+    before = look()
+    (folder / "reviews.csv").unlink()
+    assert look() == before
+    workspace(dataset={"name": "others.csv"})
+    assert look()["dataset.name"] == {"others.csv": None}
+
+
+def test_a_changed_file_is_seen_though_its_size_and_time_are_the_same(workspace: Workspace) -> None:
+    folder = workspace(dataset={"name": "reviews.csv"})
+    (folder / ".dvc/tmp").mkdir(parents=True)
+    file = folder / "reviews.csv"
+    for text in ("text,label\na,0\n", "text,label\na,1\n"):
+        file.write_text(text)
+        os.utime(file, (1e9, 1e9))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": digest}}
+
+
+def test_a_file_that_nobody_touched_is_not_read_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SETTLED", -1)
+    folder = workspace(dataset={"name": "reviews.csv"})
+    (folder / ".dvc/tmp").mkdir(parents=True)
+    (folder / "reviews.csv").write_text("text,label\na,0\n")
+    look()
+    known = json.loads((folder / sources.KNOWN).read_text())
+    (state,) = [state for state in known if "reviews.csv" in state]
+    (folder / sources.KNOWN).write_text(json.dumps(known | {state: "remembered"}))
+    assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": "remembered"}}
+    (folder / sources.KNOWN).write_text("damaged")
+    assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": sha256(folder / "reviews.csv")}}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Stand-ins for all stages but `sources`, that have run on a file and a folder beside the repository."""
+    root = tmp_path_factory.mktemp("sources")
+    made = new_repository(root / "run")
+    for name in ("stages/sources.py", ".ci/stale.py"):
+        (made.folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, made.folder / name)
+    toy_reviews(20, 0).to_csv(root / "reviews.csv", index=False)
+    write_tiny_bert(root / "bert", layers=1)
+    write_parameters(made.folder, dataset={"name": "../reviews.csv"}, model={"name": "../bert"})
+    assert stages_run(made.dvc("repro")) == EVERYTHING
+    made.commit("The run")
+    return made
+
+
+def test_dvc_runs_download_again_after_an_edit_and_only_then(repository: Repository) -> None:
+    root = repository.folder.parent
+    assert stages_run(repository.dvc("repro")) == []
+    assert repository.git("status", "--short") == ""
+    said = repository.run(sys.executable, ".ci/stale.py").stdout
+    assert said == "dvc.lock is of this commit's code, parameters and results.\n"
+    for file in (root / "reviews.csv", root / "bert/model.safetensors"):
+        before = file.read_bytes()
+        file.write_bytes(before[:-3] + b"0" + before[-2:])
+        assert stages_run(repository.dvc("repro", "download")) == ["download"]
+        assert stages_run(repository.dvc("repro", "download")) == []
+        file.write_bytes(before)
+    repository.dvc("repro")
+    assert repository.git("status", "--short") == ""
+
+
+def test_a_clone_without_the_sources_goes_on_from_what_lies_elsewhere(repository: Repository, tmp_path: Path) -> None:
+    repository.dvc("remote", "add", "--force", "--default", "store", str(tmp_path / "remote"))
+    repository.dvc("push")
+    repository.commit("A remote")
+    clone = repository.clone(tmp_path / "clone")
+    text = (clone.folder / "params.yaml").read_text(encoding="utf-8")
+    (clone.folder / "params.yaml").write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
+    assert stages_run(clone.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
+    assert clone.git("diff", "--name-only", "reports/sources.json") == ""
+
+
+@pytest.mark.long
+def test_an_experiment_apart_goes_on_without_a_source_that_git_does_not_keep(repository: Repository) -> None:
+    said = repository.dvc("exp", "run", "--temp", "--set-param", "umap.seed=7")
+    assert stages_run(said) == ["reduce", "render"]

@@ -1,0 +1,208 @@
+"""A classifier that is trained already: the run's own bytes from its own weights, heads, names of classes, pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews, write_tiny_bert
+from families import EACH_FAMILY, write_family
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+from stages import download, finetune
+from stages.errors import InputError
+from stages.models.loading import load_classifier, load_tokenizer
+from stages.models.trained import load_trained
+from stages.parameters import read_parameters
+
+LITTLE: dict[str, dict[str, Any]] = {
+    "dataset": {"name": "reviews.csv"},
+    "capture": {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40},
+    "mixing": {"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+    "faithfulness": {"documents": 2, "max_length": 20, "random_draws": 1},
+    "umap": {"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+    "figures": {"dpi": 30, "formats": ["png"]},
+}
+NAMES = {0: "negative", 1: "positive"}
+
+
+def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
+    """Stages on a little input, in this process."""
+    folder.mkdir()
+    toy_reviews(60, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv(folder / "reviews.csv")
+    write_parameters(folder, **(LITTLE | changes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in stages:
+            import_module(f"stages.{stage}").main(read_parameters())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ordinary run, up to its ratios."""
+    root = tmp_path_factory.mktemp("trained")
+    write_tiny_bert(root / "bert", layers=2)
+    recipe = {"epochs": 2, "learning_rate": 5e-3, "max_length": 40}
+    stages = ("download", "finetune", "capture", "measure")
+    return run_stages(root / "run", *stages, model={"name": "../bert"}, finetune=recipe)
+
+
+def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "models/finetuned", tmp_path / "copied")
+    model = {"name": "../copied", "base": str(trained.parent / "bert")}
+    stages = ("download", "finetune", "capture", "measure")
+    again = run_stages(tmp_path / "again", *stages, model=model, finetune={"epochs": 0, "max_length": 40})
+    outputs = ("models/finetuned", "features/activations", "features/mixing", "data/reviews")
+    assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
+    first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
+    assert second == first | {"best_epoch": 0}
+    for name in ("mixing", "mixing_difference", "mixing_controls", "derivative_levels", "steps"):
+        csv = f"reports/plots/{name}.csv"
+        assert (again / csv).read_bytes() == (trained / csv).read_bytes(), name
+
+
+def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
+    stages = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
+    name = str(trained / "models/finetuned")
+    folder = run_stages(tmp_path / "alone", *stages, model={"name": name}, finetune={"epochs": 0, "max_length": 40})
+    assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")
+    assert digest(folder / "features/activations") == digest(trained / "features/activations")
+    difference = pd.read_csv(folder / "reports/plots/mixing_difference.csv")
+    assert (difference["difference"] == 0).all()
+    (row,) = pd.read_csv(folder / "reports/plots/finetune.csv").itertuples(index=False)
+    assert (row.step, row.epoch, row.split) == (0, 0, "validation")
+    text = (folder / "reports/index.html").read_text(encoding="utf-8")
+    words = re.sub(r"\s+", " ", text)
+    assert "taken as it is, and tested on" in words
+    assert "Nothing was fine-tuned here (finetune.epochs: 0)" in words
+    assert "fine-tuned on" not in words
+    assert {path.name for path in (folder / "reports/figures").iterdir()} >= {"atlas.png", "joint.gif"}
+
+
+def prepared(workspace: Workspace, checkpoint: Path, **changes: Any) -> Path:
+    folder = workspace(finetune={"epochs": 0, "max_length": 40} | changes, **SHORT)
+    write_reviews(folder / "data/reviews")
+    shutil.copytree(checkpoint, folder / "models/pretrained")
+    return folder
+
+
+def set_config(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def test_classes_of_the_same_names_in_another_order_are_matched(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared(workspace, tiny_bert)
+    set_config(folder / "models/pretrained", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
+    finetune.main(read_parameters())
+    kept = load_classifier(folder / "models/finetuned")
+    assert kept.config.id2label == NAMES
+    given = AutoModelForSequenceClassification.from_pretrained(tiny_bert).eval()
+    ids = torch.tensor([[2, 9, 14, 31, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(kept(ids).logits, given(ids).logits[:, [1, 0]], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_the_head_of_every_family_is_reordered(tmp_path: Path, name: str) -> None:
+    write_family(name, tmp_path)
+    plain, turned = load_trained(tmp_path, NAMES), load_trained(tmp_path, {0: "positive", 1: "negative"})
+    ids = load_tokenizer(tmp_path)("time flies", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits = plain(ids).logits
+        torch.testing.assert_close(turned(ids).logits, logits[:, [1, 0]], rtol=0, atol=1e-6)
+    assert abs(float(logits[0, 0] - logits[0, 1])) > 1e-4
+
+
+def test_classes_of_other_names_are_taken_in_their_order_and_it_is_said(
+    workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = prepared(workspace, tiny_bert)
+    finetune.main(read_parameters())
+    said = "their names are not the data's: LABEL_0 for negative, LABEL_1 for positive"
+    assert [record for record in caplog.records if record.getMessage().endswith(said)]
+    weights = [folder / f"models/{name}/model.safetensors" for name in ("pretrained", "finetuned")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert load_classifier(folder / "models/finetuned").config.id2label == NAMES
+
+
+def write_headless(folder: Path, tiny_bert: Path) -> None:
+    AutoModelForSequenceClassification.from_pretrained(tiny_bert).base_model.save_pretrained(folder)
+
+
+def write_three_classes(folder: Path, _tiny_bert: Path) -> None:
+    config = BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "so so", 2: "good"})
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def write_for_many_labels(folder: Path, _tiny_bert: Path) -> None:
+    set_config(folder, problem_type="multi_label_classification")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            write_headless,
+            r"has no trained classification head \(classifier\.bias, classifier\.weight are not in its weights\); "
+            r"allowed: a model that classifies, or finetune\.epochs of 1 or more",
+        ),
+        (
+            write_three_classes,
+            r"tells 3 classes \(bad, so so, good\), the data has 2 classes \(negative, positive\); allowed",
+        ),
+        (write_for_many_labels, r"is made for multi_label_classification; allowed without fine-tuning: a model that"),
+    ],
+)
+def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(
+    workspace: Workspace, tiny_bert: Path, change: Any, expected: str
+) -> None:
+    folder = prepared(workspace, tiny_bert)
+    change(folder / "models/pretrained", tiny_bert)
+    with pytest.raises(InputError, match=rf"^model\.name: models/pretrained {expected}"):
+        finetune.main(read_parameters())
+    assert not (folder / "models/finetuned").exists()
+
+
+def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
+    workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = prepared(workspace, tiny_bert, epochs=1)
+    write_three_classes(folder / "models/pretrained", tiny_bert)
+    finetune.main(read_parameters())
+    assert load_classifier(folder / "models/finetuned").config.id2label == NAMES
+    assert any("new classification head" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"layers": 3}, r"^model\.base: its num_hidden_layers is 3, that of model\.name 2; allowed: the same"),
+        ({"tokenizer": True}, r"^model\.base: its tokenizer reads 'the .*' otherwise than that of model\.name"),
+        ({"missing": True}, r"^model\.base: there is no folder \./nowhere, and it is no hub identifier"),
+        ({"cut": True}, r"^model\.base: \./base: the model cannot be loaded: "),
+    ],
+)
+def test_a_base_that_it_cannot_be_set_beside_is_one_error(
+    workspace: Workspace, change: dict[str, Any], expected: str
+) -> None:
+    folder = workspace(model={"name": "own", "base": "./nowhere" if "missing" in change else "./base"}, **LITTLE)
+    toy_reviews(40, 0).to_csv("reviews.csv")
+    write_tiny_bert(folder / "own", layers=2)
+    base = write_tiny_bert(folder / "base", layers=change.get("layers", 2))
+    if "tokenizer" in change:
+        text = (base / "tokenizer.json").read_text().replace('"film"', '"movie"')
+        (base / "tokenizer.json").write_text(text)
+    if "cut" in change:
+        (base / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(InputError, match=expected):
+        download.main(read_parameters())
