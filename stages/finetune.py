@@ -1,12 +1,12 @@
-"""Fine-tune the pretrained model to tell positive from negative reviews, and test it.
+"""Fine-tune the pretrained model to tell the classes of reviews apart, and test it.
 
     python -m stages.finetune
     torchrun --nproc-per-node 4 -m stages.finetune
 
 AdamW, a constant learning rate after warm-up, and the epoch with the lowest validation
 loss is kept. A killed run goes on from its last whole epoch. Without epochs, a classifier
-that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`
-and `reports/plots/finetune.csv`.
+that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
+`reports/plots/finetune.csv` and `reports/plots/finetune_by_class.csv`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import binomtest
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
@@ -36,6 +37,7 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PredictionOutput
 
 from stages.arithmetic.kernels import computed_on, use
 from stages.command import run_stage
@@ -92,6 +94,7 @@ def main(parameters: Parameters) -> None:
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune", _curves(trainer.state.log_history))
+    write_plot("finetune_by_class", _by_class(prediction, names))
     metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
     write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)})
     publish(folder / "best", FINETUNED)
@@ -161,8 +164,17 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
     chosen = np.argmax(prediction.predictions, axis=-1)
     return {
         "accuracy": float(accuracy_score(prediction.label_ids, chosen)),
-        "f1": float(f1_score(prediction.label_ids, chosen)),
+        "macro_f1": float(f1_score(prediction.label_ids, chosen, average="macro")),
     }
+
+
+def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.DataFrame:
+    """`finetune_by_class.csv`: no precision of a class that is never chosen, no recall of one that is not there."""
+    truth, chosen = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
+    scores = precision_recall_fscore_support(truth, chosen, labels=list(names), zero_division=np.nan)
+    table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
+    table = table.assign(chosen=np.bincount(chosen, minlength=len(names)))
+    return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:
@@ -208,7 +220,7 @@ def _metrics(
             "accuracy": tested["test_accuracy"],
             "accuracy_ci_low": float(interval.low),
             "accuracy_ci_high": float(interval.high),
-            "f1": tested["test_f1"],
+            "macro_f1": tested["test_macro_f1"],
             "loss": tested["test_loss"],
             "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
         },

@@ -7,6 +7,7 @@ offending key and what is allowed, before any work starts.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,6 +37,16 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
+
+
+def says_something(text: str) -> bool:
+    """Whether a letter, digit or sign is in it: tokenizers drop spaces, control characters, and marks on nothing."""
+    return any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it can be written as UTF-8: no half of a character (a lone surrogate) is in it."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
@@ -70,11 +81,30 @@ class _Section(BaseModel):
 class DatasetParameters(_Section):
     name: Text = "data/sample"
     revision: Text | None = None
+    config: Text | None = None
+    train_split: Text = "train"
+    test_split: Text | None = "test"
     text_column: Text = "text"
     label_column: Text = "label"
+    group_column: Text | None = None
     validation_fraction: Fraction = 0.15
     train_limit: Count | None = None
     test_limit: Count | None = None
+
+    @field_validator("text_column", mode="before")
+    @classmethod
+    def _one_text(cls, column: Any) -> Any:
+        if isinstance(column, (list, tuple)):
+            raise ValueError("a review is one column; pairs of texts are out of scope")
+        return column
+
+    @field_validator("test_split", "label_column")
+    @classmethod
+    def _not_the_same(cls, name: str | None, info: ValidationInfo) -> str | None:
+        other = {"test_split": "train_split", "label_column": "text_column"}[info.field_name or ""]
+        if name is not None and name == info.data.get(other):
+            raise ValueError(f"dataset.{other} names it already; two names are needed")
+        return name
 
 
 class ModelParameters(_Section):
@@ -119,9 +149,12 @@ class CaptureParameters(_Section):
     @field_validator("texts")
     @classmethod
     def _texts_say_something(cls, texts: list[str]) -> list[str]:
-        empty = [str(number) for number, text in enumerate(texts) if not text.strip()]
+        empty = [str(number) for number, text in enumerate(texts) if not says_something(text)]
         if empty:
             raise ValueError(f"text {', '.join(empty)} is empty; each needs at least one word")
+        broken = [str(number) for number, text in enumerate(texts) if not is_whole(text)]
+        if broken:
+            raise ValueError(f"text {', '.join(broken)} holds half a character (a lone surrogate)")
         return texts
 
 

@@ -28,7 +28,8 @@ def main(parameters: Parameters) -> None:
     shutil.rmtree(FIGURES, ignore_errors=True)
     layouts = made_layouts()
     captured = read_captured(with_classes(read_tokens(ACTIVATIONS)), read_plot("steps", "measure"))
-    with paper_style():
+    labels = {piece.label for reading in captured.readings for piece in reading}
+    with paper_style(labels | set(map(str.lower, labels))):
         if "joint" in layouts:
             pages = draw_joint_pages(read_map("joint"), FIGURES / "joint", figures, captured.encoder)
             write_animation(pages, FIGURES / "joint.gif", figures.frames_per_second)

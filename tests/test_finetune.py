@@ -53,10 +53,16 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
     scores = torch.stack(logits)
     truth = torch.tensor(reviews["label"].to_numpy())
     chosen = scores.argmax(-1)
-    true_positives = int(((chosen == 1) & (truth == 1)).sum())
-    f1 = 2 * true_positives / (int((chosen == 1).sum()) + int((truth == 1).sum()))
+    by_class = pd.read_csv(finetuned / "reports/plots/finetune_by_class.csv").set_index("label_name")
+    f1 = []
+    for label, name in enumerate(("negative", "positive")):
+        right = int(((chosen == label) & (truth == label)).sum())
+        counts = [int((each == label).sum()) for each in (truth, chosen)]
+        f1.append(2 * right / sum(counts))
+        expected = [label, *counts, right / counts[1], right / counts[0], f1[label]]
+        assert by_class.loc[name].tolist() == pytest.approx(expected, abs=1e-6)
     assert metrics["test"]["accuracy"] == pytest.approx(float((chosen == truth).double().mean()), abs=1e-6)
-    assert metrics["test"]["f1"] == pytest.approx(f1, abs=1e-6)
+    assert metrics["test"]["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert metrics["test"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert metrics["test"]["majority_accuracy"] == 0.5
     # Wilson's interval: where the observed share is 1.96 standard errors from the true one.

@@ -17,10 +17,10 @@ def split_file(split: str) -> Path:
 
 
 def write_split(split: str, reviews: pd.DataFrame) -> None:
-    """Write columns `text`, `label` (0 or 1), `label_name`."""
+    """Write columns `text`, `label` (from 0 on), `label_name`."""
     write_table(split_file(split), reviews)
 
 
 def read_split(split: str) -> pd.DataFrame:
-    """Columns `text`, `label` (0 or 1), `label_name`."""
+    """Columns `text`, `label` (from 0 on), `label_name`."""
     return read_table(split_file(split), "download")

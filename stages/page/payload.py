@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,9 @@ def _class_names(captured: Captured) -> list[str]:
 
 
 def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    table = read_plot("captured_texts", "validate", dtype={"label": str, "predicted": str})
+    # A class may be called NA or None; an empty label is that of a text of one's own.
+    names = {"label": str, "predicted": str}
+    table = read_plot("captured_texts", "validate", dtype=names, keep_default_na=False, na_values=[""])
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {
@@ -105,10 +108,17 @@ def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str,
             "start": int(rows.index[0]),
             "length": len(rows),
             "begins": _beginning(texts[str(name)]),
+            "direction": _direction(texts[str(name)]),
             "note": captured_text(captured[str(name)]),
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
+
+
+def _direction(text: str) -> str:
+    """`rtl` where the first letter of a text that has a direction is written from right to left."""
+    first = next((char for char in text if unicodedata.bidirectional(char) in ("L", "R", "AL")), "")
+    return "ltr" if first == "" or unicodedata.bidirectional(first) == "L" else "rtl"
 
 
 def _beginning(text: str) -> str:

@@ -15,6 +15,7 @@ from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs.maps import made_layouts, read_quality
 from stages.outputs.reports import read_metrics, read_plot
 from stages.page import evidence
+from stages.page.arrays import visible
 from stages.parameters import ModelParameters, Parameters
 from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
@@ -117,13 +118,19 @@ def _taken(model: ModelParameters) -> str:
 
 def captured_text(row: pd.Series) -> str:
     """What the classifier says of a captured text, a row of `captured_texts.csv`, and how much of it the model saw."""
-    label = f"Labelled {row['label']}, classified" if isinstance(row["label"], str) else "Classified"
-    said = [f"{label} as {row['predicted']} with a probability of {percent(row['probability'])}."]
+    label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
+    said = [f"{label} as {_class(row['predicted'])} with a probability of {percent(row['probability'])}."]
     if row["tokens"] < row["whole_tokens"]:
         said.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
     if row["unknown_tokens"]:
         said.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
     return " ".join(said)
+
+
+def _class(name: str) -> str:
+    """A class's name within a sentence, whose order of words a name that is written from right to left leaves alone."""
+    shown = visible(name, kept="")
+    return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
 
 
 def _mixing(curves: pd.DataFrame) -> list[str]:

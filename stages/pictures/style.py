@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 
+from stages.pictures.fonts import can_draw, fallbacks
 from stages.vocabulary import Mark
 
 ONE_COLUMN = 3.3  # inches
@@ -30,9 +30,11 @@ METADATA: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def paper_style() -> Iterator[None]:
-    """Matplotlib's settings for the time of drawing and saving."""
+def paper_style(texts: Iterable[str] = ()) -> Iterator[None]:
+    """Matplotlib's settings for the time of drawing and saving, with fonts for the letters of `texts`."""
     with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
+        own = mpl.rcParams["font.family"]
+        mpl.rcParams["font.family"] = [*own, *fallbacks(texts, own)]
         yield
 
 
@@ -44,9 +46,9 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int) ->
 
 
 def printable(text: str) -> str:
-    """Text that the figures' font can draw: other characters become their code points, `<U+1F600>`."""
-    known = get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap()
-    return "".join(char if ord(char) in known and char.isprintable() else f"<U+{ord(char):04X}>" for char in text)
+    """Text that the figures' fonts can draw: other characters become their code points, `<U+1F600>`."""
+    families = mpl.rcParams["font.family"]
+    return "".join(char if can_draw(char, families) else f"<U+{ord(char):04X}>" for char in text)
 
 
 def key_of(marks: Iterable[Mark], size: float) -> list[Line2D]:

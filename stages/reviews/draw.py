@@ -16,6 +16,52 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
     """
     if size >= len(labels):
         return np.arange(len(labels))
+    classes, quota = _quotas(labels, size)
+    generator = np.random.default_rng(seed)
+    drawn = [
+        generator.choice(np.flatnonzero(labels == name), size=take, replace=False)
+        for name, take in zip(classes, quota, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))
+
+
+def stratified_split(
+    labels: npt.NDArray[np.int64], fraction: float, seed: int, groups: npt.NDArray[np.int64] | None = None
+) -> tuple[Rows, Rows]:
+    """Row numbers of the rest and of the split-off part, which holds `fraction` of the rows, at least one per class.
+
+    Rows of one of the `groups`, numbered from 0, stay on one side; then the shares are as near as whole groups allow.
+    """
+    size = max(round(fraction * len(labels)), len(np.unique(labels)))
+    if groups is None or groups.max(initial=0) + 1 == len(groups):
+        part = stratified_draw(labels, size, seed)
+    else:
+        part = _whole_groups(labels, groups, size, seed)
+    return np.setdiff1d(np.arange(len(labels)), part), part
+
+
+def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
+    """Groups in random order, each taken where it brings the classes nearer to their quotas.
+
+    By the squared shares of each class that are missing. scikit-learn's StratifiedGroupKFold knows equal folds only,
+    and takes a hundred times as long where nearly every row is a group.
+    """
+    classes, numbers = np.unique(labels, return_inverse=True)
+    missing_C = _quotas(labels, size)[1].astype(float)
+    counts_GC = np.zeros((groups.max() + 1, len(classes)))
+    np.add.at(counts_GC, (groups, numbers), 1)
+    weights_C = 1 / counts_GC.sum(0) ** 2
+    taken = np.zeros(len(counts_GC), dtype=bool)
+    for group in np.random.default_rng(seed).permutation(len(counts_GC)):
+        count_C = counts_GC[group]
+        if weights_C @ (count_C * (count_C - 2 * missing_C)) < 0:
+            missing_C -= count_C
+            taken[group] = True
+    return np.flatnonzero(taken[groups])
+
+
+def _quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The classes, and how many rows of each are drawn."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
@@ -26,16 +72,4 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
     while size >= len(classes) and (quota == 0).any():
         quota[np.argmax(quota)] -= 1
         quota[np.argmin(quota)] += 1
-    generator = np.random.default_rng(seed)
-    drawn = [
-        generator.choice(np.flatnonzero(labels == name), size=take, replace=False)
-        for name, take in zip(classes, quota, strict=True)
-    ]
-    return np.sort(np.concatenate(drawn))
-
-
-def stratified_split(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Row numbers of the rest and of the split-off part, which holds `fraction` of the rows, at least one per class."""
-    size = max(round(fraction * len(labels)), len(np.unique(labels)))
-    part = stratified_draw(labels, size, seed)
-    return np.setdiff1d(np.arange(len(labels)), part), part
+    return classes, quota

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from stages.errors import InputError
 from stages.parameters import DatasetParameters
+from stages.reviews.checks import checked, shown, with_classes
 from stages.reviews.draw import stratified_draw, stratified_split
-from stages.reviews.files import LINE, SUFFIXES, TEXT_FILES, first_line, read_file
+from stages.reviews.files import SUFFIXES, TEXT_FILES, first_line, read_file
 
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+CONFIGS = re.compile(r"(?:available configs|Available): \[(.*)\]")  # what the library says of a config that is none
 SPLITS = ("train", "validation", "test")
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame]:
-    """`train`, `validation` and `test`, columns `text`, `label` (0 or 1) and `label_name`.
+    """`train`, `validation` and `test`, columns `text`, `label` (from 0 on) and `label_name`.
 
     Validation is a stratified part of train. A source without a test split gives up a part
-    of the same size for it first. Limits are drawn before validation is split off.
+    of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and those of
+    one group, are never on two sides of a split that is made here.
     """
-    source = {
-        split: _checked(frame, dataset, f"{dataset.name} ({split})") for split, frame in _read_source(dataset).items()
-    }
-    names = _label_names(source, dataset)
-    frames = {split: _with_numbers(frame, names) for split, frame in source.items()}
+    called = {"train": dataset.train_split, "test": dataset.test_split}
+    source = _read_source(dataset)
+    tables = {split: checked(frame, dataset, f"{dataset.name} ({called[split]})") for split, frame in source.items()}
+    frames = with_classes(tables, dataset)
+    classes = pd.concat(frames.values()).groupby("label")["label_name"].first()
     if "test" not in frames:
         frames["train"], frames["test"] = _split(frames["train"], dataset.validation_fraction, seed)
     for split, limit in (("train", dataset.train_limit), ("test", dataset.test_limit)):
@@ -38,24 +46,57 @@ def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame
             frames[split] = frames[split].iloc[rows]
     # A different draw than the limit's, from the same seed.
     frames["train"], frames["validation"] = _split(frames["train"], dataset.validation_fraction, seed)
+    _check_splits(frames, classes)
+    columns = ["text", "label", "label_name"]
+    return {split: frames[split][columns].reset_index(drop=True) for split in SPLITS}
+
+
+def _check_splits(frames: Mapping[str, pd.DataFrame], classes: pd.Series) -> None:
+    """`InputError` for a class that cannot be learned, and for a split of one class; what may mislead is said."""
     for split in SPLITS:
-        if frames[split]["label"].nunique() < 2:
+        frame = frames[split]
+        lacking = [name for label, name in classes.items() if label not in set(frame["label"])]
+        if lacking and (split == "train" or frame["label"].nunique() < 2):
             raise InputError(
-                f"dataset: the {split} split would have {len(frames[split])} reviews, not of both classes; have more "
-                "reviews, or raise dataset.train_limit, dataset.test_limit or dataset.validation_fraction"
+                f"dataset: the {split} split would have {len(frame)} reviews, none of {len(lacking)} of "
+                f"{len(classes)} classes ({shown(lacking)}); have more reviews or smaller groups, or raise "
+                "dataset.train_limit, dataset.test_limit or dataset.validation_fraction"
             )
-    return {split: frames[split].reset_index(drop=True) for split in SPLITS}
+        if lacking:
+            logging.warning("the %s split has no review of %s", split, shown(lacking))
+    learned = pd.concat([frames["train"], frames["validation"]])
+    for key, what in (("text", "a text"), ("group", "a group of dataset.group_column")):
+        if key in learned:
+            shared = int(frames["test"][key].isin(learned[key]).sum())
+            if shared:
+                logging.warning(
+                    "%d of the %d test reviews have %s of the training split", shared, len(frames["test"]), what
+                )
+
+
+def _split(frame: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    rest, part = stratified_split(frame["label"].to_numpy(), fraction, seed, _groups(frame))
+    return frame.iloc[rest], frame.iloc[part]
+
+
+def _groups(frame: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """The number of each row's group: rows hang together by an equal text, by their group, and by way of others."""
+    texts, groups = (pd.factorize(frame[key])[0] for key in ("text", "group" if "group" in frame else "text"))
+    size = len(frame)
+    links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
+    return np.unique(connected_components(links, directed=False)[1][texts], return_inverse=True)[1]
 
 
 def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
+    """`train`, and `test` where the source has one."""
     path = Path(dataset.name)
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
+        if dataset.config is not None:
+            raise InputError(f"dataset.config: {dataset.config} is no part of {path}, a single file; leave it empty")
         return {"train": read_file(path)}
     if path.is_dir():
-        for file in sorted(each for each in path.rglob("*") if each.suffix.lower() in TEXT_FILES):
-            read_file(file)  # the library does not say which file is not as it should be
         with tempfile.TemporaryDirectory() as cache:  # it would keep a copy of every folder for ever
             return _load_dataset(dataset, revision=None, cache_dir=cache)
     if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
@@ -67,81 +108,51 @@ def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: s
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below
+    chosen = {"train": dataset.train_split, "test": dataset.test_split}
+    frames = {}
     try:
-        loaded = datasets.load_dataset(dataset.name, revision=revision, cache_dir=cache_dir)
+        builder = datasets.load_dataset_builder(
+            dataset.name, name=dataset.config, revision=revision, cache_dir=cache_dir
+        )
+        _check_choice(dataset, builder)
+        builder.download_and_prepare()
+        for split, name in chosen.items():
+            if name is not None:
+                table = builder.as_dataset(split=name)
+                frames[split] = _named(table.to_pandas(), dataset.label_column, table.features)
+    except InputError:
+        raise
     except Exception as error:  # the library raises dozens of types for an unreachable or unusable source
+        configs = CONFIGS.search(str(error))
+        if configs:
+            named = "there are several" if dataset.config is None else f"{dataset.config} is none of {dataset.name}"
+            raise InputError(f"dataset.config: {named}; allowed: {configs[1]}") from error
         what = "cannot" if Path(dataset.name).is_dir() else "is no folder here, and from the hub it cannot"
         reason = first_line(error.__cause__ or error)
         raise InputError(f"dataset.name: {dataset.name} {what} be loaded: {reason}") from error
-    if "train" not in loaded:
-        raise InputError(f"dataset.name: {dataset.name} has no train split; it has {', '.join(loaded)}")
-    frames = {}
-    for split in ("train", "test"):
-        if split in loaded:
-            table = loaded[split]
-            frame = table.to_pandas()
-            label = table.features.get(dataset.label_column)
-            if isinstance(label, datasets.ClassLabel):
-                named = dict(enumerate(label.names))
-                frame[dataset.label_column] = frame[dataset.label_column].map(
-                    # The position keeps the source's order of classes where the names' would differ.
-                    lambda number, named=named: f"{number}:{named[number]}" if number in named else None
-                )
-            frames[split] = frame
     return frames
 
 
-def _checked(frame: pd.DataFrame, dataset: DatasetParameters, where: str) -> pd.DataFrame:
-    for key, name in (("text_column", dataset.text_column), ("label_column", dataset.label_column)):
-        if name not in frame.columns:
-            there = ", ".join(map(repr, frame.columns))
-            raise InputError(f"dataset.{key}: {where} has no column {name!r}; it has {there}")
-    frame = frame[[dataset.text_column, dataset.label_column]].set_axis(["text", "label"], axis=1)
-    for what, column, usable in (
-        ("rows without a text", dataset.text_column, frame["text"].map(_is_text)),
-        ("missing labels", dataset.label_column, frame["label"].map(lambda label: not _is_missing(label))),
-        ("labels that are no word, number or truth value", dataset.label_column, frame["label"].map(_is_label)),
-    ):
-        rows = np.flatnonzero(~usable.to_numpy(bool))
-        if len(rows):
-            first = f"{'line' if frame.index.name == LINE else 'row'} {frame.index[rows[0]]}"
-            raise InputError(f"{where}: {len(rows)} {what} in {column!r}, the first in {first}")
-    return frame
+def _check_choice(dataset: DatasetParameters, builder: Any) -> None:
+    """`InputError` for a split that there is not, and for a text file of a chosen one that is not as it should be."""
+    files: Mapping[str, Sequence[str]] = builder.config.data_files
+    for key, name in (("train_split", dataset.train_split), ("test_split", dataset.test_split)):
+        if name is not None and name not in files:
+            part = "; or leave it empty, and a part of the training split becomes it" if key == "test_split" else ""
+            raise InputError(
+                f"dataset.{key}: {dataset.name} has no split {name}; allowed: {', '.join(map(str, files))}{part}"
+            )
+    for name in filter(None, (dataset.train_split, dataset.test_split)):
+        for file in map(Path, files[name]):
+            if file.suffix.lower() in TEXT_FILES and file.is_file():
+                read_file(file)  # the library does not say which file it is
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def _is_label(value: Any) -> bool:
-    return isinstance(value, (str, bool, int, float, np.generic))
-
-
-def _label_names(frames: dict[str, pd.DataFrame], dataset: DatasetParameters) -> list[Any]:
-    names = sorted(set().union(*(frame["label"].unique() for frame in frames.values())), key=_sorting_key)
-    if len(names) != 2:
-        shown = ", ".join(repr(name) if isinstance(name, str) else str(name) for name in names[:10])
-        raise InputError(
-            f"dataset.label_column: {dataset.label_column!r} of {dataset.name} holds {len(names)} "
-            f"{'class' if len(names) == 1 else 'classes'} ({shown}); two are needed"
-        )
-    return names
-
-
-def _sorting_key(label: Any) -> tuple[bool, Any]:
-    return (isinstance(label, str), label)
-
-
-def _with_numbers(frame: pd.DataFrame, names: list[Any]) -> pd.DataFrame:
-    numbers = frame["label"].map({name: number for number, name in enumerate(names)}).astype("int64")
-    shown = frame["label"].map(lambda label: re.sub(r"^\d+:", "", str(label)))
-    return pd.DataFrame({"text": frame["text"], "label": numbers, "label_name": shown})
-
-
-def _split(frame: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    rest, part = stratified_split(frame["label"].to_numpy(), fraction, seed)
-    return frame.iloc[rest], frame.iloc[part]
+def _named(frame: pd.DataFrame, column: str, features: Mapping[str, Any]) -> pd.DataFrame:
+    """The labels by their names, in the source's order of classes; one without a name is missing."""
+    names = getattr(features.get(column), "names", None)
+    if names is None:
+        return frame
+    numbers = frame[column]
+    codes = numbers.where(numbers.between(0, len(names) - 1), -1).astype(int)
+    return frame.assign(**{column: pd.Categorical.from_codes(codes, names)})

@@ -1,7 +1,7 @@
 // The controls, which say what is chosen and change it; the name of the selected token; the walk through the model.
 
 import { checkpoints, data, holds, layouts, nameOf, positionOf } from "./data.js";
-import { byId, element, fill } from "./elements.js";
+import { byId, element, fill, isolated } from "./elements.js";
 import { change, state } from "./state.js";
 
 const named = (names, of) => names.map((name) => [name, of[name]]);
@@ -13,7 +13,7 @@ const SELECTS = [
   [
     "document",
     "document",
-    data.documents.map((each, number) => [number, `${each.name}: ${each.begins} (${each.length} tokens)`]),
+    data.documents.map((each, number) => [number, `${each.name}: ${isolated(each.begins)} (${each.length} tokens)`]),
   ],
   ["layout", "layout", layouts.map((name) => [name, name])],
   ["colour", "colour"],

@@ -21,6 +21,12 @@ export function ramp(low, high, colours) {
   return [element("span", {}, low), element("span", { class: "ramp", style }), element("span", {}, high)];
 }
 
+// The blocks of scripts that are written from right to left.
+const RIGHT_TO_LEFT = /[\u0590-\u08FF\uFB1D-\uFDFF\uFE70-\uFEFC\u{10800}-\u{10FFF}\u{1E800}-\u{1EFFF}]/u;
+
+/** Someone's text within a sentence of the page, which it leaves in its order. */
+export const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text);
+
 export const inText = (label) => label[0].toLowerCase() + label.slice(1);
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 

@@ -1,11 +1,12 @@
 // The view Text: the words of one text, shaded by their mixing ratio, and what a word took from others.
 
 import { data, largestRatio, positionOf, ratioOf, readingOf, readings, sourcesOf } from "./data.js";
-import { byId, element, inText, percent, ramp } from "./elements.js";
+import { byId, element, inText, isolated, percent, ramp } from "./elements.js";
 import { change, state } from "./state.js";
 
 const box = byId("words");
 const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+const SIDEWAYS = new Set(["ArrowRight", "ArrowLeft"]);
 const LISTED = 12;
 const NOT_HERE =
   "What this text's words took from each other is not on the page, which would grow too large; " +
@@ -27,7 +28,7 @@ const tokenAt = (event) => {
 };
 
 export function buildWords() {
-  const { start, length, name, note } = data.documents[state.document];
+  const { start, length, name, note, direction } = data.documents[state.document];
   byId("text-note").textContent = note;
   // Only a decoder has words of its own, for which those of the text are put anew.
   const { words, apart } = readings.length > 1 ? readingOf(state.layer) : readings[0];
@@ -38,6 +39,7 @@ export function buildWords() {
     parts.push(element("span", apart[token] ? attributes : { ...attributes, class: "piece" }, words[token]));
   }
   box.replaceChildren(...parts);
+  box.dir = direction;
   box.setAttribute("aria-label", `Words of ${name}`);
 }
 
@@ -57,9 +59,9 @@ export function drawWords() {
     span.style.borderBottomColor = taken ? state.colours.took : "transparent";
     span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
     span.setAttribute("aria-selected", String(token === state.token));
-    const parts = [nameThere(token), `position ${positionOf(token)}`];
+    const parts = [isolated(nameThere(token)), `position ${positionOf(token)}`];
     if (share !== null) parts.push(`length ratio of others ${percent(share)}`);
-    if (taken) parts.push(`gave ${percent(taken)} to ${nameThere(looked)}`);
+    if (taken) parts.push(`gave ${percent(taken)} to ${isolated(nameThere(looked))}`);
     span.title = parts.join(", ");
   }
   if (state.token === null) box.removeAttribute("aria-activedescendant");
@@ -120,7 +122,8 @@ function sourcesOfToken(looked) {
 
 export function drawSources() {
   const looked = lookedAt();
-  byId("sources-title").textContent = looked === null ? "Took from" : `“${nameThere(looked)}” took from`;
+  const title = looked === null ? ["Took from"] : ["“", element("bdi", {}, nameThere(looked)), "” took from"];
+  byId("sources-title").replaceChildren(...title);
   const none = [element("p", { class: "small" }, "Select a word.")];
   byId("sources").replaceChildren(...(looked === null ? none : [ratioLine(looked), ...sourcesOfToken(looked)]));
 }
@@ -129,7 +132,8 @@ export function drawSources() {
 function tokenByKey(key) {
   const { start, length } = data.documents[state.document];
   const last = start + length - 1;
-  const next = state.token === null ? start : Math.min(Math.max(state.token + MOVES[key], start), last);
+  const move = box.dir === "rtl" && SIDEWAYS.has(key) ? -MOVES[key] : MOVES[key];
+  const next = state.token === null ? start : Math.min(Math.max(state.token + move, start), last);
   return { Home: start, End: last, Escape: null, ...(key in MOVES ? { [key]: next } : {}) }[key];
 }
 
