@@ -25,6 +25,7 @@ READ_BY = {
     "seed": "download finetune measure validate render",
     "dataset: name revision text_column label_column validation_fraction train_limit test_limit": "download render",
     "model: name revision": "download render",
+    "hub: time_limit": "render",
     "finetune: epochs batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
     "capture: documents texts max_length": "capture measure validate render",
     "capture: points dtype batch_tokens precision": "capture render",

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from stages.errors import InputError
+from stages.errors import InputError, first_line, innermost
+from stages.hub.dataset import dataset_folder
 from stages.parameters import DatasetParameters
 from stages.reviews.draw import stratified_draw, stratified_split
-from stages.reviews.files import LINE, SUFFIXES, TEXT_FILES, first_line, read_file
+from stages.reviews.files import LINE, SUFFIXES, TEXT_FILES, read_file
 
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SPLITS = ("train", "validation", "test")
@@ -47,6 +48,12 @@ def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame
     return {split: frames[split].reset_index(drop=True) for split in SPLITS}
 
 
+def is_on_hub(dataset: DatasetParameters) -> bool:
+    """Whether `read_splits` asks the hub for it."""
+    path = Path(dataset.name)
+    return not path.exists() and path.suffix.lower() not in SUFFIXES and bool(HUB_IDENTIFIER.fullmatch(dataset.name))
+
+
 def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
     path = Path(dataset.name)
     if path.is_file():
@@ -57,22 +64,22 @@ def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
         for file in sorted(each for each in path.rglob("*") if each.suffix.lower() in TEXT_FILES):
             read_file(file)  # the library does not say which file is not as it should be
         with tempfile.TemporaryDirectory() as cache:  # it would keep a copy of every folder for ever
-            return _load_dataset(dataset, revision=None, cache_dir=cache)
-    if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
+            return _load_dataset(dataset, path, cache)
+    if not is_on_hub(dataset):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
-    return _load_dataset(dataset, revision=dataset.revision, cache_dir=None)
+    with dataset_folder(dataset.name, dataset.revision) as folder, tempfile.TemporaryDirectory() as cache:
+        return _load_dataset(dataset, folder, cache)
 
 
-def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: str | None) -> dict[str, pd.DataFrame]:
+def _load_dataset(dataset: DatasetParameters, folder: Path, cache_dir: str) -> dict[str, pd.DataFrame]:
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below
     try:
-        loaded = datasets.load_dataset(dataset.name, revision=revision, cache_dir=cache_dir)
-    except Exception as error:  # the library raises dozens of types for an unreachable or unusable source
-        what = "cannot" if Path(dataset.name).is_dir() else "is no folder here, and from the hub it cannot"
-        reason = first_line(error.__cause__ or error)
-        raise InputError(f"dataset.name: {dataset.name} {what} be loaded: {reason}") from error
+        loaded = datasets.load_dataset(str(folder), cache_dir=cache_dir)
+    except Exception as error:  # the library raises dozens of types for an unusable source
+        reason = first_line(innermost(error)).replace(str(folder), dataset.name)
+        raise InputError(f"dataset.name: {dataset.name} cannot be loaded: {reason}") from error
     if "train" not in loaded:
         raise InputError(f"dataset.name: {dataset.name} has no train split; it has {', '.join(loaded)}")
     frames = {}
