@@ -8,6 +8,8 @@ if not sys.stderr.isatty():
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# Its transfers know nothing of `stages/hub/patience.py`.
+os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 # Asked for by torch's deterministic algorithms on a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -2,8 +2,9 @@
 
     python -m stages.download
 
-Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/reviews.csv` and `models/pretrained/`: the files
-of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`.
+Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,sources}.csv` and `models/pretrained/`:
+the files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them
+appear at the end, or none.
 """
 
 from __future__ import annotations
@@ -12,49 +13,75 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
 from stages.command import run_stage
 from stages.errors import InputError
-from stages.models.fetching import fetch_model
+from stages.hub.patience import be_patient
+from stages.hub.repository import Kind, Repository
+from stages.models import fetching
 from stages.models.proof import prove_model, prove_pair
 from stages.outputs.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
-from stages.outputs.reports import write_plot
+from stages.outputs.reports import PLOTS, write_plot
 from stages.outputs.reviews import REVIEWS, write_split
-from stages.parameters import ModelParameters, Parameters
-from stages.reviews.source import read_splits
+from stages.parameters import DatasetParameters, ModelParameters, Parameters
+from stages.resume import clear, publish, unfinished_folder
+from stages.reviews import source
+
+Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
 
 
 def main(parameters: Parameters) -> None:
-    models = _models(parameters.model)
     written = list(CHECKPOINT_FOLDERS.values())
     for key, name, folders in (
-        *((key, model.name, written) for key, (model, _) in models.items()),
+        *((key, model.name, written) for key, (model, _) in _models(parameters.model).items()),
         ("dataset.name", parameters.dataset.name, [REVIEWS]),
     ):
         for folder in folders:
             if Path(name).resolve().is_relative_to(folder.resolve()):
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
-    for key, (model, folder) in models.items():
-        with _said_of(key, model.name, folder):
-            fetch_model(model, folder)
-    splits = read_splits(parameters.dataset, parameters.seed)
+    work = unfinished_folder("download", parameters)
+    try:
+        _make(parameters, work)
+        for output in (PRETRAINED, REVIEWS, PLOTS):
+            made = [work / output] if output == PRETRAINED else sorted((work / output).iterdir())
+            for each in made:
+                publish(each, each.relative_to(work))
+    finally:
+        clear(work)
+
+
+def _make(parameters: Parameters, work: Path) -> None:
+    """Every output, under the folder `work`."""
+    be_patient(parameters.hub.time_limit)
+    models, sources = {}, []
+    for key, (asked, folder) in _models(parameters.model).items():
+        with _said_of(key, asked.name, work / folder):
+            pinned = _at_commit("model", asked, fetching.is_on_hub(asked))
+            sources.append(_source(key.replace(".name", ""), asked, pinned))
+            fetching.fetch_model(pinned, work / folder)
+        models[key] = asked.name, work / folder
+    dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
+    sources.append(_source("dataset", parameters.dataset, dataset))
+    write_plot("sources", pd.DataFrame(sources), work / PLOTS)
+    splits = source.read_splits(dataset, parameters.seed)
     texts = splits["test"]["text"].tolist()
-    for key, (model, folder) in models.items():
-        with _said_of(key, model.name, folder):
+    for key, (name, folder) in models.items():
+        with _said_of(key, name, folder):
             prove_model(folder, texts)
     if len(models) > 1:
-        prove_pair(PRETRAINED, OWN, texts)
+        prove_pair(work / PRETRAINED, work / OWN, texts)
     tables = []
     for split, reviews in splits.items():
-        write_split(split, reviews)
+        write_split(split, reviews, work / REVIEWS)
         counts = reviews.groupby(["label", "label_name"]).size().rename("reviews").reset_index()
         tables.append(counts.assign(split=split)[["split", "label", "label_name", "reviews"]])
         logging.info(
             "%s: %s", split, ", ".join(f"{row.reviews} of class {row.label_name}" for row in counts.itertuples())
         )
-    write_plot("reviews", pd.concat(tables))
+    write_plot("reviews", pd.concat(tables), work / PLOTS)
 
 
 def _models(model: ModelParameters) -> dict[str, tuple[ModelParameters, Path]]:
@@ -63,6 +90,18 @@ def _models(model: ModelParameters) -> dict[str, tuple[ModelParameters, Path]]:
         return {"model.name": (model, PRETRAINED)}
     base = model.model_copy(update={"name": model.base, "revision": model.base_revision})
     return {"model.base": (base, PRETRAINED), "model.name": (model, OWN)}
+
+
+def _at_commit(kind: Kind, asked: Asked, on_hub: bool) -> Asked:
+    """Its revision as the commit that a branch or tag of the hub is now; none for what is no repository of it."""
+    commit = Repository(kind, asked.name, asked.revision).commit if on_hub else None
+    return asked.model_copy(update={"revision": commit})
+
+
+def _source(what: str, asked: Asked, pinned: Asked) -> dict[str, str | None]:
+    """A row of `sources.csv`."""
+    revision = asked.revision if pinned.revision else None
+    return {"source": what, "name": asked.name, "revision": revision, "commit": pinned.revision}
 
 
 @contextmanager

@@ -114,6 +114,10 @@ class ModelParameters(_Section):
     base_revision: Text | None = None
 
 
+class HubParameters(_Section):
+    time_limit: Annotated[float, Field(gt=0)] = 120
+
+
 class FinetuneParameters(_Section):
     epochs: Annotated[int, Field(ge=0)] = 3
     batch_size: Count = 8
@@ -237,6 +241,7 @@ class Parameters(_Section):
     arithmetic: Literal["portable", "fastest"] = "portable"
     dataset: DatasetParameters = DatasetParameters()
     model: ModelParameters = ModelParameters()
+    hub: HubParameters = HubParameters()
     finetune: FinetuneParameters = FinetuneParameters()
     capture: CaptureParameters = CaptureParameters()
     mixing: MixingParameters = MixingParameters()

@@ -27,6 +27,7 @@ READ_BY = {
     "dataset: revision text_column label_column validation_fraction train_limit test_limit": "download render",
     "model: name base": "sources download render",
     "model: revision base_revision": "download render",
+    "hub: time_limit": "render",
     "finetune: epochs batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
     "capture: documents texts max_length": "capture measure validate render",
     "capture: points dtype batch_tokens precision": "capture render",

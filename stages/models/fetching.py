@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import shutil
-import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from stages.errors import InputError
+from stages.hub.repository import Repository
 from stages.parameters import ModelParameters
 
 PACKAGE_SCHEME = "package://"
@@ -25,6 +29,11 @@ CHECKPOINT_FILES = (
     "model*.safetensors",
     "model.safetensors.index.json",
 )
+WEIGHTS = ".safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+CODE = "auto_map"
+"""Where the configurations name code of their repository, which the library would run, or ask whether to."""
+CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files, of which a checkpoint must have one set."""
 # sha256 of model.safetensors, of models that the pipeline vouches for.
@@ -38,12 +47,16 @@ def fetch_model(model: ModelParameters, output: Path) -> None:
     if output.exists():
         shutil.rmtree(output)
     if model.name.startswith(PACKAGE_SCHEME):
-        _copy(model.name, package_folder(model.name), output)
+        _copy(model.name, _checkpoint_files(package_folder(model.name)), output)
     elif Path(model.name).is_dir():
-        _copy(model.name, Path(model.name), output)
+        _copy(model.name, _checkpoint_files(Path(model.name)), output)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            _copy(model.name, _download(model, Path(folder)), output)
+        _copy(model.name, _download(model), output)
+
+
+def is_on_hub(model: ModelParameters) -> bool:
+    """Whether `fetch_model` asks the hub for it."""
+    return not model.name.startswith(PACKAGE_SCHEME) and not Path(model.name).is_dir()
 
 
 def package_folder(name: str) -> Path:
@@ -58,39 +71,67 @@ def package_folder(name: str) -> Path:
     return path
 
 
-def _download(model: ModelParameters, folder: Path) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(
-            snapshot_download(
-                model.name, revision=model.revision, allow_patterns=list(CHECKPOINT_FILES), local_dir=folder
-            )
-        )
-    except HFValidationError:
-        raise InputError(f"model.name: there is no folder {model.name}, and it is no hub identifier") from None
-    except Exception as error:  # the client raises its transport's types too
-        revision = f" at revision {model.revision}" if model.revision else ""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"model.name: {model.name} is no folder here, and cannot be had from the hub{revision}: {reason}"
-        ) from error
-
-
-def _copy(name: str, folder: Path, output: Path) -> None:
+def _checkpoint_files(folder: Path) -> dict[str, Path]:
     files = sorted({file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
-    names = [file.name for file in files]
-    if "config.json" not in names:
+    return {file.name: file for file in files}
+
+
+def _download(model: ModelParameters) -> dict[str, Path]:
+    repository = Repository("model", model.name, model.revision)
+    names = [path for path in repository.paths if "/" not in path]
+    wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in CHECKPOINT_FILES)]
+    _check_names(model.name, wanted, others=names)
+    weights = [name for name in wanted if name.endswith(WEIGHTS)]
+    files = repository.fetch(name for name in wanted if name not in weights)
+    _check_code(model.name, files["config.json"])  # before what takes long
+    return files | repository.fetch(weights)
+
+
+def _check_names(name: str, files: Collection[str], others: Iterable[str] = ()) -> None:
+    if "config.json" not in files:
         raise InputError(f"model.name: {name} holds no config.json")
-    if not any(file.endswith(".safetensors") for file in names):
-        raise InputError(f"model.name: {name} holds no model.safetensors; other weight formats are not read")
-    if not any(set(files) <= set(names) for files in TOKENIZERS):
-        allowed = ", or ".join(" with ".join(files) for files in TOKENIZERS)
+    if not any(file.endswith(WEIGHTS) for file in files):
+        pickled = [file for file in others if file.endswith(PICKLED)]
+        instead = f" but {', '.join(pickled)}, which may hold code" if pickled else ""
+        raise InputError(
+            f"model.name: {name} holds no model.safetensors{instead}; other weight formats are not read: "
+            "choose a model, or a revision of it, that has it"
+        )
+    if not any(set(each) <= set(files) for each in TOKENIZERS):
+        allowed = ", or ".join(" with ".join(each) for each in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
+
+
+def _check_code(name: str, config: Path) -> None:
+    """That the model's type is the library's own, where its repository brings code for it."""
+    from transformers import CONFIG_MAPPING
+
+    values = _json(config)
+    if CODE in values and values.get("model_type") not in CONFIG_MAPPING:
+        raise InputError(
+            f"model.name: {name} is of the type {values.get('model_type')!r}, which needs code of its repository "
+            f"({CODE} in config.json); none is run: choose a model of a family of stages/models/families.yaml"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # said by the library that reads it
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _copy(name: str, files: Mapping[str, Path], output: Path) -> None:
+    _check_names(name, files)
+    _check_code(name, files["config.json"])
     output.mkdir(parents=True)
-    for file in files:
-        shutil.copyfile(file, output / file.name)
+    for each, file in files.items():
+        if each in CONFIGURATIONS and CODE in (values := _json(file)):
+            del values[CODE]
+            (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        else:
+            shutil.copyfile(file, output / each)
     expected = DIGESTS.get(name)
     if expected is not None:
         with (output / "model.safetensors").open("rb") as weights:

@@ -42,9 +42,9 @@ def read_metrics(name: str) -> dict[str, Any]:
     return metrics
 
 
-def write_plot(name: str, table: pd.DataFrame) -> None:
-    """Write `reports/plots/<name>.csv`, numbers rounded to six decimals."""
-    with writing(PLOTS / f"{name}.csv") as path:
+def write_plot(name: str, table: pd.DataFrame, folder: Path = PLOTS) -> None:
+    """Write `reports/plots/<name>.csv`, or that of another folder, numbers rounded to six decimals."""
+    with writing(folder / f"{name}.csv") as path:
         table.round(DIGITS).to_csv(path, index=False, lineterminator="\n")
 
 

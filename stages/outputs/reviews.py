@@ -11,14 +11,14 @@ from stages.outputs.files import read_table, write_table
 REVIEWS = Path("data/reviews")
 
 
-def split_file(split: str) -> Path:
+def split_file(split: str, folder: Path = REVIEWS) -> Path:
     """Where the reviews of `train`, `validation` or `test` lie."""
-    return REVIEWS / f"{split}.parquet"
+    return folder / f"{split}.parquet"
 
 
-def write_split(split: str, reviews: pd.DataFrame) -> None:
+def write_split(split: str, reviews: pd.DataFrame, folder: Path = REVIEWS) -> None:
     """Write columns `text`, `label` (from 0 on), `label_name`."""
-    write_table(split_file(split), reviews)
+    write_table(split_file(split, folder), reviews)
 
 
 def read_split(split: str) -> pd.DataFrame:

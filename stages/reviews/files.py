@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.errors import InputError
+from stages.errors import InputError, first_line
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT_FILES = (*SEPARATORS, ".jsonl")
@@ -38,11 +38,6 @@ def read_file(path: Path) -> pd.DataFrame:
         raise InputError(f"dataset.name: {path} is not UTF-8{where} ({error.reason}); save it as UTF-8") from error
     except (ValueError, OSError, csv.Error, pa.ArrowException) as error:
         raise InputError(f"dataset.name: {path}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without what follows on further lines."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _first_undecodable(content: bytes) -> str:

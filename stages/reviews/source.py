@@ -15,11 +15,12 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from stages.errors import InputError
+from stages.errors import InputError, first_line, innermost
+from stages.hub.dataset import dataset_folder
 from stages.parameters import DatasetParameters
 from stages.reviews.checks import checked, shown, with_classes
 from stages.reviews.draw import stratified_draw, stratified_split
-from stages.reviews.files import SUFFIXES, TEXT_FILES, first_line, read_file
+from stages.reviews.files import SUFFIXES, TEXT_FILES, read_file
 
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIGS = re.compile(r"(?:available configs|Available): \[(.*)\]")  # what the library says of a config that is none
@@ -87,6 +88,12 @@ def _groups(frame: pd.DataFrame) -> npt.NDArray[np.int64]:
     return np.unique(connected_components(links, directed=False)[1][texts], return_inverse=True)[1]
 
 
+def is_on_hub(dataset: DatasetParameters) -> bool:
+    """Whether `read_splits` asks the hub for it."""
+    path = Path(dataset.name)
+    return not path.exists() and path.suffix.lower() not in SUFFIXES and bool(HUB_IDENTIFIER.fullmatch(dataset.name))
+
+
 def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
     """`train`, and `test` where the source has one."""
     path = Path(dataset.name)
@@ -98,22 +105,21 @@ def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
         return {"train": read_file(path)}
     if path.is_dir():
         with tempfile.TemporaryDirectory() as cache:  # it would keep a copy of every folder for ever
-            return _load_dataset(dataset, revision=None, cache_dir=cache)
-    if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(dataset.name):
+            return _load_dataset(dataset, path, cache)
+    if not is_on_hub(dataset):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
-    return _load_dataset(dataset, revision=dataset.revision, cache_dir=None)
+    with dataset_folder(dataset.name, dataset.revision) as folder, tempfile.TemporaryDirectory() as cache:
+        return _load_dataset(dataset, folder, cache)
 
 
-def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: str | None) -> dict[str, pd.DataFrame]:
+def _load_dataset(dataset: DatasetParameters, folder: Path, cache_dir: str) -> dict[str, pd.DataFrame]:
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below
     chosen = {"train": dataset.train_split, "test": dataset.test_split}
     frames = {}
     try:
-        builder = datasets.load_dataset_builder(
-            dataset.name, name=dataset.config, revision=revision, cache_dir=cache_dir
-        )
+        builder = datasets.load_dataset_builder(str(folder), name=dataset.config, cache_dir=cache_dir)
         _check_choice(dataset, builder)
         builder.download_and_prepare()
         for split, name in chosen.items():
@@ -122,14 +128,13 @@ def _load_dataset(dataset: DatasetParameters, revision: str | None, cache_dir: s
                 frames[split] = _named(table.to_pandas(), dataset.label_column, table.features)
     except InputError:
         raise
-    except Exception as error:  # the library raises dozens of types for an unreachable or unusable source
+    except Exception as error:  # the library raises dozens of types for an unusable source
         configs = CONFIGS.search(str(error))
         if configs:
             named = "there are several" if dataset.config is None else f"{dataset.config} is none of {dataset.name}"
             raise InputError(f"dataset.config: {named}; allowed: {configs[1]}") from error
-        what = "cannot" if Path(dataset.name).is_dir() else "is no folder here, and from the hub it cannot"
-        reason = first_line(error.__cause__ or error)
-        raise InputError(f"dataset.name: {dataset.name} {what} be loaded: {reason}") from error
+        reason = first_line(innermost(error)).replace(str(folder), dataset.name)
+        raise InputError(f"dataset.name: {dataset.name} cannot be loaded: {reason}") from error
     return frames
 
 
