@@ -12,7 +12,7 @@ INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro page test check format docs bench paper study verify verify-cpu picture lock licences clean
+.PHONY: help install repro page show compare test check format docs bench paper study verify verify-cpu picture lock licences clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -43,6 +43,14 @@ page: $(INSTALLED) ## Get the page and the figures of this commit from where the
 	   $(IN_VENV) dvc config core.remote 2>/dev/null | grep -q . || why="no DVC remote is set, README.md says how"; \
 	   echo "error: reports/index.html could not be got: $$why; 'make repro' makes it here" >&2; exit 1; }
 	@echo "open reports/index.html"
+
+# By the environment, so that a text may hold quotes and dollar signs.
+show: override export TEXT := $(value TEXT)
+show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
+	@$(IN_VENV) python -m stages.show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
+
+compare: $(INSTALLED) ## Experiments side by side, means and intervals over seeds, into reports/compare/ (NAMES="a b")
+	@$(IN_VENV) python -m compare $(NAMES)
 
 test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)
 	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(MARKED),-m "$(MARKED)")

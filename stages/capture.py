@@ -53,12 +53,16 @@ Lengths = npt.NDArray[np.int64]
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
+    capture_texts(parameters, chosen_texts(parameters.capture), FINETUNED)
+
+
+def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Path) -> None:
+    """Write `features/activations/` of `texts`, by name, in the model that lies at `checkpoint`."""
     capture = parameters.capture
-    texts = chosen_texts(capture)
-    check_max_length("capture.max_length", capture.max_length, FINETUNED)
+    check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())
-    tokenizer = load_tokenizer(FINETUNED)
-    classifier: Any = load_classifier(FINETUNED)
+    tokenizer = load_tokenizer(checkpoint)
+    classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
     wanted = _wanted(base, capture.points)
 

@@ -6,7 +6,8 @@ import errno
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -32,15 +33,22 @@ def prepare() -> None:
 
 def run_stage(stage: Callable[[Parameters], None]) -> None:
     """Read `params.yaml`, run the stage; an `InputError` becomes one line and exit status 1."""
+    with as_command():
+        parameters = read_parameters()
+        with working_alone(Path(inspect.getfile(stage)).stem):
+            stage(parameters)
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """The log of what runs here, and its errors as one line and exit status 1."""
     sys.excepthook = _explain
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for names, level in ((CHATTY, logging.WARNING), (QUIET, logging.CRITICAL)):
         for name in names:
             logging.getLogger(name).setLevel(level)
     try:
-        parameters = read_parameters()
-        with working_alone(Path(inspect.getfile(stage)).stem):
-            stage(parameters)
+        yield
     except InputError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

@@ -50,18 +50,25 @@ from stages.reviews.chosen import chosen_texts, drawn_reviews, review_labels, st
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
+    documents = _documents(parameters)
+    counted = _counted(documents)
+    chosen = stratified_part(counted["document"].tolist(), parameters.mixing.gradient_documents, parameters.seed)
+    measure(parameters, documents, counted, chosen)
+
+
+def measure(
+    parameters: Parameters, documents: Sequence[Document], counted: pd.DataFrame, chosen: Sequence[str]
+) -> None:
+    """Write what is measured; `counted` is `document, label, tokens` of the statistics, `chosen` have derivatives."""
     mixing, seed = parameters.mixing, parameters.seed
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
-    documents = _documents(parameters, weights, tokenizer)
-    counted = _counted(documents)
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters)
     measured: dict[str, CheckpointMeasures] = {}
     sums: dict[str, Sums] = {}
     controls: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
     shuffled = [shuffled_words(document, seed) for document in documents]
-    chosen = stratified_part(counted["document"].tolist(), mixing.gradient_documents, seed)
     derivatives: dict[str, dict[str, DocumentDerivatives]] = {}
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
@@ -122,18 +129,17 @@ def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameter
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
-def _documents(
-    parameters: Parameters, weights: Mapping[str, Path], tokenizer: PreTrainedTokenizerFast
-) -> list[Document]:
+def _documents(parameters: Parameters) -> list[Document]:
     """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
     mixing, capture = parameters.mixing, parameters.capture
-    for path in weights.values():
+    weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints]
+    for path in weights:
         check_max_length("mixing.max_length", mixing.max_length, path)
         check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
     captured = chosen_texts(capture)
     drawn = drawn_reviews(mixing.documents, parameters.seed)
-    return chosen_documents(tokenizer, drawn, captured, mixing.max_length, capture.max_length)
+    return chosen_documents(load_tokenizer(weights[0]), drawn, captured, mixing.max_length, capture.max_length)
 
 
 def _counted(documents: Sequence[Document]) -> pd.DataFrame:

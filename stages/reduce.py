@@ -42,8 +42,12 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    umap = parameters.umap
     check_cluster()
+    reduce(parameters.umap, CAPTURED_CHECKPOINT)
+
+
+def reduce(umap: UmapParameters, checkpoint: str) -> None:
+    """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
     tokens = store.read_tokens(store.ACTIVATIONS)
     sites = store.stored_sites(store.ACTIVATIONS)
     rows = _drawn_tokens(tokens, len(sites), umap)
@@ -64,7 +68,7 @@ def main(parameters: Parameters) -> None:
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         moved |= _projections(*in_joint, umap)
-    moves = measured_moves(moved, everywhere, drawn, _ratios(drawn), umap)
+    moves = measured_moves(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap)
     write_plot("movement", moves.summary())
     write_plot("movement_by_document", moves.by_document())
     _write_quality(layouts, len(drawn))
@@ -133,10 +137,10 @@ def _residual_stream(by_width: Mapping[int, Points]) -> Points:
     return by_width[stream]
 
 
-def _ratios(drawn: pd.DataFrame) -> pd.DataFrame:
-    """`layer` and the ratios of the drawn tokens in the captured checkpoint, in the maps' order; empty without any."""
+def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
+    """`layer` and the ratios of the drawn tokens in `checkpoint`, in the maps' order; empty without any."""
     documents = drawn["document"].unique().tolist()
-    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", CAPTURED_CHECKPOINT)])
+    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
         logging.info("no ratios of the fine-tuned model to set the maps against: mixing.checkpoints leaves it out")
         return pd.DataFrame()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,14 +55,32 @@ def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
     ratios = tables.get("ratios", tables.get("mixing"))
     if ratios is None:
         return
-    methods = _methods(ratios)
     columns = [each for each in TITLES if each in set(ratios["checkpoint"])]
+
+    def draw(axes: Axes, method: str, checkpoint: str) -> None:
+        _draw_panel(axes, tables, ratios, method, checkpoint)
+
+    draw_grid(_methods(ratios), columns, draw, (TRUE, *CONTROLS.values(), DERIVATIVE), path)
+
+
+def draw_grid(
+    methods: Sequence[str],
+    columns: Sequence[str],
+    draw: Callable[[Axes, str, str], None],
+    curves: Sequence[Curve],
+    path: Path,
+    in_line: int = 3,
+) -> None:
+    """`path`.png and .pdf: a row for each method, a column for each checkpoint.
+
+    `curves` are those of the legend, so many `in_line`.
+    """
     with paper_style(), mpl.rc_context({"axes.titlesize": 8}):
         figure = Figure(figsize=(TWO_COLUMNS, ROW_HEIGHT * len(methods) + 0.75), layout="constrained")
         grid = figure.subplots(len(methods), len(columns), sharex=True, squeeze=False)
         for row, method in zip(grid, methods, strict=True):
             for axes, checkpoint in zip(row, columns, strict=True):
-                _draw_panel(axes, tables, ratios, method, checkpoint)
+                draw(axes, method, checkpoint)
             # The checkpoints have one scale, their difference its own.
             levels = row[: len(columns) - (DIFFERENCE in columns)]
             top = max((axes.get_ylim()[1] for axes in levels), default=1.0)
@@ -78,8 +96,8 @@ def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
         handles = {}
         for axes in grid.flat:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        labels = [curve.label for curve in (TRUE, *CONTROLS.values(), DERIVATIVE) if curve.label in handles]
-        figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=3)
+        labels = [curve.label for curve in curves if curve.label in handles]
+        figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=in_line)
         save_figure(figure, path, FORMATS, DPI)
 
 
@@ -96,18 +114,19 @@ def _draw_panel(
     if checkpoint == DIFFERENCE:
         axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
     for control, curve in CONTROLS.items():
-        _draw_curve(axes, _of_control(tables, control, method, checkpoint), curve, scale)
+        draw_curve(axes, _of_control(tables, control, method, checkpoint), curve, scale)
     if method in BESIDE_DERIVATIVE:
-        _draw_curve(axes, _of_derivative(tables, checkpoint), DERIVATIVE, scale)
+        draw_curve(axes, _of_derivative(tables, checkpoint), DERIVATIVE, scale)
     by_seed = tables.get("ratios_by_seed", pd.DataFrame(columns=["seed", "checkpoint", "layer", "method", "mean"]))
     own = by_seed[(by_seed["checkpoint"] == checkpoint) & (by_seed["method"] == method)]
     for _, rows in own.groupby("seed"):
         axes.plot(rows["layer"], scale * rows["mean"], color=TRUE.color, linewidth=0.4, alpha=0.7, zorder=3)
     rows = ratios[(ratios["checkpoint"] == checkpoint) & (ratios["method"] == method)]
-    _draw_curve(axes, rows, TRUE, scale)
+    draw_curve(axes, rows, TRUE, scale)
 
 
-def _draw_curve(axes: Axes, rows: pd.DataFrame, curve: Curve, scale: int) -> None:
+def draw_curve(axes: Axes, rows: pd.DataFrame, curve: Curve, scale: int) -> None:
+    """Means of `rows` by layer, with their intervals where they have some."""
     known = rows.dropna(subset="mean")
     if len(known):
         wide, shade = (1.4, 0.2) if curve is TRUE else (1.0, 0.1)

@@ -90,7 +90,7 @@ def check_cache(folder: Path, cache: Path) -> None:
 
 def run_missing(plan: Plan, seeds: Sequence[int], folder: Path, jobs: int) -> dict[str, str]:
     """Queue what is missing, wait until it is through; what failed, by name, with the last line of its log."""
-    run = _dvc(folder)
+    run = dvc_in(folder)
     before = queue_status(run("queue", "status"))
     names = []
     check_cache(folder, folder / run("cache", "dir").strip())
@@ -172,7 +172,7 @@ def _with_stage(run: Run, name: str, state: str) -> str:
     return f"running {stages[-1]}" if stages else "running"
 
 
-def _dvc(folder: Path) -> Run:
+def dvc_in(folder: Path) -> Run:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "dvc", *arguments]
         # Files, not pipes: the queue's worker keeps open what it inherits, and a pipe is waited for until it ends.

@@ -32,13 +32,17 @@ def name_of(seed: int) -> str:
 
 def find(seed: int, folder: Path) -> Experiment | None:
     """The newest experiment of this seed on any commit of the repository `folder`; None where there is none."""
-    listed = _git(folder, "for-each-ref", "--sort=-committerdate", "--format=%(objectname) %(refname)", "refs/exps")
+    commits = (commit for _, name, commit in finished(folder) if name == name_of(seed))
+    return next((Experiment(seed, name_of(seed), commit) for commit in commits), None)
+
+
+def finished(folder: Path) -> list[tuple[str, str, str]]:
+    """Of every experiment in `folder` the commit that it started from, its name and its own commit; newest first."""
+    listed = git(folder, "for-each-ref", "--sort=-committerdate", "--format=%(objectname) %(refname)", "refs/exps")
     # refs/exps/<two digits>/<the rest of the commit that it started from>/<name>; the queue's own refs are others.
-    pattern = re.compile(rf"(\w+) refs/exps/[0-9a-f]{{2}}/[0-9a-f]{{38}}/{re.escape(name_of(seed))}")
-    for line in listed.splitlines():
-        if match := pattern.fullmatch(line):
-            return Experiment(seed, name_of(seed), match[1])
-    return None
+    pattern = re.compile(r"(\w+) refs/exps/([0-9a-f]{2})/([0-9a-f]{38})/(.+)")
+    matches = filter(None, map(pattern.fullmatch, listed.splitlines()))
+    return [(match[2] + match[3], match[4], match[1]) for match in matches]
 
 
 def is_by_this_code(experiment: Experiment, folder: Path) -> bool:
@@ -61,7 +65,7 @@ def read_yaml(text: str) -> Any:
 def plot(experiment: Experiment, name: str, folder: Path) -> pd.DataFrame | None:
     """`reports/plots/<name>.csv` of the experiment; None where it has no such file."""
     path = f"reports/plots/{name}.csv"
-    if not _git(folder, "ls-tree", "--name-only", experiment.commit, path):
+    if not git(folder, "ls-tree", "--name-only", experiment.commit, path):
         return None
     return pd.read_csv(io.StringIO(_shown(experiment, path, folder)))
 
@@ -74,12 +78,12 @@ def metrics(experiment: Experiment, name: str, folder: Path) -> dict[str, Any]:
 
 def _shown(experiment: Experiment, path: str, folder: Path) -> str:
     try:
-        return _git(folder, "show", f"{experiment.commit}:{path}")
+        return git(folder, "show", f"{experiment.commit}:{path}")
     except InputError as error:
         raise InputError(f"experiment {experiment.name} has no {path}: {error}") from None
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if run.returncode:
         raise InputError(f"git {arguments[0]} in {folder}: {run.stderr.strip() or f'exited with {run.returncode}'}")

@@ -80,9 +80,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert circles == []
 
 
-def test_no_module_but_the_tests_imports_a_stage() -> None:
+def test_no_module_but_show_and_the_tests_imports_a_stage() -> None:
     stages = {REPOSITORY / f"stages/{name}.py" for name in STAGES}
-    assert {module: imported_by(module) & stages for module in modules() if imported_by(module) & stages} == {}
+    allowed = {REPOSITORY / "stages/show.py"}  # which runs several of them in one process
+    assert {module for module in modules() if imported_by(module) & stages} == allowed
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -15,6 +15,7 @@ METRICS = Path("reports/metrics")
 PLOTS = Path("reports/plots")
 FIGURES = Path("reports/figures")
 PAGE = Path("reports/index.html")
+SHOWN = Path("reports/show")
 DIGITS = 6
 
 

@@ -6,11 +6,12 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
@@ -20,7 +21,8 @@ from stages.outputs.files import writing
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
 from stages.page.payload import captured_tokens, page_data
-from stages.page.sentences import cautions, changed_parameters, computed_on, facts, findings, versions
+from stages.page.sentences import versions
+from stages.page.told import Told, of_run
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
@@ -30,11 +32,11 @@ IMPORT = re.compile(r'^import [^;]+ from "\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def write_page(parameters: Parameters) -> None:
-    """Write `reports/index.html`, from what the earlier stages left."""
+def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame], Told] = of_run) -> None:
+    """Write `reports/index.html`, from what the earlier stages left; `told` puts it into words."""
     tokens, left_out = captured_tokens()
-    texts = read_texts(ACTIVATIONS)
-    data = page_data(tokens, texts, parameters.figures.frames_per_second)
+    texts, words = read_texts(ACTIVATIONS), told(parameters, tokens)
+    data = page_data(tokens, texts, parameters.figures.frames_per_second, words.checkpoints)
     own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
@@ -53,14 +55,9 @@ def write_page(parameters: Parameters) -> None:
         data=packed(data),
         model=parameters.model.name,
         revision=parameters.model.revision,
-        dataset=parameters.dataset.name,
         epochs=parameters.finetune.epochs,
-        facts=facts(),
-        findings=findings(tokens["document"].unique().tolist()),
-        cautions=cautions(parameters),
-        changed=changed_parameters(parameters),
+        **words._asdict(),
         versions=versions(),
-        computed_on=computed_on(),
         left_out=left_out,
         texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],

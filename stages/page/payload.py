@@ -38,8 +38,13 @@ def captured_tokens() -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(tokens: pd.DataFrame, texts: Mapping[str, str], frames_per_second: int) -> dict[str, Any]:
-    """Everything that the page's script reads; `texts` by the name of the captured document."""
+def page_data(
+    tokens: pd.DataFrame, texts: Mapping[str, str], frames_per_second: int, checkpoints: Mapping[str, str]
+) -> dict[str, Any]:
+    """Everything that the page's script reads; `texts` by the name of the captured document.
+
+    `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
+    """
     ratios = read_captured_ratios(tokens["document"].unique().tolist())
     steps = read_plot("steps", "measure").dropna(subset="mean")
     captured = read_captured(with_classes(tokens), steps)
@@ -48,14 +53,14 @@ def page_data(tokens: pd.DataFrame, texts: Mapping[str, str], frames_per_second:
         "framesPerSecond": frames_per_second,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
-            "checkpoints": vocabulary.CHECKPOINTS,
+            "checkpoints": checkpoints,
             "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,
             "mapMeasures": vocabulary.MAP_MEASURES,
             "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in range(layers + 1)],
         },
-        "captured": vocabulary.CAPTURED_CHECKPOINT,
+        "captured": list(checkpoints)[-1],
         "onePlane": vocabulary.ONE_PLANE,
         "ownBasis": sorted(OWN_BASIS),
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},

@@ -22,6 +22,7 @@ from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
 COMPUTED = {"fine-tuning": "finetune", "the measures": "mixing"}
+ONE_SEED = "Intervals are over reviews, for this one fine-tuning seed; another seed is another model."
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
 
@@ -91,7 +92,7 @@ def findings(captured: Sequence[str]) -> list[str]:
         *evidence.change(read_plot("mixing_difference", "measure")),
         *evidence.controls(method),
         *evidence.derivatives(method),
-        *_map(made_layouts()[0]),
+        *map_findings(made_layouts()[0]),
     ]
 
 
@@ -102,7 +103,7 @@ def cautions(parameters: Parameters) -> list[str]:
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
         "A ratio of norms is no causal effect." + _agreement(read_plot("mixing_gradient", "measure")),
-        "Intervals are over reviews, for this one fine-tuning seed; another seed is another model.",
+        ONE_SEED,
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
     ]
@@ -117,9 +118,11 @@ def _taken(model: ModelParameters) -> str:
 
 
 def captured_text(row: pd.Series) -> str:
-    """What the classifier says of a captured text, a row of `captured_texts.csv`, and how much of it the model saw."""
-    label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
-    said = [f"{label} as {_class(row['predicted'])} with a probability of {percent(row['probability'])}."]
+    """What the classifier, if any, says of a captured text, a row of `captured_texts.csv`, and what the model saw."""
+    said = []
+    if "predicted" in row:
+        label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
+        said.append(f"{label} as {_class(row['predicted'])} with a probability of {percent(row['probability'])}.")
     if row["tokens"] < row["whole_tokens"]:
         said.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
     if row["unknown_tokens"]:
@@ -170,7 +173,7 @@ def _agreement(agreement: pd.DataFrame) -> str:
     )
 
 
-def _map(layout: str) -> list[str]:
+def map_findings(layout: str) -> list[str]:
     """How far the first layout can be trusted."""
     quality = read_quality()
     whole = quality[(quality["layout"] == layout) & quality["point"].isna()].set_index("measure")
@@ -184,7 +187,7 @@ def _map(layout: str) -> list[str]:
             f"their rank correlation with those of the full space is {value['distance_spearman']:.2f}."
         )
     within = value.get("neighbours_kept_within")
-    if within is not None and np.isfinite(within):
+    if within is not None and np.isfinite(within) and chance["neighbours_kept_within"] < 1:
         sentences.append(
             f"Among the vectors of its own capture point alone, the {layout} map keeps {percent(within)} of a vector's "
             f"15 nearest (chance {percent(chance['neighbours_kept_within'], 1)})."

@@ -36,7 +36,8 @@ function band(rows, name, line, marker, format) {
     showlegend: false,
   };
   const customdata = rows.map((row) => [row.ci_low, row.ci_high]);
-  const hovertemplate = `layer %{x}: %{y:${format}} (%{customdata[0]:${format}} to %{customdata[1]:${format}})`;
+  const ends = low.some((end) => end !== null) ? ` (%{customdata[0]:${format}} to %{customdata[1]:${format}})` : "";
+  const hovertemplate = `layer %{x}: %{y:${format}}${ends}`;
   const looks = { mode: "lines+markers", name, line: { ...line, width: 2.2 }, marker, customdata, hovertemplate };
   return [
     { ...edge, y: low },

@@ -1,0 +1,84 @@
+"""What a page says of its run beside the views: of a run of the whole pipeline, or of a few texts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.outputs.maps import made_layouts
+from stages.outputs.reports import read_metrics, read_plot
+from stages.page import evidence, sentences
+from stages.page.sentences import percent
+from stages.parameters import Parameters
+from stages.vocabulary import CHECKPOINTS
+
+EXAMPLES = (
+    "Numbers of these texts alone: other texts have others. Where there are several, intervals are over them; one text "
+    "has none."
+)
+
+OF_REVIEWS = (
+    *("dataset.", "finetune.", "faithfulness.", "capture.documents"),
+    *("mixing.documents", "mixing.checkpoints", "mixing.gradient_"),
+)
+"""How parameters begin that say nothing of texts alone."""
+
+
+class Told(NamedTuple):
+    """The words, and what the measured checkpoints are called, the captured one last."""
+
+    checkpoints: Mapping[str, str]
+    dataset: str | None
+    facts: Mapping[str, str]
+    measured: str
+    intervals: str
+    findings: list[str]
+    cautions: list[str]
+    changed: list[tuple[str, str, str]]
+    computed_on: str
+
+
+def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
+    """From reviews, a classifier that was fine-tuned on them, and the captured `tokens`."""
+    facts = sentences.facts()
+    return Told(
+        checkpoints=CHECKPOINTS,
+        dataset=parameters.dataset.name,
+        facts=facts,
+        measured=f"Ratios, controls and derivatives are of the {facts['reviews measured']} test reviews that were "
+        "measured, maps of the captured texts below: examples, which need not be like them.",
+        intervals=", with 95 % intervals over reviews",
+        findings=sentences.findings(tokens["document"].unique().tolist()),
+        cautions=sentences.cautions(parameters),
+        changed=sentences.changed_parameters(parameters),
+        computed_on=sentences.computed_on(),
+    )
+
+
+def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
+    """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
+    curves = read_plot("mixing", "measure")
+    method = preferred_ratio(curves["method"].tolist())
+    rows = curves[curves["method"] == method]
+    most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+    texts = tokens["document"].nunique()
+    return Told(
+        checkpoints={"pretrained": "The model as it is"},
+        dataset=None,
+        facts={"texts": str(texts), "tokens": str(len(tokens)), "layers": str(rows["layer"].max())},
+        measured="All numbers and maps are of the text below." if texts == 1 else "All are of the texts below.",
+        intervals="" if texts == 1 else ", with 95 % intervals over texts",
+        findings=[
+            f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))}, the highest of the "
+            f"layers' means; in layer {least['layer']} it is {percent(least['mean'])}, the lowest. Means "
+            f"over {most['tokens']} tokens.",
+            *evidence.controls(method),
+            *sentences.map_findings(made_layouts()[0]),
+        ],
+        cautions=[EXAMPLES if each == sentences.ONE_SEED else each for each in sentences.cautions(parameters)],
+        changed=[row for row in sentences.changed_parameters(parameters) if not row[0].startswith(OF_REVIEWS)],
+        computed_on=f"All of it on: {read_metrics('mixing')['computed_on']}.",
+    )

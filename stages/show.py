@@ -1,0 +1,136 @@
+"""Look into a model with a text of one's own: the interactive page of that text, with no training and no data set.
+
+    python -m stages.show --text "time flies like an arrow" [--model bert-base-uncased] [--to reports/show]
+
+The parameters are those of `params.yaml` but for reviews and classifier. The stages run in a temporary folder, so that
+nothing of the pipeline's is touched; the page, and beside it `features/` and `plots/`, go to a folder of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from stages.arithmetic.kernels import use
+from stages.capture import capture_texts
+from stages.command import as_command
+from stages.errors import InputError
+from stages.measure import measure
+from stages.mixing.documents import chosen_documents
+from stages.models.encoding import readings
+from stages.models.fetching import fetch_model
+from stages.models.loading import load_tokenizer, longest_text
+from stages.models.proof import prove_model
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.checkpoints import PRETRAINED
+from stages.outputs.reports import PAGE, PLOTS, SHOWN, write_plot
+from stages.page.assembly import write_page
+from stages.page.told import of_texts
+from stages.parameters import ModelParameters, Parameters, read_parameters
+from stages.reduce import reduce
+
+CHECKPOINT = "pretrained"
+KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
+"""What is in the folder of the page, and where the stages leave it."""
+
+
+def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
+    """Write the page of `texts` in `parameters.model` to the folder `to`."""
+    empty = [text for text in texts if not text.strip()]
+    if empty:
+        raise InputError(f"--text: {empty[0]!r} is empty; it needs at least one word")
+    if to.exists() and (not to.is_dir() or {each.name for each in to.iterdir()} - KEPT.keys()):
+        raise InputError(f"--to: {to} holds something else than an earlier page; name an empty or a new folder")
+    use(parameters.arithmetic)
+    to = to.absolute()
+    with tempfile.TemporaryDirectory() as folder, _in_words_of(parameters.model.name):
+        fetch_model(parameters.model, Path(folder) / PRETRAINED)
+        with _working_in(Path(folder)):
+            prove_model(PRETRAINED, texts[0])
+            _run(_for_texts(parameters, texts), {f"text/{number}": text for number, text in enumerate(texts)})
+            to.mkdir(parents=True, exist_ok=True)
+            for name, made in KEPT.items():
+                if (to / name).is_dir():
+                    shutil.rmtree(to / name)
+                shutil.move(made, to / name)
+
+
+def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
+    """Without reviews and classifier; texts are cut only where the model's positions end before theirs."""
+    capture, mixing = parameters.capture, parameters.mixing
+    length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
+    captured = {"documents": [], "texts": list(texts), "max_length": length}
+    measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
+    return parameters.model_copy(
+        update={"capture": capture.model_copy(update=captured), "mixing": mixing.model_copy(update=measured)}
+    )
+
+
+def _run(parameters: Parameters, texts: dict[str, str]) -> None:
+    length = parameters.capture.max_length
+    capture_texts(parameters, texts, PRETRAINED)
+    tokenizer = load_tokenizer(PRETRAINED)
+    # Each is captured, and counts.
+    documents = [replace(each, counted=len(each)) for each in chosen_documents(tokenizer, {}, texts, length, length)]
+    counted = pd.DataFrame({"document": list(texts), "label": 0, "tokens": [each.counted for each in documents]})
+    measure(parameters, documents, counted, [])
+    read = pd.DataFrame(readings(tokenizer, list(texts.values()), length), index=list(texts))
+    named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
+    write_plot("captured_texts", read.rename(columns=named).reset_index(names="document"))
+    reduce(parameters.umap, CHECKPOINT)
+    write_page(parameters, of_texts)
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _in_words_of(model: str) -> Iterator[None]:
+    """Errors name the `model` as the user did."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("model.name: ", "--model: ").replace(str(PRETRAINED), model)) from error
+
+
+def _options(parameters: Parameters) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", action="append", required=True, help="several: once for each")
+    parser.add_argument("--model", help="as model.name in params.yaml, which is the default")
+    parser.add_argument("--revision", help="of a hub's model")
+    parser.add_argument("--to", type=Path, default=SHOWN, help="folder of the page")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    with as_command():
+        given = read_parameters()
+        options = _options(given)
+        if options.model is not None:
+            model = ModelParameters(name=options.model, revision=options.revision)
+            given = given.model_copy(update={"model": model})
+        logging.getLogger().setLevel(logging.WARNING)
+        try:
+            main(given, options.text, options.to)
+        except KeyboardInterrupt:
+            sys.exit("\nstopped; nothing is kept")
+        print(f"open {options.to / 'index.html'}")
