@@ -56,7 +56,7 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, _in_words_of(parameters.model.name):
         fetch_model(parameters.model, Path(folder) / PRETRAINED)
         with _working_in(Path(folder)):
-            prove_model(PRETRAINED, texts[0])
+            prove_model(PRETRAINED, texts)
             _run(_for_texts(parameters, texts), {f"text/{number}": text for number, text in enumerate(texts)})
             to.mkdir(parents=True, exist_ok=True)
             for name, made in KEPT.items():
