@@ -100,4 +100,4 @@ def _check_words(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequen
             "them at most, so a model of the reviews' language"
         )
     if unknown:
-        logging.info("unknown to the tokenizer of %s: %s", folder, said)
+        logging.info("unknown to the model's tokenizer: %s", said)

@@ -57,12 +57,19 @@ def _order(own: Mapping[int, str], names: Mapping[int, str]) -> list[int] | None
     return [numbers[name] for name in wanted] if numbers.keys() == set(wanted) else None
 
 
-def _reorder(model: PreTrainedModel, order: list[int]) -> None:
-    """Put the rows of the head's last Linear, one for each class, into that order."""
+def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
+    """Of the head, by its name: a row for each class."""
     inside = set(model.base_model.modules())
-    *_, last = (module for module in model.modules() if isinstance(module, Linear) and module not in inside)
+    *_, last = (
+        (name, module) for name, module in model.named_modules() if isinstance(module, Linear) and module not in inside
+    )
+    return last
+
+
+def _reorder(model: PreTrainedModel, order: list[int]) -> None:
+    """Put the classes into that order."""
     with torch.no_grad():
-        for parameter in last.parameters():
+        for parameter in last_linear(model)[1].parameters():
             parameter.copy_(parameter[order])
 
 
