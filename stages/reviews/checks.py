@@ -92,6 +92,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], dataset: DatasetParameters)
     numbers = {value: places[name] for value, name in classes.items()}
     return {
         split: table.assign(
+            text=table["text"].astype("str"),
             label=table["label"].astype(object).map(numbers).astype("int64"),
             label_name=table["label"].astype(object).map(classes).map(str),
         )

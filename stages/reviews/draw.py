@@ -33,7 +33,7 @@ def stratified_split(
     Rows of one of the `groups`, numbered from 0, stay on one side; then the shares are as near as whole groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
-    if groups is None or groups.max(initial=0) + 1 == len(groups):
+    if groups is None or len(np.unique(groups)) == len(groups):
         part = stratified_draw(labels, size, seed)
     else:
         part = _whole_groups(labels, groups, size, seed)

@@ -72,7 +72,7 @@ def _objects(file: Iterable[str]) -> pd.DataFrame:
             rows.append(found)
     if not rows:
         raise ValueError("it is empty; one JSON object on each line")
-    return pd.DataFrame(rows, index=pd.Index(lines, name=LINE))
+    return pd.DataFrame(rows, index=pd.Index(lines, name=LINE), dtype=object)  # a string may hold half a character
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
