@@ -175,17 +175,21 @@ def test_dependencies_are_files_of_the_repository_or_outputs_of_earlier_stages(s
     assert STAGES[stage]["cmd"] == f"python -m stages.{stage}"
 
 
-def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path) -> None:
-    lines = (REPOSITORY / "profiles/paper.txt").read_text(encoding="utf-8").splitlines()
-    chosen = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    changes: dict[str, dict[str, Any]] = {}
-    for key, value in chosen.items():
+@pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)
+def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: Path) -> None:
+    """As `dvc exp run -S` writes it into params.yaml, by DVC's own writer."""
+    from dvc.utils.hydra import apply_overrides
+
+    lines = profile.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    chosen = [line for line in lines if not line.startswith("#")]
+    assert [line for line in chosen if any(map(str.isspace, line)) or not line] == []  # a shell parts them
+    write_parameters(tmp_path)
+    apply_overrides(tmp_path / "params.yaml", chosen)
+    parameters = read_parameters(tmp_path / "params.yaml")
+    for key, value in (line.split("=", 1) for line in chosen):
         assert key in ALL_KEYS
         section, name = key.split(".")
-        changes.setdefault(section, {})[name] = yaml.safe_load(value)
-    write_parameters(tmp_path, **changes)
-    parameters = read_parameters(tmp_path / "params.yaml")
-    for section, values in changes.items():
-        for name, value in values.items():
-            assert getattr(getattr(parameters, section), name) == value
-    assert chosen["model.name"] == "bert-base-uncased"
+        assert getattr(getattr(parameters, section), name) == yaml.safe_load(value)
+    texts = parameters.dataset.test_limit
+    assert texts is None or max(parameters.capture.documents) < texts
