@@ -10,6 +10,7 @@ appear at the end, or none.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from stages.outputs.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
 from stages.outputs.reports import PLOTS, write_plot
 from stages.outputs.reviews import REVIEWS, write_split
 from stages.parameters import DatasetParameters, ModelParameters, Parameters
-from stages.resume import clear, publish, unfinished_folder
+from stages.resume import UNFINISHED, clear, publish
 from stages.reviews import source
 
 Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
@@ -42,7 +43,9 @@ def main(parameters: Parameters) -> None:
         for folder in folders:
             if Path(name).resolve().is_relative_to(folder.resolve()):
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
-    work = unfinished_folder("download", parameters)
+    work = UNFINISHED / "download" / "made"
+    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    work.mkdir(parents=True)
     try:
         _make(parameters, work)
         for output in (PRETRAINED, REVIEWS, PLOTS):

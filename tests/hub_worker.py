@@ -1,0 +1,74 @@
+"""The stage download, many times in one process: its libraries take seconds to load.
+
+Reads a line of JSON for each run (`folder`, `token`), and answers with one: the error's text, or null.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from stage_process import LIMIT
+
+from stages.arithmetic import settings
+from stages.errors import InputError
+from stages.parameters import read_parameters
+
+
+class Worker:
+    """The process, from the outside."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        command = [sys.executable, __file__]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+
+    def download(self, folder: Path, token: str | None) -> str | None:
+        """The stage's error in a folder with a params.yaml; `None` where it has succeeded."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps({"folder": str(folder), "token": token}) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process has ended, or was ended after an hour"
+        error: str | None = json.loads(answer)
+        return error
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def main() -> None:
+    settings.choose(settings.PORTABLE)
+    from stages import download
+
+    commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # Nobody answers a question, and what is printed is no answer.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    for line in commands:
+        case: dict[str, Any] = json.loads(line)
+        os.chdir(case["folder"])
+        os.environ.pop("HF_TOKEN", None)
+        if case["token"]:
+            os.environ["HF_TOKEN"] = case["token"]
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        error = None
+        try:
+            download.main(read_parameters())
+        except InputError as raised:
+            error = str(raised)
+        except Exception:
+            error = traceback.format_exc()
+        print(json.dumps(error), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
