@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
 
 from stages.errors import InputError
+from stages.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME, package_folder
 from stages.parameters import ModelParameters
 
-PACKAGE_SCHEME = "package://"
-# Everything that a checkpoint needs here; weights as safetensors only, and no code.
-CHECKPOINT_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-)
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files, of which a checkpoint must have one set."""
 # sha256 of model.safetensors, of models that the pipeline vouches for.
@@ -44,18 +30,6 @@ def fetch_model(model: ModelParameters, output: Path) -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             _copy(model.name, _download(model, Path(folder)), output)
-
-
-def package_folder(name: str) -> Path:
-    """Where `package://<package>/<folder>` lies; `InputError` where it does not."""
-    package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
-    path = Path(next(iter(spec.submodule_search_locations))) / folder
-    if not path.is_dir():
-        raise InputError(f"model.name: {name}: the package {package!r} has no folder {folder!r}")
-    return path
 
 
 def _download(model: ModelParameters, folder: Path) -> Path:
