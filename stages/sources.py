@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from stages.command import run_stage
 from stages.errors import InputError
-from stages.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME, package_folder
+from stages.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME, package_folder
 from stages.outputs.sources import SOURCES
 from stages.parameters import Parameters
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,13 @@ def test_a_file_that_nobody_touched_is_not_read_again(workspace: Workspace, monk
     assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": "remembered"}}
     (folder / sources.KNOWN).write_text("damaged")
     assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": sha256(folder / "reviews.csv")}}
+
+
+def test_looking_loads_no_heavy_library() -> None:
+    program = "import sys, stages.sources; print(*(each for each in sys.argv[1:] if each in sys.modules))"
+    heavy = ("torch", "transformers", "datasets", "pandas", "numpy", "huggingface_hub")
+    run = subprocess.run([sys.executable, "-c", program, *heavy], cwd=REPOSITORY, capture_output=True, check=True)
+    assert run.stdout.split() == []
 
 
 @pytest.fixture(scope="module")

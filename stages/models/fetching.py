@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -13,22 +12,9 @@ from typing import Any
 
 from stages.errors import InputError
 from stages.hub.repository import Repository
+from stages.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME, package_folder
 from stages.parameters import ModelParameters
 
-PACKAGE_SCHEME = "package://"
-# Everything that a checkpoint needs here; weights as safetensors only, and no code.
-CHECKPOINT_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-)
 WEIGHTS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 CODE = "auto_map"
@@ -57,18 +43,6 @@ def fetch_model(model: ModelParameters, output: Path) -> None:
 def is_on_hub(model: ModelParameters) -> bool:
     """Whether `fetch_model` asks the hub for it."""
     return not model.name.startswith(PACKAGE_SCHEME) and not Path(model.name).is_dir()
-
-
-def package_folder(name: str) -> Path:
-    """Where `package://<package>/<folder>` lies; `InputError` where it does not."""
-    package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
-    path = Path(next(iter(spec.submodule_search_locations))) / folder
-    if not path.is_dir():
-        raise InputError(f"model.name: {name}: the package {package!r} has no folder {folder!r}")
-    return path
 
 
 def _checkpoint_files(folder: Path) -> dict[str, Path]:
