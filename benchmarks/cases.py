@@ -21,6 +21,7 @@ import pandas as pd
 
 from benchmarks import long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
+from stages.arithmetic.settings import PORTABLE
 from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.maps import MAPS, QUALITY
@@ -349,6 +350,10 @@ CASES: dict[str, Case] = {
 
 if __name__ == "__main__":
     case, asked = CASES[sys.argv[1]], sys.argv[2]
+    if read_parameters().arithmetic == PORTABLE:
+        from stages.arithmetic.kernels import use  # torch, which not every way loads
+
+        use(PORTABLE)
     if asked == "check":
         print(case.check())
     else:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.stages                                   # everything, which takes an hour
     python -m benchmarks.stages --cases joint pages --repeats 3   # some cases
+    python -m benchmarks.stages --cases mixing --arithmetic portable   # both sides in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # does it all run? Writes nothing
 
 Each case's section in benchmarks/RESULTS.md is replaced and says which command and machine made it.
@@ -29,6 +30,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
+from stages.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
 from stages.outputs.activations import ACTIVATIONS, read_tokens, stored_sites
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.mixing import MIXING, TOKENS
@@ -57,6 +59,7 @@ medians; peak memory is the median over the runs, workers included. With *nothin
 as after an installation. Each section names the command and the machine that made it.
 """
 TITLE = "## "
+IN_PORTABLE = ", portable arithmetic"
 
 
 def main() -> None:
@@ -64,15 +67,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
+    parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="on both sides")
     parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
     arguments = parser.parse_args()
     command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
+    if arguments.arithmetic == PORTABLE:
+        os.environ.update(SETTINGS)  # of the processes that are timed
     with tempfile.TemporaryDirectory() as name:
         folders = {CASES[case].folder for case in arguments.cases}
-        lay_out(Path(name), folders, SMALL if arguments.small else Size(), arguments.threads)
+        size = SMALL if arguments.small else Size()
+        lay_out(Path(name), folders, size, arguments.threads, arguments.arithmetic)
         for case in arguments.cases:
             made_by = f"`{command}`: {arguments.repeats} runs of each.\n{machine(arguments.threads)}"
             made = section(case, made_by, Path(name), arguments.repeats, arguments.threads)
+            if arguments.arithmetic == PORTABLE:
+                made = made.replace("\n", f"{IN_PORTABLE}\n", 1)
             print(made, flush=True)
             if not arguments.small:
                 keep(made)
@@ -82,7 +91,8 @@ def keep(made: str) -> None:
     """In RESULTS: in the place of the section with its title, or where the order of the cases puts it."""
     _, *before = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
     sections = {each.partition("\n")[0]: each.strip() for each in (*before, made.removeprefix(TITLE))}
-    ordered = [sections[case.title] for case in CASES.values() if case.title in sections]
+    titles = [case.title + ending for case in CASES.values() for ending in ("", IN_PORTABLE)]
+    ordered = [sections[title] for title in titles if title in sections]
     RESULTS.write_text("\n".join([HEAD, *(f"{TITLE}{each}\n" for each in ordered)]), encoding="utf-8")
 
 
@@ -103,7 +113,7 @@ def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> 
     return f"{TITLE}{case.title}\n\n{made_by}\n\n{checked}\n\n{table(found, case.references)}\n"
 
 
-def lay_out(root: Path, folders: set[str], size: Size, threads: int) -> None:
+def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic: str) -> None:
     """Those of the folders in which the cases run: `default`, `full`, `bert`, and `maps` with captured vectors."""
     finetuned, model = REPOSITORY / FINETUNED, root / "bert-shaped"
     reviews = pd.read_parquet(REPOSITORY / split_file("train"))["text"].tolist()
@@ -123,7 +133,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int) -> None:
     if folders & {"bert", "maps"}:
         _bert_shaped(model, size.layers)
     for name in folders:
-        _folder(root / name, *inputs[name], size.tokens)
+        _folder(root / name, *inputs[name], size.tokens, arithmetic)
     if "maps" in folders:
         maps = root / "maps"
         fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")
@@ -132,12 +142,12 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int) -> None:
         write_ratios(maps, tokens, size.layers)
 
 
-def _folder(folder: Path, model: Path, texts: list[str], tokens: int) -> Path:
+def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic: str) -> Path:
     """A folder as the stages expect it."""
     (folder / FINETUNED.parent).mkdir(parents=True)
     (folder / FINETUNED).symlink_to(model)
     (folder / REVIEWS.parent).symlink_to(REPOSITORY / REVIEWS.parent)
-    write_parameters(folder, capture={"documents": [], "texts": texts, "max_length": tokens})
+    write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": tokens})
     return folder
 
 
@@ -152,9 +162,9 @@ def _bert_shaped(folder: Path, layers: int) -> Path:
     return folder
 
 
-def write_parameters(folder: Path, **changed: dict[str, Any]) -> None:
-    """`params.yaml` with the pipeline's defaults, but for what is `changed` in its sections."""
-    values = Parameters().model_dump()
+def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[str, Any]) -> None:
+    """`params.yaml` with the pipeline's defaults, but for the arithmetic and what is `changed` in its sections."""
+    values = Parameters().model_dump() | {"arithmetic": arithmetic}
     for section_name, section_values in changed.items():
         values[section_name] |= section_values
     with (folder / "params.yaml").open("w", encoding="utf-8") as file:

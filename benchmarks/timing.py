@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import psutil
 
+from stages.arithmetic import settings
+
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "numpy", "numba", "umap-learn", "scikit-learn", "joblib", "matplotlib", "zarr")
 # torch takes the first; joblib's number of workers, and with it the number of maps at once, is the last.
@@ -71,6 +73,8 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int, compiled
     """
     environment = os.environ | numbers_of_threads(threads)
     environment |= {"PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(compiled)}
+    if settings.in_place():  # the portable arithmetic: BLAS has one thread, the pipeline's kernels start theirs
+        environment |= settings.SETTINGS
     command = [sys.executable, "-W", "ignore", *arguments]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
