@@ -115,7 +115,7 @@ class ModelParameters(_Section):
 
 
 class HubParameters(_Section):
-    time_limit: Annotated[float, Field(gt=0)] = 120
+    time_limit: Count = 120
 
 
 class FinetuneParameters(_Section):

@@ -117,6 +117,15 @@ def write_captured_texts(documents: Sequence[str]) -> None:
     write_plot("captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
 
 
+COMMIT = "c" * 40
+
+
+def write_sources(model: str = "owner/bert") -> None:
+    """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
+    rows = [("model", model, "v1.0", COMMIT), ("dataset", "data/sample", None, None)]
+    write_plot("sources", pd.DataFrame(rows, columns=["source", "name", "revision", "commit"]))
+
+
 def write_reviews(folder: Path, test: int = 12) -> None:
     """`data/reviews/` as the stage download writes it."""
     folder.mkdir(parents=True, exist_ok=True)

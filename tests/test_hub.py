@@ -90,7 +90,7 @@ class Served(NamedTuple):
     home: Path
 
     def download(
-        self, folder: Path, token: str | None = None, limit: float = 60, **changes: dict[str, Any]
+        self, folder: Path, token: str | None = None, limit: int = 60, **changes: dict[str, Any]
     ) -> str | None:
         """The stage's error, in `folder`; by default of a model and a data set without any trouble."""
         folder.mkdir(exist_ok=True)
@@ -364,19 +364,20 @@ def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Pat
     assert not any(repository.asked for repository in served.repositories.values())
 
 
-def test_a_data_set_that_cannot_be_read_says_why(tmp_path: Path, served: Served) -> None:
+def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_path: Path, served: Served) -> None:
     folder = shutil.copytree(served.folders[f"data {NEW}"], tmp_path / "unreadable")
     (folder / "plain_text/train-00000-of-00001.parquet").write_bytes(b"no parquet")
     served.repositories["datasets/owner/unreadable"] = Repository({OLD: folder})
+    assert served.download(tmp_path / "run") is None
     error = served.download(tmp_path / "run", dataset={"name": "owner/unreadable"})
     assert error is not None
     assert error.startswith("dataset.name: owner/unreadable cannot be loaded: Could not open Parquet input source")
     assert "\n" not in error
-    assert_nothing_made(tmp_path / "run")
+    assert_as_served(tmp_path / "run", served, NEW)
 
 
 def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, served: Served) -> None:
-    folder = shutil.copytree(served.folders[f"data {NEW}"], tmp_path / "several")
+    folder = shutil.copytree(served.folders[f"data {NEW}"], tmp_path / "files")
     shutil.copytree(folder / "plain_text", folder / "other")
     served.repositories["datasets/owner/several"] = several = Repository({OLD: folder})
     assert served.download(tmp_path / "run", dataset={"name": "owner/several"}) is None

@@ -16,7 +16,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened, browser
-from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_parameters, write_tiny_bert
+from conftest import (
+    COMMIT,
+    REPOSITORY,
+    toy_reviews,
+    write_captured_texts,
+    write_parameters,
+    write_sources,
+    write_tiny_bert,
+)
 
 from stages import capture, measure, reduce, render
 from stages.mixing.matrices import MATRICES
@@ -70,6 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for stage in (capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
+        write_sources(f"owner/{HOSTILE[0]}")
         tokens = store.read_tokens(ACTIVATIONS)
         tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
         tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
@@ -697,6 +706,12 @@ def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opene
     workspace("unchanged")
     shutil.copy(REPOSITORY / "params.yaml", "params.yaml")
     assert changed_parameters(read_parameters()) == []
+
+
+def test_page_names_where_model_and_reviews_come_from(opened: Opened) -> None:
+    said = opened.page.locator("#run").inner_text()
+    assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in said
+    assert "The reviews come from data/sample." in said
 
 
 def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:

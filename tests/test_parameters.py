@@ -57,6 +57,8 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
         ("finetune", "learning_rate", float("nan"), ["finetune.learning_rate", "finite"]),
         ("finetune", "precision", "fp8", ["finetune.precision", "'fp8'", "fp32", "bf16", "fp16"]),
         ("dataset", "validation_fraction", 1.0, ["dataset.validation_fraction", "less than 1"]),
+        ("hub", "time_limit", 0, ["hub.time_limit", "greater than or equal to 1"]),
+        ("hub", "time_limit", "long", ["hub.time_limit", "'long'", "integer"]),
         ("dataset", "train_limit", 0, ["dataset.train_limit", "greater than or equal to 1"]),
         ("dataset", "name", None, ["dataset.name", "string"]),
         (

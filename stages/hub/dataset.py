@@ -34,8 +34,13 @@ def dataset_folder(name: str, revision: str | None, config: str | None = None) -
         except Exception as error:  # the library raises dozens of types
             reason = first_line(innermost(error)).replace(str(folder), name)
             raise InputError(f"dataset.name: {name} cannot be loaded: {reason}") from error
-        files = [file for split in (builder.config.data_files or {}).values() for file in split]
-        wanted = {Path(file).relative_to(folder).as_posix() for file in files}
+        files = [Path(file) for split in (builder.config.data_files or {}).values() for file in split]
+        outside = [str(file) for file in files if not file.is_relative_to(folder)]
+        if outside:
+            raise InputError(
+                f"dataset.name: {name} names {outside[0]}, which is no file of its own; download it yourself"
+            )
+        wanted = {file.relative_to(folder).as_posix() for file in files}
         _fill(folder, repository, sorted(wanted.difference(DESCRIPTIONS)))
         yield folder
 

@@ -49,7 +49,7 @@ class Repository:
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
-                raise FileNotFoundError(f"the hub's listing is not in {folder}")
+                raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
             if any(PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts for path in listing):
                 raise ValueError("a listing that leads out of the repository")
             self._listing = listing
@@ -101,12 +101,12 @@ class Repository:
         known = next((each for each in chain(error) if isinstance(each, (UnavailableError, HfHubHTTPError))), None)
         if isinstance(known, HfHubHTTPError):
             return self._refusal(known)
-        if known is not None:
-            return str(known)
         if is_offline_mode():
             return (
                 "HF_HUB_OFFLINE is set, and the cache in HF_HOME does not hold all of it; unset it to download the rest"
             )
+        if known is not None:
+            return str(known)
         if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in chain(error)):
             page = " but a page" if isinstance(error, json.JSONDecodeError) and error.doc.lstrip()[:1] == "<" else ""
             return (
@@ -128,7 +128,7 @@ class Repository:
             return f"there is no {self.kind} of that name that it shows; mend the name, or, for a private one, {LOGIN}"
         if status == 403:
             return f"the hub forbids it; {LOGIN} with the right to read it"
-        return f"it answers {status} {error.response.reason_phrase}: {error.server_message or 'with no reason'}"
+        return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
 
 
 def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
