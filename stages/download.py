@@ -2,7 +2,7 @@
 
     python -m stages.download
 
-Writes `data/reviews/{train,validation,test}.parquet`, `models/pretrained/`, and `reports/plots/{reviews,sources}.csv`:
+Writes `data/reviews/{train,validation,test}.parquet`, `models/pretrained/`, and `reports/plots/{reviews,commits}.csv`:
 all of them at the end, or none.
 """
 
@@ -58,10 +58,13 @@ def _make(parameters: Parameters, work: Path) -> None:
     model = _at_commit("model", parameters.model, fetching.is_on_hub(parameters.model))
     dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
     rows = [
-        (what, asked.name, asked.revision if pinned.revision else None, pinned.revision)
-        for what, asked, pinned in (("model", parameters.model, model), ("dataset", parameters.dataset, dataset))
+        (key, asked.name, asked.revision if pinned.revision else None, pinned.revision)
+        for key, asked, pinned in (
+            ("model.name", parameters.model, model),
+            ("dataset.name", parameters.dataset, dataset),
+        )
     ]
-    write_plot("sources", pd.DataFrame(rows, columns=["source", "name", "revision", "commit"]), work / PLOTS)
+    write_plot("commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]), work / PLOTS)
     fetching.fetch_model(model, work / PRETRAINED)
     splits = source.read_splits(dataset, parameters.seed)
     try:

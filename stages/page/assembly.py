@@ -20,7 +20,7 @@ from stages.outputs.files import writing
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
 from stages.page.payload import captured_tokens, page_data
-from stages.page.sentences import cautions, changed_parameters, computed_on, facts, findings, sources, versions
+from stages.page.sentences import cautions, changed_parameters, computed_on, facts, findings, origins, versions
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
@@ -58,7 +58,7 @@ def write_page(parameters: Parameters) -> None:
         findings=findings(tokens["document"].unique().tolist()),
         cautions=cautions(),
         changed=changed_parameters(parameters),
-        sources=sources(),
+        origins=origins(),
         versions=versions(),
         computed_on=computed_on(),
         left_out=left_out,
