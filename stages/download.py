@@ -2,7 +2,7 @@
 
     python -m stages.download
 
-Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,sources}.csv` and `models/pretrained/`:
+Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,commits}.csv` and `models/pretrained/`:
 the files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them
 appear at the end, or none.
 """
@@ -59,16 +59,16 @@ def main(parameters: Parameters) -> None:
 def _make(parameters: Parameters, work: Path) -> None:
     """Every output, under the folder `work`."""
     be_patient(parameters.hub.time_limit)
-    models, sources = {}, []
+    models, commits = {}, []
     for key, (asked, folder) in _models(parameters.model).items():
         with _said_of(key, asked.name, work / folder):
             pinned = _at_commit("model", asked, fetching.is_on_hub(asked))
-            sources.append(_source(key.replace(".name", ""), asked, pinned))
+            commits.append(_commit(key, asked, pinned))
             fetching.fetch_model(pinned, work / folder)
         models[key] = asked.name, work / folder
     dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
-    sources.append(_source("dataset", parameters.dataset, dataset))
-    write_plot("sources", pd.DataFrame(sources), work / PLOTS)
+    commits.append(_commit("dataset.name", parameters.dataset, dataset))
+    write_plot("commits", pd.DataFrame(commits), work / PLOTS)
     splits = source.read_splits(dataset, parameters.seed)
     texts = splits["test"]["text"].tolist()
     for key, (name, folder) in models.items():
@@ -101,10 +101,10 @@ def _at_commit(kind: Kind, asked: Asked, on_hub: bool) -> Asked:
     return asked.model_copy(update={"revision": commit})
 
 
-def _source(what: str, asked: Asked, pinned: Asked) -> dict[str, str | None]:
-    """A row of `sources.csv`."""
+def _commit(key: str, asked: Asked, pinned: Asked) -> dict[str, str | None]:
+    """A row of `commits.csv`."""
     revision = asked.revision if pinned.revision else None
-    return {"source": what, "name": asked.name, "revision": revision, "commit": pinned.revision}
+    return {"key": key, "name": asked.name, "revision": revision, "commit": pinned.revision}
 
 
 @contextmanager

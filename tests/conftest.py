@@ -120,10 +120,10 @@ def write_captured_texts(documents: Sequence[str]) -> None:
 COMMIT = "c" * 40
 
 
-def write_sources(model: str = "owner/bert") -> None:
+def write_commits(model: str = "owner/bert") -> None:
     """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
-    rows = [("model", model, "v1.0", COMMIT), ("dataset", "data/sample", None, None)]
-    write_plot("sources", pd.DataFrame(rows, columns=["source", "name", "revision", "commit"]))
+    rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
+    write_plot("commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, write_captured_texts, write_sources
+from conftest import REPOSITORY, write_captured_texts, write_commits
 
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
@@ -148,7 +148,7 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
 
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
     write_captured_texts(["text/0"])
-    write_sources()
+    write_commits()
     for name in ("metrics/finetune.json", "metrics/mixing.json", "plots/reviews.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)

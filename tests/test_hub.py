@@ -119,12 +119,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             )
             (changed[name] / file).write_text(json.dumps(values), encoding="utf-8")
         (changed[name] / "own.py").write_text("raise SystemExit('code of a repository was run')\n", encoding="utf-8")
-    commits = {kind: {c: folders[f"{kind} {c}"] for c in (OLD, NEW)} for kind in ("data", "model")}
-    data, model = ({NEW: each[NEW]} for each in (commits["data"], commits["model"]))
+    by_kind = {kind: {c: folders[f"{kind} {c}"] for c in (OLD, NEW)} for kind in ("data", "model")}
+    data, model = ({NEW: each[NEW]} for each in (by_kind["data"], by_kind["model"]))
     refs = {"v1.0": OLD, "a/branch": OLD}
     repositories = {
-        "datasets/owner/reviews": Repository(commits["data"], refs),
-        "models/owner/bert": Repository(commits["model"], refs),
+        "datasets/owner/reviews": Repository(by_kind["data"], refs),
+        "models/owner/bert": Repository(by_kind["model"], refs),
         **{f"models/owner/{access}": Repository(model, access=access) for access in ("private", "gated", "forbidden")},
         "datasets/owner/private": Repository(data, access="private"),
         **{f"models/owner/{name}": Repository({NEW: folder}) for name, folder in changed.items()},
@@ -176,8 +176,8 @@ def assert_as_served(folder: Path, served: Served, commit: str) -> None:
     assert not (folder / ".unfinished").exists()
 
 
-def sources(folder: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / "reports/plots/sources.csv").read_text(encoding="utf-8").splitlines()))
+def commits(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "reports/plots/commits.csv").read_text(encoding="utf-8").splitlines()))
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_model_and_data_set_are_those_of_the_revision_whose_commit_is_recorded(
     assert served.download(tmp_path, **changes) is None
     assert_as_served(tmp_path, served, commit)
     asked = revision or ""
-    assert sources(tmp_path) == [
-        {"source": "model", "name": "owner/bert", "revision": asked, "commit": commit},
-        {"source": "dataset", "name": "owner/reviews", "revision": asked, "commit": commit},
+    assert commits(tmp_path) == [
+        {"key": "model.name", "name": "owner/bert", "revision": asked, "commit": commit},
+        {"key": "dataset.name", "name": "owner/reviews", "revision": asked, "commit": commit},
     ]
 
 
@@ -354,7 +354,7 @@ def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Pat
     offline = served._replace(worker=worker)
     assert offline.download(tmp_path / "offline") is None
     assert_as_served(tmp_path / "offline", served, NEW)
-    assert sources(tmp_path / "offline") == sources(tmp_path / "online")
+    assert commits(tmp_path / "offline") == commits(tmp_path / "online")
     for section, name in (("model", "owner/nothing"), ("dataset", "owner/nothing")):
         error = offline.download(tmp_path / section, **{section: {"name": name}})
         start = f"{section}.name: {name} is no folder here, and cannot be had from the hub: HF_HUB_OFFLINE is set, and"

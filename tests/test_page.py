@@ -21,8 +21,8 @@ from conftest import (
     REPOSITORY,
     toy_reviews,
     write_captured_texts,
+    write_commits,
     write_parameters,
-    write_sources,
     write_tiny_bert,
 )
 
@@ -78,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for stage in (capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
-        write_sources(f"owner/{HOSTILE[0]}")
+        write_commits(f"owner/{HOSTILE[0]}")
         tokens = store.read_tokens(ACTIVATIONS)
         tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
         tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)

@@ -23,10 +23,10 @@ LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long t
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
 COMPUTED = {"fine-tuning": "finetune", "the measures": "mixing"}
 ONE_SEED = "Intervals are over reviews, for this one fine-tuning seed; another seed is another model."
-SOURCES = {
+ORIGINS = {
     "model.base": "The pretrained model comes from",
-    "model": "The model comes from",
-    "dataset": "The reviews come from",
+    "model.name": "The model comes from",
+    "dataset.name": "The reviews come from",
 }
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
 
@@ -66,14 +66,14 @@ def computed_on() -> str:
     return f"Not all on the same kind of machine: {each}."
 
 
-def sources() -> list[str]:
+def origins() -> list[str]:
     """Where model and reviews come from; of a repository of the hub, at which commit."""
-    table = read_plot("sources", "download", dtype=str, keep_default_na=False)
-    return [_source(row) for _, row in table.iterrows()]
+    table = read_plot("commits", "download", dtype=str, keep_default_na=False)
+    return [_origin(row) for _, row in table.iterrows()]
 
 
-def _source(row: pd.Series) -> str:
-    said = f"{SOURCES[row['source']]} {row['name']}"
+def _origin(row: pd.Series) -> str:
+    said = f"{ORIGINS[row['key']]} {row['name']}"
     if not row["commit"]:
         return f"{said}."
     asked = f" ({row['revision']})" if row["revision"] not in ("", row["commit"]) else ""

@@ -38,7 +38,7 @@ class Told(NamedTuple):
     findings: list[str]
     cautions: list[str]
     changed: list[tuple[str, str, str]]
-    sources: list[str]
+    origins: list[str]
     computed_on: str
 
 
@@ -55,7 +55,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         findings=sentences.findings(tokens["document"].unique().tolist()),
         cautions=sentences.cautions(parameters),
         changed=sentences.changed_parameters(parameters),
-        sources=sentences.sources(),
+        origins=sentences.origins(),
         computed_on=sentences.computed_on(),
     )
 
@@ -82,6 +82,6 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         ],
         cautions=[EXAMPLES if each == sentences.ONE_SEED else each for each in sentences.cautions(parameters)],
         changed=[row for row in sentences.changed_parameters(parameters) if not row[0].startswith(OF_REVIEWS)],
-        sources=[f"{sentences.SOURCES['model']} {parameters.model.name}."],
+        origins=[f"{sentences.ORIGINS['model.name']} {parameters.model.name}."],
         computed_on=f"All of it on: {read_metrics('mixing')['computed_on']}.",
     )
