@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from stages.outputs.activations import ACTIVATIONS, read_tokens
 from stages.outputs.reports import read_metrics, read_plot
+from stages.page.sentences import captured_text
 from stages.parameters import read_parameters
 from stages.pictures.fonts import can_draw
 from stages.pictures.style import paper_style, printable, save_figure
@@ -88,7 +90,9 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     # The letters stand in the figures as text.
     drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
     with paper_style(tokens["token"]):
-        assert all(printable(token) in drawn for token in tokens.loc[tokens["document"] == "test/0", "token"][:8])
+        assert all(
+            escape(printable(token)) in drawn for token in tokens.loc[tokens["document"] == "test/0", "token"][:8]
+        )
 
 
 @pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="unknown", marks=LONG)])
@@ -107,6 +111,19 @@ def test_hostile_texts_go_through_every_stage(workspace: Workspace, known: bool)
     assert "\x00" not in page
     for figure in (folder / "reports/figures").glob("*.svg"):
         assert "\x00" not in figure.read_text(encoding="utf-8")
+
+
+def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
+    row = {
+        "label": "NA",
+        "predicted": "سلبي\x00",
+        "probability": 0.5,
+        "tokens": 9,
+        "whole_tokens": 9,
+        "unknown_tokens": 0,
+    }
+    said = captured_text(pd.Series(row))
+    assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 
 
 def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) -> None:
