@@ -40,6 +40,8 @@ class FamilyRun:
     """Classes of the special tokens."""
     widths: dict[str, int] = field(default_factory=dict)
     """Of the points that are not as wide as the residual stream, which is 8."""
+    text: str = "The film was dull."
+    """What is captured, before the tokenizer."""
     decoder_start: str | None = None
     """The token that a decoder beside the encoder sees first."""
 
@@ -142,7 +144,7 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
         block = generator.normal(size=(len(tokens), width)).astype(np.float16)
         store.write_block(store.ACTIVATIONS, site, slice(0, len(tokens)), block)
     tokens.to_parquet(store.tokens_file(store.ACTIVATIONS), index=False)
-    store.write_texts(store.ACTIVATIONS, {"text/0": "The film was dull."})
+    store.write_texts(store.ACTIVATIONS, {"text/0": family.text})
     return tokens
 
 

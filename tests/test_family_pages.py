@@ -290,6 +290,24 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     assert crossing["x"] == [3, 4]
 
 
+def test_a_text_from_right_to_left_is_shown_so(opened: Callable[[FamilyRun], Opened]) -> None:
+    film, good = "الفيلم", "رائع"
+    special = {"[CLS]": "cls", "[SEP]": "sep"}
+    tokens = ("[CLS]", film, good, "##ة", "IMAX", "[SEP]")
+    page = opened(replace(PRE_LN, tokens=tokens, special=special, text=f"{film} {good}ة IMAX")).page
+    places = [page.locator(f"#token-{token}").bounding_box()["x"] for token in range(len(tokens))]
+    assert places == sorted(places, reverse=True)
+    page.locator("#token-1").click()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#selected").inner_text() == f"Selected: {good}, position 2 of text/0"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#sources-title").inner_text() == f"\u201c{film}\u201d took from"
+    assert page.locator("#sources-title bdi").inner_text() == film
+    assert page.locator("#document option").inner_text() == f"text/0: \u2068{film} {good}ة IMAX\u2069 (6 tokens)"
+    assert page.locator("#token-1").get_attribute("title").startswith(f"\u2068{film}\u2069, position 1")
+    assert page.locator("p.raw").evaluate("each => getComputedStyle(each).direction") == "rtl"
+
+
 def test_figures_of_a_decoder_name_the_tokens_that_it_sees(
     run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,8 @@ def findings(captured: Sequence[str]) -> list[str]:
     return [
         f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
-        f"naming the more frequent class every time would be on {run['majority baseline']}.",
+        f"naming the most frequent class every time would be on {run['majority baseline']}.",
+        *_classes(),
         *_mixing(read_plot("mixing", "measure")),
         *evidence.typical(method, captured),
         *evidence.change(read_plot("mixing_difference", "measure")),
@@ -147,6 +148,16 @@ def captured_text(row: pd.Series) -> str:
     if row["unknown_tokens"]:
         said.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
     return " ".join(said)
+
+
+def _classes() -> list[str]:
+    """Which of more than two classes are told best and worst, by F1."""
+    if read_plot("reviews", "download")["label"].nunique() == 2:
+        return []
+    table = read_plot("finetune_by_class", "finetune", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
+    worst, best = (f"{_class(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
+    return [f"Of the {len(table)} classes, {best} is told best and {worst} worst."]
 
 
 def _class(name: str) -> str:

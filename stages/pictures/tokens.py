@@ -24,6 +24,7 @@ METASPACE = "▁"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of SentencePiece, where its vocabulary lacks a character
 SPACE = "␣"  # in a label: a token without one goes on right where the one before it ended
 NEWLINE = "⏎"
+UNKNOWN = ("[UNK]", "<unk>")
 DECODER_TOKEN = "decoder_token"
 START_CLASS = "cls"
 
@@ -168,7 +169,7 @@ def spelt(raw: bytes) -> str:
 
 
 def words(pieces: Sequence[Piece]) -> list[str]:
-    """For each token the whole word that it begins, in lower case.
+    """For each token the whole word that it begins, in lower case; what stands for unknown ones is left as it is.
 
     Empty within a word, and for punctuation and special tokens.
     """
@@ -182,7 +183,7 @@ def words(pieces: Sequence[Piece]) -> list[str]:
             last, begun[place] = place, piece.raw.strip()
         else:
             begun[last] += piece.raw
-    found = [spelt(raw).lower() for raw in begun]
+    found = [word if word in UNKNOWN else word.lower() for word in map(spelt, begun)]
     return [word if any(map(str.isalnum, word)) else "" for word in found]
 
 

@@ -89,12 +89,11 @@ def with_classes(tables: Mapping[str, pd.DataFrame], dataset: DatasetParameters)
     if alike:
         logging.warning("%s: classes that differ only in case: %s", where, shown(alike))
     places = {name: number for number, name in enumerate(order)}
-    numbers = {value: places[name] for value, name in classes.items()}
     return {
         split: table.assign(
             text=table["text"].astype("str"),
-            label=table["label"].astype(object).map(numbers).astype("int64"),
-            label_name=table["label"].astype(object).map(classes).map(str),
+            label=np.array([places[classes[value]] for value in table["label"]], dtype=np.int64),
+            label_name=[str(classes[value]) for value in table["label"]],
         )
         for split, table in tables.items()
     }

@@ -1,0 +1,150 @@
+"""From reviews to page in scripts other than Latin, and with texts that are hardly any."""
+
+from __future__ import annotations
+
+import csv
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+from conftest import SHORT, Workspace, toy_reviews, write_tokenizer
+from matplotlib.figure import Figure
+from scripts import ARABIC, JAPANESE, Script, reviews_in
+from test_families_pipeline import STAGES
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from stages.outputs.activations import ACTIVATIONS, read_tokens
+from stages.outputs.reports import read_metrics, read_plot
+from stages.page.sentences import captured_text
+from stages.parameters import read_parameters
+from stages.pictures.fonts import can_draw
+from stages.pictures.style import paper_style, printable, save_figure
+
+LONG = pytest.mark.long
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+HOSTILE = [
+    "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
+    "family 👨‍👩‍👧 film 👍🏽 and \N{VARIATION SELECTOR-16}",
+    'a "quoted", text\nover two\r\nlines',
+    "NUL \x00 film \x07 \x1b[31m",
+    "यह फ़िल्म अच्छी थी",
+    "\N{RIGHT-TO-LEFT OVERRIDE}film\N{POP DIRECTIONAL FORMATTING} סרט טוב",
+    "good film " * 5000,
+]
+
+
+def write_bert(folder: Path, texts: list[str]) -> None:
+    """A tiny BERT without a head; every character of the texts is a token, or all is [UNK] where there are none."""
+    write_tokenizer(folder)
+    letters = sorted(set("".join(texts).lower()) - {" "})
+    vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    names = {name: number for number, name in enumerate(vocabulary)}
+    tokenizer = BertTokenizerFast(vocab=names, strip_accents=False)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=64, **sizes)).save_pretrained(folder)
+
+
+def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str], **capture: Any) -> Path:
+    """Every stage in this process, on a csv of the frame, whose columns are text and label."""
+    folder = workspace()
+    frame.to_csv(folder / "reviews.csv", index=False, encoding="utf-8-sig", quoting=csv.QUOTE_ALL)
+    write_bert(folder / "model", vocabulary)
+    text, label = frame.columns
+    workspace(
+        dataset={"name": "reviews.csv", "text_column": text, "label_column": label, "validation_fraction": 0.25},
+        model={"name": "model"},
+        finetune={"epochs": 1, "max_length": 40},
+        capture=SHORT["capture"] | capture,
+        mixing=SHORT["mixing"]
+        | {"documents": 3, "bootstrap_samples": 100, "gradient_documents": 0, "checkpoints": ["finetuned"]}
+        | {"matrices": ["attention"]},
+        faithfulness={"documents": 2, "max_length": 20},
+        umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+        figures={"formats": ["svg"], "dpi": 30},
+    )
+    for stage in STAGES:
+        import_module(f"stages.{stage}").main(read_parameters())
+    return folder
+
+
+@LONG
+@pytest.mark.parametrize("script", [JAPANESE, ARABIC], ids=["Japanese", "Arabic"])
+def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: Workspace, script: Script) -> None:
+    frame = reviews_in(script, 60)
+    folder = run_pipeline(workspace, frame, frame[script.columns[0]].tolist(), documents=[0, 1])
+    names = sorted(script.verdicts)
+    by_class = read_plot("finetune_by_class", "finetune")
+    assert by_class["label_name"].tolist() == names
+    assert by_class["reviews"].tolist() == [5, 5, 5]
+    assert 0 <= read_metrics("finetune")["test"]["macro_f1"] <= 1
+    for table in ("margins", "captured_texts"):
+        found = read_plot(table, "validate")
+        assert set(found["label"]) | set(found["predicted"]) <= set(names)
+    tokens = read_tokens(ACTIVATIONS)
+    assert "[UNK]" not in set(tokens["token"])
+    # The letters stand in the figures as text.
+    drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
+    with paper_style(tokens["token"]):
+        assert all(
+            escape(printable(token)) in drawn for token in tokens.loc[tokens["document"] == "test/0", "token"][:8]
+        )
+
+
+@pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="unknown", marks=LONG)])
+def test_hostile_texts_go_through_every_stage(workspace: Workspace, known: bool) -> None:
+    """Also where the tokenizer makes [UNK] of everything."""
+    frame = toy_reviews(40, 0)[["text", "label"]]
+    frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
+    vocabulary = frame["text"].tolist() if known else ["~"]
+    texts = [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
+    folder = run_pipeline(workspace, frame, vocabulary, documents=[0], texts=texts, max_length=64)
+    unknown = read_plot("captured_texts", "validate").set_index("document")
+    assert (unknown["unknown_tokens"] == unknown["tokens"] - 2).all() == (not known)
+    assert unknown.loc["text/1", "whole_tokens"] >= 10_002
+    page = (folder / "reports/index.html").read_text(encoding="utf-8")
+    assert "<script>document.title" not in page
+    assert "\x00" not in page
+    for figure in (folder / "reports/figures").glob("*.svg"):
+        assert "\x00" not in figure.read_text(encoding="utf-8")
+
+
+def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
+    row = {
+        "label": "NA",
+        "predicted": "سلبي\x00",
+        "probability": 0.5,
+        "tokens": 9,
+        "whole_tokens": 9,
+        "unknown_tokens": 0,
+    }
+    said = captured_text(pd.Series(row))
+    assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
+
+
+def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) -> None:
+    letter = "\N{LATIN SMALL LETTER D WITH PALATAL HOOK}"  # which matplotlib brings along, in another font
+    assert not can_draw(letter, ["DejaVu Sans"])
+    pixels = []
+    for texts in ([letter], ["plain, café, Ω, فيلم \x00"]):
+        with paper_style(texts):
+            assert (mpl.rcParams["font.family"] == ["DejaVu Sans"]) == (texts != [letter])
+            figure = Figure(figsize=(1, 1))
+            figure.text(0.1, 0.5, printable(letter))
+            save_figure(figure, tmp_path / "drawn", ["png", "pdf", "svg"], 50)
+        pixels.append((tmp_path / "drawn.png").read_bytes())
+        drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+        assert (letter in drawn) == (texts == [letter])
+        assert ("&lt;U+1D81&gt;" in drawn) == (texts != [letter])
+    assert pixels[0] != pixels[1]
+
+
+def test_letters_that_no_font_has_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    letter = "\N{ANATOLIAN HIEROGLYPH A001}"  # a machine may have a font for them
+    with paper_style([letter, letter]):
+        assert (printable(letter) == "<U+14400>") == (caplog.text.count("(U+14400)") == 1)
+        assert printable(letter) in (letter, "<U+14400>")
