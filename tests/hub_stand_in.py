@@ -12,9 +12,11 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -174,8 +176,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._write(status, content, headers)
         elif kind.isdigit():
             self._write(int(kind), b"", {"Retry-After": "1"} if kind == "429" else {})
-        elif kind == "429 for an hour":
-            self._write(429, b"", {"Retry-After": "3600"})
+        elif kind == "429 until a date":
+            self._write(429, b"", {"Retry-After": formatdate(time.time() + 3600, usegmt=True)})
+        elif kind == "429 by its limits":
+            self._write(429, b"", {"RateLimit": '"api";r=0;t=3600'})
         elif kind == "portal":
             self._write(200, PORTAL, {"Content-Type": "text/html"})
         elif kind == "corrupt":

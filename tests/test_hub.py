@@ -47,7 +47,8 @@ SPOILT = "came twice with other bytes than the hub's listing says"
 LASTING = [
     ("models", Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
     ("models", Trouble("info", "429", None), "it answers 429 Too Many Requests, and asks to wait 1 s"),
-    ("models", Trouble("info", "429 for an hour", None), "it answers 429 Too Many Requests, and asks to wait 3600 s"),
+    ("models", Trouble("info", "429 until a date", None), "it answers 429 Too Many Requests, and asks to wait 3"),
+    ("models", Trouble("info", "429 by its limits", None), "it answers 429 Too Many Requests, and asks to wait 3600 s"),
     ("models", Trouble("info", "hang", None), SILENT),
     ("models", Trouble("info", "portal", None), "is no hub but a page; log in to the network that shows it"),
     ("models", Trouble("tree", "hang", None), SILENT),
