@@ -166,6 +166,17 @@ def test_configurations_and_splits_are_chosen_by_name(tmp_path: Path) -> None:
     assert pd.concat(splits.values())["text"].str.endswith("learn").all()
 
 
+def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    toy_reviews(100, 0).to_csv(tmp_path / "reviews.csv", index=False)
+    assert {split: len(rows) for split, rows in read_splits(dataset(tmp_path), SEED).items()} == SIZES
+    assert "has no split test: a part of train becomes it" in caplog.text
+    with pytest.raises(InputError, match=r"dataset\.train_split: .* has no split learn; allowed: train$"):
+        read_splits(dataset(tmp_path, train_split="learn"), SEED)
+
+
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [

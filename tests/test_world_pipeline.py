@@ -11,14 +11,16 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 import pytest
+import torch
 from conftest import SHORT, Workspace, toy_reviews, write_tokenizer
 from matplotlib.figure import Figure
 from scripts import ARABIC, JAPANESE, Script, reviews_in
 from test_families_pipeline import STAGES
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from stages.outputs.activations import ACTIVATIONS, read_tokens
 from stages.outputs.reports import read_metrics, read_plot
+from stages.outputs.reviews import read_split
 from stages.page.sentences import captured_text
 from stages.parameters import read_parameters
 from stages.pictures.fonts import can_draw
@@ -85,6 +87,16 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     for table in ("margins", "captured_texts"):
         found = read_plot(table, "validate")
         assert set(found["label"]) | set(found["predicted"]) <= set(names)
+    margins = read_plot("margins", "validate").set_index("document")
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
+    for document, row in margins.iterrows():
+        text = read_split("test")["text"][int(str(document).removeprefix("test/"))]
+        with torch.no_grad():
+            logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
+        chosen = logits.pop(names.index(row["predicted"]))
+        assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
+        assert row["margin"] >= 0
     tokens = read_tokens(ACTIVATIONS)
     assert "[UNK]" not in set(tokens["token"])
     # The letters stand in the figures as text.

@@ -116,16 +116,14 @@ def _load_dataset(dataset: DatasetParameters, folder: Path, cache_dir: str) -> d
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below
-    chosen = {"train": dataset.train_split, "test": dataset.test_split}
     frames = {}
     try:
         builder = datasets.load_dataset_builder(str(folder), name=dataset.config, cache_dir=cache_dir)
-        _check_choice(dataset, builder)
+        chosen = _chosen_splits(dataset, builder.config.data_files)
         builder.download_and_prepare()
         for split, name in chosen.items():
-            if name is not None:
-                table = builder.as_dataset(split=name)
-                frames[split] = _named(table.to_pandas(), dataset.label_column, table.features)
+            table = builder.as_dataset(split=name)
+            frames[split] = _named(table.to_pandas(), dataset.label_column, table.features)
     except InputError:
         raise
     except Exception as error:  # the library raises dozens of types for an unusable source
@@ -138,19 +136,28 @@ def _load_dataset(dataset: DatasetParameters, folder: Path, cache_dir: str) -> d
     return frames
 
 
-def _check_choice(dataset: DatasetParameters, builder: Any) -> None:
-    """`InputError` for a split that there is not, and for a text file of a chosen one that is not as it should be."""
-    files: Mapping[str, Sequence[str]] = builder.config.data_files
-    for key, name in (("train_split", dataset.train_split), ("test_split", dataset.test_split)):
-        if name is not None and name not in files:
-            part = "; or leave it empty, and a part of the training split becomes it" if key == "test_split" else ""
-            raise InputError(
-                f"dataset.{key}: {dataset.name} has no split {name}; allowed: {', '.join(map(str, files))}{part}"
-            )
-    for name in filter(None, (dataset.train_split, dataset.test_split)):
+def _chosen_splits(dataset: DatasetParameters, files: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """What the source calls `train` and `test`, from the files of its splits; no `test` where it has one split alone.
+
+    `InputError` for a split that there is not, and for a text file of a chosen one that is not as it should be.
+    """
+    chosen = {"train": dataset.train_split}
+    if dataset.test_split is not None:
+        chosen["test"] = dataset.test_split
+    if list(files) == [dataset.train_split] and chosen.pop("test", None):
+        logging.info(
+            "%s has no split %s: a part of %s becomes it", dataset.name, dataset.test_split, dataset.train_split
+        )
+    for split, name in chosen.items():
+        if name not in files:
+            part = "; or leave it empty, and a part of the training split becomes it" if split == "test" else ""
+            there = ", ".join(map(str, files))
+            raise InputError(f"dataset.{split}_split: {dataset.name} has no split {name}; allowed: {there}{part}")
+    for name in chosen.values():
         for file in map(Path, files[name]):
             if file.suffix.lower() in TEXT_FILES and file.is_file():
                 read_file(file)  # the library does not say which file it is
+    return chosen
 
 
 def _named(frame: pd.DataFrame, column: str, features: Mapping[str, Any]) -> pd.DataFrame:

@@ -105,7 +105,7 @@ function listed(found, looked) {
   const items = found.map(({ token, share }) => {
     const bar = element("i", { "aria-hidden": "true", style: `width: ${(100 * share) / found[0].share}%` });
     const which = token === looked ? " (itself)" : element("small", {}, ` ${positionOf(token)}`);
-    const name = element("bdi", {}, nameThere(token), which);
+    const name = element("span", {}, element("bdi", {}, nameThere(token)), which);
     return element("li", { "data-token": token }, bar, name, element("span", {}, percent(share)));
   });
   return element("ol", {}, ...items);
