@@ -85,15 +85,20 @@ def test_every_other_number_in_the_readme_is_one_that_the_code_has() -> None:
     settings = profile("study")
     assert [settings[f"dataset.{each}_limit"] for each in ("train", "test")] == ["1000", "200"]
     assert settings["finetune.max_length"] == settings["mixing.max_length"] == "128"
+    limits = {name: profile(name)["dataset.train_limit"] for name in ("laptop", "decoder")}
+    assert limits == {"laptop": "1500", "decoder": "1000"}
     known = [
+        "1,500 reviews of IMDb",
+        "1,000 reviews of IMDb",
         "IMDb: 1,000 for training, 200\nfor testing, cut to 128 tokens",
         "Python 3.11",
+        "20 minutes on 2 cores",
         "2 cores",
         "Brackets are 95 % intervals",
         "(1, -1, 0, 0) and (0, 0, 1, -1)",
         "1.5 of its own vector and 0.5 of the other's: the ratio is 0.5 / (0.5 + 1.5)\n= 25 %",
         "0.25 / (0.25 + 2.25) = 10 %",
-        "512 tokens, batch 64,\nAdamW 2e-5, 20 % warm-up",
+        "512 tokens, batch 64, AdamW 2e-5, 20 % warm-up",
         "512-token text of a 12-layer model stays under 15 MB",  # tests/test_page.py makes one
         "up to 4,096 tokens",
         "2 + 5 L points",
