@@ -144,7 +144,8 @@ def _chosen_splits(dataset: DatasetParameters, files: Mapping[str, Sequence[str]
     chosen = {"train": dataset.train_split}
     if dataset.test_split is not None:
         chosen["test"] = dataset.test_split
-    if list(files) == [dataset.train_split] and chosen.pop("test", None):
+    if list(files) == [dataset.train_split] and "test" in chosen:
+        del chosen["test"]
         logging.info(
             "%s has no split %s: a part of %s becomes it", dataset.name, dataset.test_split, dataset.train_split
         )
