@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from huggingface_hub import (
     constants,
@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.tqdm import tqdm
 
 from stages.errors import InputError, first_line
 from stages.hub.patience import UnavailableError, chain
@@ -45,7 +46,8 @@ class Repository:
         with self._reasons():
             self.commit = resolve_revision(name, revision=revision, repo_type=kind).resolved
             # No file yet: it lists the repository, and keeps the listing for HF_HUB_OFFLINE.
-            snapshot_download(name, revision=self.commit, repo_type=kind, allow_patterns=[])
+            bar = _bar(disable=True)
+            snapshot_download(name, revision=self.commit, repo_type=kind, allow_patterns=[], tqdm_class=bar)
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
@@ -67,7 +69,9 @@ class Repository:
     def _file(self, path: str) -> Path:
         for _ in range(2):
             try:
-                found = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=self.kind))
+                # The client's own bar would show a signed address.
+                bar, kind = _bar(desc=path), self.kind
+                found = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
             except OSError as error:
                 if type(error) is not OSError or error.errno is not None:
                     raise
@@ -129,6 +133,16 @@ class Repository:
         if status == 403:
             return f"the hub forbids it; {LOGIN} with the right to read it"
         return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
+
+
+def _bar(**always: Any) -> type[tqdm]:
+    """The client's progress bar with something that the client does not choose."""
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **(options | always))  # type: ignore[no-untyped-call]  # the client's
+
+    return Bar
 
 
 def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
