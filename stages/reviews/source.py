@@ -108,7 +108,8 @@ def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
             return _load_dataset(dataset, path, cache)
     if not is_on_hub(dataset):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
-    with dataset_folder(dataset.name, dataset.revision) as folder, tempfile.TemporaryDirectory() as cache:
+    files = dataset_folder(dataset.name, dataset.revision, dataset.config)
+    with files as folder, tempfile.TemporaryDirectory() as cache:
         return _load_dataset(dataset, folder, cache)
 
 
