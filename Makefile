@@ -7,7 +7,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := stages/page/script
 DATASET ?= stanfordnlp/imdb
 SEEDS ?= 0 1 2 3 4
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
@@ -96,7 +96,7 @@ lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (
 	@PYTHON="$(PYTHON)" .ci/lock
 
 licences: $(INSTALLED) ## The licence of every installed package
-	@$(IN_VENV) pip-licenses --python=$(BIN)/python --order=license
+	@$(IN_VENV) pip-licenses --python="$(BIN)/python" --order=license
 
 clean: ## Remove the environment and unfinished work
 	rm -rf $(VENV) .unfinished
