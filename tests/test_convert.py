@@ -41,7 +41,12 @@ def own(like: Path, classes: int = 2) -> OfOnesOwn:
     return OfOnesOwn(BertConfig.from_pretrained(like), classes).eval()
 
 
-@pytest.mark.parametrize("wrap", [lambda module: module, torch.nn.DataParallel], ids=["alone", "on several GPUs"])
+def of_several_gpus(module: torch.nn.Module) -> torch.nn.Module:
+    """With the names that DataParallel gives."""
+    return torch.nn.ModuleDict({"module": module})
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, of_several_gpus], ids=["alone", "on several GPUs"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_module_of_ones_own_classifies_as_it_did(
     tiny_bert: Path, tmp_path: Path, wrap: Callable[[torch.nn.Module], torch.nn.Module], zipped: bool
