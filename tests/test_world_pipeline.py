@@ -18,6 +18,7 @@ from scripts import ARABIC, JAPANESE, Script, reviews_in
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
+from stages.errors import InputError
 from stages.outputs.activations import ACTIVATIONS, read_tokens
 from stages.outputs.reports import read_metrics, read_plot
 from stages.outputs.reviews import read_split
@@ -107,16 +108,22 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
         )
 
 
-@pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="unknown", marks=LONG)])
-def test_hostile_texts_go_through_every_stage(workspace: Workspace, known: bool) -> None:
-    """Also where the tokenizer makes [UNK] of everything."""
+def hostile_reviews() -> pd.DataFrame:
     frame = toy_reviews(40, 0)[["text", "label"]]
     frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
-    vocabulary = frame["text"].tolist() if known else ["~"]
-    texts = [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
-    folder = run_pipeline(workspace, frame, vocabulary, documents=[0], texts=texts, max_length=64)
+    return frame
+
+
+def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(workspace: Workspace) -> None:
+    with pytest.raises(InputError, match=r"the vocabulary of model has no token for 100\.0 % of the words"):
+        run_pipeline(workspace, hostile_reviews(), ["~"], documents=[0], texts=[HOSTILE[-1]], max_length=64)
+    assert not Path("models/pretrained").exists()
+
+
+def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
+    frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
+    folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
     unknown = read_plot("captured_texts", "validate").set_index("document")
-    assert (unknown["unknown_tokens"] == unknown["tokens"] - 2).all() == (not known)
     assert unknown.loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
