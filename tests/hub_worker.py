@@ -65,7 +65,7 @@ def main() -> None:
             download.main(read_parameters())
         except InputError as raised:
             error = str(raised)
-        except Exception:
+        except Exception:  # the test is told of whatever was raised
             error = traceback.format_exc()
         print(json.dumps(error), file=answers, flush=True)
 
