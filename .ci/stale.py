@@ -28,7 +28,9 @@ def changes(entries: list[Any]) -> Iterator[str]:
     """What `dvc status` found of one stage, but for data that is not here."""
     for entry in entries:
         if isinstance(entry, str):
-            if entry != "always changed":  # said of `sources`, which looks at every run whether files have changed
+            if (
+                entry != "always changed"
+            ):  # said of `sources@own`, which looks at every run whether a file of one's own has changed
                 yield entry
         else:
             for paths in entry.values():

@@ -4,7 +4,7 @@
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,commits}.csv` and `models/pretrained/`:
 the files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them
-appear at the end, or none.
+appear at the end, or none. Writes `reports/sources.json` as well, for `stages.sources` to watch what it read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from stages.models.proof import prove_model, prove_pair
 from stages.outputs.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
 from stages.outputs.reports import PLOTS, write_plot
 from stages.outputs.reviews import REVIEWS, write_split
+from stages.outputs.sources import write_sources
 from stages.parameters import DatasetParameters, ModelParameters, Parameters
 from stages.resume import UNFINISHED, clear, publish
 from stages.reviews import source
+from stages.watched import look_at_sources
 
 Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
 
@@ -43,6 +45,7 @@ def main(parameters: Parameters) -> None:
         for folder in folders:
             if Path(name).resolve().is_relative_to(folder.resolve()):
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
+    sources = look_at_sources(parameters)
     work = UNFINISHED / "download" / "made"
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir(parents=True)
@@ -52,6 +55,7 @@ def main(parameters: Parameters) -> None:
             made = [work / output] if output == PRETRAINED else sorted((work / output).iterdir())
             for each in made:
                 publish(each, each.relative_to(work))
+        write_sources(sources)
     finally:
         clear(work)
 

@@ -43,6 +43,7 @@ def working_alone(stage: str) -> Iterator[None]:
 def _folders(stage: str) -> Iterator[Path]:
     """Those that its outputs lie in, and that of unfinished work."""
     declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
+    declared = declared.get("do", declared)
     outs = [out for kind in ("outs", "metrics", "plots") for out in declared.get(kind, [])]
     yield UNFINISHED
     yield from {Path(out if isinstance(out, str) else next(iter(out))).parent: None for out in outs}

@@ -15,6 +15,7 @@ from stages.errors import InputError
 from study.store import Experiment, find, is_by_this_code, name_of, parameters, read_yaml
 
 LEFT_OUT = ("render",)  # its figures and page are of one run; the study draws its own
+NOT_ALWAYS = "sources"  # DVC has it before `download` where it is there
 ROW = re.compile(r"(?P<task>[0-9a-f]{7})\s+(?P<name>\S+)\s.*\s(?P<state>Queued|Running|Success|Failed)")
 PLAIN = re.compile(r"[\w./:+-]+|\[[\w.,-]*\]")
 POLL_SECONDS = 5
@@ -45,7 +46,7 @@ def read_plan(folder: Path, profile: Path, dataset: str) -> Plan:
     local = folder / dataset
     overrides["dataset.name"] = str(local.resolve()) if local.exists() else dataset
     pipeline = read_yaml((folder / "dvc.yaml").read_text(encoding="utf-8"))
-    return Plan(overrides, [stage for stage in pipeline["stages"] if stage not in LEFT_OUT])
+    return Plan(overrides, [stage for stage in pipeline["stages"] if stage not in (NOT_ALWAYS, *LEFT_OUT)])
 
 
 def wanted(plan: Plan, seed: int, folder: Path) -> dict[str, Any]:

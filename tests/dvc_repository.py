@@ -18,7 +18,16 @@ import yaml
 from conftest import REPOSITORY
 from stage_process import run_to_its_end
 
-FILES = ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "Makefile")
+FILES = (
+    "dvc.yaml",
+    "params.yaml",
+    ".dvcignore",
+    ".gitignore",
+    ".dvc/config",
+    ".dvc/.gitignore",
+    "Makefile",
+    "reports/sources.json",
+)
 FOLDERS = (".dvc/plots", "data/sample", "stages")
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
 
@@ -79,8 +88,8 @@ def _neutral() -> dict[str, str]:
 
 
 def stages_run(output: str) -> list[str]:
-    """The stages whose command DVC says that it ran; without `sources`, which runs always."""
-    return [stage for stage in re.findall(r"Running stage '(\w+)'", output) if stage != "sources"]
+    """The stages whose command DVC says that it ran; without `sources@own`, which runs always where it is there."""
+    return [stage for stage in re.findall(r"Running stage '([\w@]+)'", output) if stage != "sources@own"]
 
 
 def new_home(folder: Path) -> Path:

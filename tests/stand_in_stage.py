@@ -43,7 +43,7 @@ def outputs(stage: dict[str, Any]) -> list[Path]:
     """The files that it declares; of a folder those that dvc.yaml speaks of elsewhere, and one more."""
     declared = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, ())]
     outs = [Path(out if isinstance(out, str) else next(iter(out))) for out in declared]
-    named = [dep for each in PIPELINE["stages"].values() for dep in each["deps"]]
+    named = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
     named += [name for name in PIPELINE["plots"] if isinstance(name, str)]
     inside = [Path(name) for name in named if any(out in Path(name).parents for out in outs)]
     return [out if out.suffix else out / "digest.txt" for out in outs] + inside

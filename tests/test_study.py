@@ -194,7 +194,7 @@ def test_every_table_is_made_of_the_columns_that_the_stages_write(tmp_path: Path
 def test_plan_is_the_profile_and_every_stage_but_render(tmp_path: Path) -> None:
     plan = runs.read_plan(REPOSITORY, REPOSITORY / "profiles/study.txt", "data/sample")
     assert plan.overrides["dataset.name"] == str((REPOSITORY / "data/sample").resolve())
-    assert plan.stages[:3] == ["sources", "download", "finetune"]
+    assert plan.stages[:2] == ["download", "finetune"]
     assert "render" not in plan.stages
     values = runs.wanted(plan, 3, REPOSITORY)
     assert (values["seed"], values["dataset"]["train_limit"], values["umap"]["layouts"]) == (3, 1000, ["joint"])

@@ -24,7 +24,8 @@ def outputs(clone: Path) -> list[str]:
     found = []
     for stage in stages.values():
         for kind in ("outs", "metrics", "plots"):
-            found += [out if isinstance(out, str) else next(iter(out)) for out in stage.get(kind, ())]
+            outs = stage.get("do", stage).get(kind, ())
+            found += [out if isinstance(out, str) else next(iter(out)) for out in outs]
     return [*found, "dvc.lock"]
 
 

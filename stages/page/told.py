@@ -70,7 +70,11 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     return Told(
         checkpoints={"pretrained": "The model as it is"},
         dataset=None,
-        facts={"texts": str(texts), "tokens": str(len(tokens)), "layers": str(rows["layer"].max())},
+        facts={
+            "text" if texts == 1 else "texts": str(texts),
+            "tokens": str(len(tokens)),
+            "layers": str(rows["layer"].max()),
+        },
         measured="All numbers and maps are of the text below." if texts == 1 else "All are of the texts below.",
         intervals="" if texts == 1 else ", with 95 % intervals over texts",
         findings=[
