@@ -26,13 +26,13 @@ from stages.maps.parallel import check_cluster
 from stages.maps.projections import PROJECTIONS
 from stages.maps.quality_table import quality_table
 from stages.mixing.ratios import RATIOS
-from stages.outputs import activations as store
 from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_quality
 from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import write_metrics, write_plot
 from stages.parameters import Parameters, UmapParameters
 from stages.reviews.draw import Rows, stratified_draw
 from stages.sites import Site
+from stages.store import Run, open_run
 from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
@@ -48,10 +48,10 @@ def main(parameters: Parameters) -> None:
 
 def reduce(umap: UmapParameters, checkpoint: str) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
-    tokens = store.read_tokens(store.ACTIVATIONS)
-    sites = store.stored_sites(store.ACTIVATIONS)
+    run = open_run()
+    tokens, sites = run.tokens, run.sites
     rows = _drawn_tokens(tokens, len(sites), umap)
-    by_width = _read(sites, rows)
+    by_width = _read(run, rows)
     in_stream = _residual_stream(by_width)
     everywhere = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
     drawn = tokens.iloc[rows].reset_index(drop=True)
@@ -109,19 +109,17 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _read(sites: list[Site], rows: Rows) -> dict[int, Points]:
+def _read(run: Run, rows: Rows) -> dict[int, Points]:
     """The sites of each width, and the drawn tokens' vectors `[sites, tokens, width]`, a block of a store at a time."""
-    widths = {site: int(store.open_store(store.ACTIVATIONS, site).shape[1]) for site in sites}
+    widths = {site: run.width(site) for site in run.sites}
     read: dict[int, Points] = {}
     for width in dict.fromkeys(widths.values()):
-        chosen = [site for site in sites if widths[site] == width]
+        chosen = [site for site in run.sites if widths[site] == width]
         vectors_STD = np.empty((len(chosen), len(rows), width), dtype=np.float32)
         for vectors_TD, site in zip(vectors_STD, chosen, strict=True):
-            vectors_TD[:] = store.read_rows(store.ACTIVATIONS, site, rows)
+            vectors_TD[:] = run.read(site, rows)
             if not np.isfinite(vectors_TD).all():
-                raise InputError(
-                    f"{store.ACTIVATIONS}: {site} holds a value that is no number; run `dvc repro -f capture`"
-                )
+                raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
         read[width] = chosen, vectors_STD
     return read
 
