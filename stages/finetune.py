@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from accelerate.utils import broadcast_object_list
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import (
@@ -56,10 +58,7 @@ def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     finetune, seed = parameters.finetune, parameters.seed
     own = start()
-    for key, max_length in parameters.lengths().items():  # those of later stages too, before the time is spent
-        check_max_length(key, max_length, own)
-    if finetune.precision == "fp16" and not torch.cuda.is_available():
-        raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
+    _check(parameters, own)
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters)
@@ -82,6 +81,7 @@ def main(parameters: Parameters) -> None:
     trainer.remove_callback(PrinterCallback)
     if finetune.epochs:
         trainer.add_callback(_StopWhereTheLossExplodes)
+        trainer.add_callback(SameOrderInAll)
         trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
     else:
         trainer.state.epoch = 0
@@ -101,6 +101,20 @@ def main(parameters: Parameters) -> None:
     clear(folder)
 
 
+def _check(parameters: Parameters, own: Path) -> None:
+    """`InputError` for what this machine, the model or a later stage would refuse, before the time is spent."""
+    finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # said by torchrun and accelerate
+    for key, max_length in parameters.lengths().items():  # those of later stages too
+        check_max_length(key, max_length, own)
+    if finetune.batch_size % processes:
+        raise InputError(
+            f"finetune.batch_size: {finetune.batch_size} texts cannot be dealt out evenly to {processes} processes; "
+            f"allowed: a multiple of {processes}, or as many processes as divide it"
+        )
+    if finetune.precision == "fp16" and not torch.cuda.is_available():
+        raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
+
+
 class _StopWhereTheLossExplodes(TrainerCallback):
     def on_log(
         self,
@@ -118,13 +132,24 @@ class _StopWhereTheLossExplodes(TrainerCallback):
                 )
 
 
+class SameOrderInAll(TrainerCallback):
+    """Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step."""
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
+    ) -> None:
+        if args.world_size > 1:
+            torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
+
+
 def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(folder),
         seed=seed,
         num_train_epochs=finetune.epochs,
-        per_device_train_batch_size=finetune.batch_size,
+        per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
         per_device_eval_batch_size=2 * finetune.batch_size,
+        accelerator_config={"split_batches": True},
         optim="adamw_torch_fused",
         learning_rate=finetune.learning_rate,
         weight_decay=finetune.weight_decay,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
-from stage_process import run_stage
+from conftest import REPOSITORY, SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
+from safetensors.torch import load_file
+from stage_process import run_stage, run_to_its_end
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from stages import finetune
@@ -115,6 +117,58 @@ def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Pat
             scores = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in reviews["text"]]
         truth = torch.tensor(reviews["label"].to_numpy())
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(torch.stack(scores), truth)), abs=1e-4)
+
+
+def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> None:
+    weights = []
+    for processes in (1, 2):
+        folder = prepared(tmp_path / str(processes), tiny_bert)
+        config = folder / "models/pretrained/config.json"
+        plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # which differs between processes
+        config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
+        write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
+        run_stage(folder, "finetune", processes=processes)
+        weights.append(load_file(folder / "models/finetuned/model.safetensors"))
+    curves = [pd.read_csv(tmp_path / f"{processes}/reports/plots/finetune.csv") for processes in (1, 2)]
+    pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)
+    one, two = weights
+    start = load_file(tmp_path / "1/models/pretrained/model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    moved = (one[f"bert.{name}"] - next(each for key, each in start.items() if key.endswith(name))).abs().max()
+    assert moved > 1e-2
+    # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
+    compared = [key for key in one if not key.endswith("key.bias")]
+    assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
+
+
+def test_a_batch_that_processes_cannot_share_is_one_error(
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(
+        InputError, match=r"finetune\.batch_size: 8 texts cannot be dealt out evenly to 3 processes; all"
+    ):
+        finetune.main(read_parameters())
+
+
+def test_processes_that_dropout_brought_out_of_step_draw_one_order(tmp_path: Path) -> None:
+    program = tmp_path / "order.py"
+    program.write_text(
+        "import os, torch\n"
+        "from accelerate import PartialState\n"
+        "from stages.finetune import SameOrderInAll\n"
+        "state = PartialState(cpu=True)\n"
+        "torch.manual_seed(state.process_index)\n"
+        "args = type('Arguments', (), {'world_size': state.num_processes})\n"
+        "SameOrderInAll().on_epoch_begin(args, None, None)\n"
+        "open(f'{state.process_index}.txt', 'w').write(str(torch.randperm(99).tolist()))\n",
+        encoding="utf-8",
+    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    run = run_to_its_end([sys.executable, *launcher], tmp_path, {"PYTHONPATH": str(REPOSITORY)})
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "0.txt").read_text() == (tmp_path / "1.txt").read_text() != ""
 
 
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
