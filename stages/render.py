@@ -11,7 +11,6 @@ import logging
 import shutil
 
 from stages.command import run_stage
-from stages.outputs.activations import ACTIVATIONS, read_tokens
 from stages.outputs.maps import made_layouts, read_map
 from stages.outputs.reports import FIGURES, read_plot
 from stages.page.assembly import write_page
@@ -21,13 +20,14 @@ from stages.pictures.joint_pages import draw_joint_pages, write_animation
 from stages.pictures.mixing_figures import draw_mixing_figures
 from stages.pictures.style import paper_style
 from stages.pictures.tokens import read_captured, with_classes
+from stages.store import open_run
 
 
 def main(parameters: Parameters) -> None:
     figures = parameters.figures
     shutil.rmtree(FIGURES, ignore_errors=True)
     layouts = made_layouts()
-    captured = read_captured(with_classes(read_tokens(ACTIVATIONS)), read_plot("steps", "measure"))
+    captured = read_captured(with_classes(open_run().tokens), read_plot("steps", "measure"))
     labels = {piece.label for reading in captured.readings for piece in reading}
     with paper_style(labels | set(map(str.lower, labels))):
         if "joint" in layouts:

@@ -262,6 +262,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     shown = opened(BESIDE_AN_ENCODER)
     page = shown.page
     assert page.locator("#layer option").all_inner_texts() == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
+    choose(page, "layer", "1")
     assert page.locator("#words").inner_text() == f"<s> {TEXT} </s>"
     choose(page, "layer", "3")
     assert page.locator("#words").inner_text() == f"</s> <s> {TEXT}"

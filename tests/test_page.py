@@ -32,7 +32,15 @@ from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS, read_map, write_map, write_quality
-from stages.outputs.mixing import HEADS, MIXING, contributions_folder, read_matrix, read_ratios, write_matrix
+from stages.outputs.mixing import (
+    HEADS,
+    MIXING,
+    contributions_folder,
+    read_captured_ratios,
+    read_matrix,
+    read_ratios,
+    write_matrix,
+)
 from stages.outputs.reports import PAGE, read_metrics
 from stages.page.arrays import largest_shares, quantised, visible
 from stages.page.assembly import HERE, page_script, write_page
@@ -132,6 +140,73 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
     assert own_basis.startswith("Places of attention heads on the joint map cannot be compared")
 
 
+def reviews_at(layer: int, method: str = "attnresln_n") -> pd.DataFrame:
+    table = pd.read_csv("reports/plots/mixing_by_review.csv").query("checkpoint == 'finetuned' and method == @method")
+    return table[table["layer"] == layer]
+
+
+def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
+    page = opened.page
+    means = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n' and checkpoint == 'finetuned'")
+    most, least = means.loc[means["mean"].idxmax()], means.loc[means["mean"].idxmin()]
+    assert page.locator("h1").inner_text() == (
+        f"Layer {most['layer']} mixes tokens most, at a ratio of {100 * most['mean']:.0f} %; layer {least['layer']} "
+        f"least, {100 * least['mean']:.0f} %"
+    )
+    assert page.locator("#layer").input_value() == str(most["layer"])
+    dots = page.locator("#overview-chart circle").evaluate_all(
+        "all => all.map(each => [each.textContent, Number(each.getAttribute('cy'))])"
+    )
+    expected = pd.concat([reviews_at(layer) for layer in (1, 2, 3)])
+    assert [said for said, _ in dots] == [f"{row.document}: {100 * row.mean:.0f} %" for row in expected.itertuples()]
+    heights = np.array([height for _, height in dots])
+    slope, start = np.polyfit(expected["mean"], heights, 1)
+    assert slope < 0
+    assert np.abs(slope * expected["mean"] + start - heights).max() < 0.1  # pixels
+    own = page.locator("#overview-chart path.own").get_attribute("d")
+    shares = read_captured_ratios(["test/0"]).query("checkpoint == 'finetuned'").groupby("layer")["attnresln_n"].mean()
+    drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", own)[1:]]
+    assert drawn == pytest.approx((slope * shares + start).tolist(), abs=0.2)
+    among = reviews_at(int(most["layer"]))["mean"]
+    value = shares[int(most["layer"])]
+    assert page.locator("#typical").inner_text() == (
+        f"The mean ratio of its tokens in layer {most['layer']} is {100 * value:.0f} %, higher than in "
+        f"{100 * (among < value).mean():.0f} % of the {len(among)} measured reviews."
+    )
+
+
+def test_first_picture_chooses_layers_and_texts_and_follows_the_choice(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#overview-chart [data-layer='2']").dispatch_event("click")
+    assert page.locator("#layer").input_value() == "2"
+    assert "in layer 2 is" in page.locator("#typical").inner_text()
+    choose(page, "ratio-method", "attn_w")
+    said = page.locator("#overview-chart circle").all_text_contents()
+    rows = pd.concat([reviews_at(layer, "attn_w") for layer in (1, 2, 3)])
+    assert said == [f"{row.document}: {100 * row.mean:.0f} %" for row in rows.itertuples()]
+    captured = page.locator("#overview-chart [data-document]")
+    measured = {"test/0", "test/1"} & set(rows["document"])
+    assert captured.count() == 3 * len(measured)
+    choose(page, "document", "2")
+    assert page.locator("#text-name").inner_text() == "text/0"
+    captured.first.dispatch_event("click")
+    chosen = page.locator("#document").input_value()
+    assert page.locator("#text-name").inner_text() == f"test/{chosen}"
+    assert {said.split(":")[0] for said in captured.all_text_contents()} == measured
+
+
+def test_first_picture_shows_a_part_of_very_many_reviews(
+    copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.page.payload.REVIEWS", 3)
+    shown = shown_again(chromium)
+    names = reviews_at(1)["document"].tolist()
+    said = shown.page.locator("#overview-chart circle").all_text_contents()
+    assert list(dict.fromkeys(each.split(":")[0] for each in said)) == names[::2]
+    assert f"of {len(names[::2])} of the {len(names)} measured reviews." in shown.page.locator("#typical").inner_text()
+    shown.close()
+
+
 def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened: Opened) -> None:
     reviews = pd.read_parquet("data/reviews/test.parquet")["text"]
     options = opened.page.locator("#document option").all_inner_texts()
@@ -147,8 +222,9 @@ def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened:
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
     page = opened.page
     sites = store.stored_sites(ACTIVATIONS)
-    assert page.locator("#point-name").inner_text() == f"Word embedding (1 of {len(sites)})"
     page.locator("#point").focus()
+    page.keyboard.press("Home")
+    assert page.locator("#point-name").inner_text() == f"Word embedding (1 of {len(sites)})"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.locator("#point-name").inner_text() == f"Layer 1: Attention heads (3 of {len(sites)})"
@@ -161,6 +237,23 @@ def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened
     extent = np.ptp(joint[["x", "y"]].to_numpy())
     assert np.abs(np.array(drawn["x"]) - joint["x"].to_numpy()).max() < 1e-3 * extent
     assert np.abs(np.array(drawn["y"]) - joint["y"].to_numpy()).max() < 1e-3 * extent
+
+
+def test_map_opens_where_most_tokens_can_be_told_apart(opened: Opened) -> None:
+    page = opened.page
+    joint = read_map("joint")
+    low, high = joint[["x", "y"]].min().to_numpy(), joint[["x", "y"]].max().to_numpy()
+    own = joint[joint["document"] == "test/0"]
+    spread = {
+        Site(layer, point): len(
+            np.unique(((rows[["x", "y"]].to_numpy() - low) / (high - low) * 32).astype(int), axis=0)
+        )
+        for (layer, point), rows in own.groupby(["layer", "point"])
+    }
+    opened_at = store.stored_sites(ACTIVATIONS)[int(page.locator("#point").input_value())]
+    assert spread[opened_at] >= max(spread.values()) - 1  # the page's limits are those of a square
+    assert spread[opened_at] > min(spread.values())
+    assert page.locator("#shape").input_value() == "words"
 
 
 def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
@@ -318,6 +411,7 @@ def test_a_click_selects_after_the_layout_was_changed(opened: Opened) -> None:
 def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "1")
+    choose(page, "layer", "1")
     ratios = read_ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
     assert [title.split(", ")[-1] for title in titles] == [
@@ -339,6 +433,75 @@ def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     layer_out = store.read_features(ACTIVATIONS, Site(1, "layer_output"))[0].astype(float)
     cosine = layer_in @ layer_out / np.linalg.norm(layer_in) / np.linalg.norm(layer_out)
     assert steps[-1]["y"][0] == pytest.approx(cosine, abs=1e-3)
+
+
+def test_words_are_shaded_over_the_usual_ratios_of_the_layer(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "layer", "2")
+    ratios = read_captured_ratios(tokens()["document"].unique().tolist())
+    of_layer = ratios.query("checkpoint == 'finetuned' and layer == 2")["attnresln_n"].sort_values().to_numpy()
+    low, high = of_layer[int(0.05 * (len(of_layer) - 1))], of_layer[int(np.ceil(0.95 * (len(of_layer) - 1)))]
+    legend = page.locator("#text-legend").inner_text()
+    assert f"{100 * low:.0f} % or less" in legend
+    assert f"{100 * high:.0f} % or more" in legend
+    own = ratios.query("checkpoint == 'finetuned' and layer == 2 and document == 'test/0'")["attnresln_n"].to_numpy()
+    shades = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
+    drawn = [float(re.search(r"([\d.]+)\)", shade)[1]) for shade in shades]
+    assert drawn == pytest.approx((0.68 * np.clip((own - low) / (high - low), 0, 1)).tolist(), abs=0.01)
+
+
+def test_a_link_shows_what_its_sender_saw(opened: Opened, run: Path) -> None:
+    page = opened.page
+    chosen = {
+        "document": "1",
+        "layer": "2",
+        "ratio-method": "attn_n",
+        "checkpoint": "pretrained",
+        "matrix": "attention",
+    }
+    for control, option in {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm"}.items():
+        choose(page, control, option)
+    page.locator("#words span").nth(2).click()
+    page.locator("#point").fill("5")
+    choose(page, "layer", "2")
+    selected = page.locator("#selected").inner_text()
+    page.wait_for_function("() => location.hash.includes('point=5') && location.hash.includes('token=')")
+    link = page.evaluate("location.href")
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_selector("html[data-ready]")
+    shown = {
+        name: page.locator(f"#{name}").input_value() for name in (*chosen, "head", "layout", "step-measure", "point")
+    }
+    assert shown == {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm", "point": "5"}
+    assert page.locator("#selected").inner_text() == selected
+    page.evaluate("location.hash = 'layer=3&document=99&method=<b>&checkpoint=finetuned'")
+    page.wait_for_function("() => document.getElementById('layer').value === '3'")
+    assert page.locator("#checkpoint").input_value() == "finetuned"
+    assert (page.locator("#document").input_value(), page.locator("#ratio-method").input_value()) == ("1", "attn_n")
+
+
+def test_a_page_that_nobody_changed_has_a_plain_address_and_views_can_be_gone_to(opened: Opened) -> None:
+    page = opened.page
+    page.locator("nav a[href='#map']").click()
+    page.wait_for_timeout(400)  # longer than the page waits before it writes its address
+    assert page.evaluate("location.hash") == "#map"
+    first = page.locator("#layer").input_value()
+    other = "2" if first != "2" else "3"
+    choose(page, "layer", other)
+    page.wait_for_function("layer => location.hash === `#layer=${layer}`", arg=other)
+    choose(page, "layer", first)
+    page.wait_for_function("() => location.hash === ''")
+
+
+def test_the_link_can_be_copied(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, permissions=["clipboard-read", "clipboard-write"])
+    choose(shown.page, "matrix", "norm")
+    shown.page.locator("#copy-link").click()
+    shown.page.wait_for_selector("#copy-link:text-is('Copied')")
+    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{(run / PAGE).as_uri()}#matrix=norm"
+    shown.page.wait_for_selector("#copy-link:text-is('Copy link')")
+    shown.close()
 
 
 def test_words_are_walked_with_the_keyboard(opened: Opened) -> None:
@@ -381,6 +544,7 @@ def test_pointing_at_a_word_shows_its_sources_and_selects_nothing(opened: Opened
 def test_attention_can_be_read_by_head(opened: Opened) -> None:
     page = opened.page
     choose(page, "matrix", "attention")
+    choose(page, "layer", "1")
     assert page.locator("#head option").count() == 1 + 4
     choose(page, "head", "2")
     page.locator("#token-1").click()
@@ -424,13 +588,12 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
 
 def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     page = opened.page
-    choose(page, "curve-method", "attn_w")
-    choose(page, "curve-checkpoint", "pretrained")
-    rows = pd.read_csv("reports/plots/mixing.csv").query("method == 'attn_w' and checkpoint == 'pretrained'")
-    assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["name"]] == [rows["mean"].tolist()]
-    assert page.locator("#ratio-method").input_value() == "attn_w"
+    choose(page, "ratio-method", "attn_w")
+    rows = pd.read_csv("reports/plots/mixing.csv").query("method == 'attn_w'")
+    curves = [part["mean"].tolist() for _, part in rows.groupby("checkpoint", sort=False)]
+    assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["name"]] == curves
     choose(page, "step-measure", "norm")
-    choose(page, "step-checkpoint", "pretrained")
+    choose(page, "checkpoint", "pretrained")
     norms = pd.read_csv("reports/plots/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
     drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
     assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
@@ -445,6 +608,7 @@ def test_a_choice_draws_only_the_charts_that_show_it(opened: Opened) -> None:
     for control, option, charts in (
         ("colour", "class", ["map-chart"]),
         ("step-measure", "norm", ["steps-chart"]),
+        ("layer", "1", ["mixing-chart", "steps-chart"]),
         ("layer", "2", ["mixing-chart", "steps-chart"]),
         ("ratio-method", "attn_w", ["map-chart", "mixing-chart"]),
         ("matrix", "attention", []),
@@ -619,6 +783,7 @@ def test_sources_name_positions_and_pointing_at_one_marks_the_word(opened: Opene
     assert row.locator("small").inner_text().strip() == str(tokens()["position"][token])
     row.hover()
     assert page.locator("#words span.pointed").get_attribute("id") == f"token-{token}"
+    choose(page, "layer", "1")
     choose(page, "matrix", "alti_rollout")
     assert "from the embedding to layer 1" in page.locator("#sources").inner_text()
     choose(page, "matrix", "alti")
@@ -883,7 +1048,7 @@ def test_documents_that_do_not_fit_are_counted(
     monkeypatch.setattr("stages.page.payload.PAGE_TOKENS", 70)
     monkeypatch.setattr("stages.page.payload.CONTRIBUTION_BYTES", 1)
     shown = shown_again(chromium)
-    assert "1 more captured documents are not on this page" in shown.page.locator("#selection").inner_text()
+    assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
     assert "features/mixing/contributions" in shown.page.locator("#sources").inner_text()

@@ -16,15 +16,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from stages.outputs.activations import ACTIVATIONS, read_texts
 from stages.outputs.files import writing
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
-from stages.page.payload import captured_tokens, page_data
-from stages.page.sentences import versions
+from stages.page.payload import page_data, shown_tokens
+from stages.page.sentences import called, versions
 from stages.page.told import Told, of_run
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
+from stages.store import open_run
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
 
 HERE = Path(__file__).parent
@@ -34,9 +34,10 @@ EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame], Told] = of_run) -> None:
     """Write `reports/index.html`, from what the earlier stages left; `told` puts it into words."""
-    tokens, left_out = captured_tokens()
-    texts, words = read_texts(ACTIVATIONS), told(parameters, tokens)
-    data = page_data(tokens, texts, parameters.figures.frames_per_second, words.checkpoints)
+    run = open_run()
+    tokens, left_out = shown_tokens(run.tokens)
+    words = told(parameters, tokens)
+    data = page_data(run, tokens, parameters.figures.frames_per_second, words.checkpoints)
     own = page_script()
     charts = get_plotlyjs()
     if "</script" in charts.lower():
@@ -53,13 +54,13 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
         charts=Markup(charts),
         script=Markup(own),
         data=packed(data),
-        model=parameters.model.name,
+        model=called(parameters.model.name),
         revision=parameters.model.revision,
         epochs=parameters.finetune.epochs,
         **words._asdict(),
         versions=versions(),
         left_out=left_out,
-        texts=[(each["name"], texts[each["name"]]) for each in data["documents"]],
+        texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
         lacking=lacking,

@@ -13,35 +13,33 @@ import pandas as pd
 from stages import vocabulary
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
-from stages.outputs import activations as store
 from stages.outputs.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
 from stages.outputs.mixing import HEADS, read_captured_ratios, read_matrix, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
-from stages.page.sentences import captured_text
+from stages.page.sentences import captured_text, strongest_layer
 from stages.pictures.style import square_limits
 from stages.pictures.tokens import Captured, Piece, read_captured, with_classes
 from stages.sites import LAYER_POINTS, STEP_POINTS, Site, in_forward_order, layer_input
+from stages.store import Run
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 9_000_000  # of contribution matrices, before compression; whole documents, in order
 SOURCES = 16  # kept for each token
 HEAD_SOURCES = 8
+REVIEWS = 1000  # that the first picture shows at most
 BEGINNING = 40  # characters of a text that name it
 
 
-def captured_tokens() -> tuple[pd.DataFrame, int]:
-    """The captured documents' rows of the tokens table, whole documents in order; the number of those left out."""
-    tokens = store.read_tokens(store.ACTIVATIONS)
+def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The rows of whole documents, in order, as far as a page holds them; the number of documents left out."""
     lengths = tokens.groupby("document", sort=False).size()
     kept = lengths[(lengths.cumsum() <= PAGE_TOKENS) | (np.arange(len(lengths)) == 0)]
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(
-    tokens: pd.DataFrame, texts: Mapping[str, str], frames_per_second: int, checkpoints: Mapping[str, str]
-) -> dict[str, Any]:
-    """Everything that the page's script reads; `texts` by the name of the captured document.
+def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoints: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that the page's script reads of `tokens`, those of `run` that are shown.
 
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
     """
@@ -65,18 +63,20 @@ def page_data(
         "ownBasis": sorted(OWN_BASIS),
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
-        "method": preferred_ratio(ratios.columns),
+        "method": (method := preferred_ratio(ratios.columns)),
+        "layer": strongest_layer(method),
+        "reviews": _reviews(),
         "curves": _records(read_plot("mixing", "measure")),
         "differences": _records(read_plot("mixing_difference", "measure")),
         "steps": _records(steps),
         "movement": _records(read_plot("movement", "reduce")),
-        "documents": _documents(tokens, texts),
+        "documents": _documents(tokens, run.texts),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
         "ratios": _ratios(tokens, ratios),
         **_contributions(tokens),
-        "tokenSteps": _token_steps(tokens, steps, layers),
+        "tokenSteps": _token_steps(run, tokens, steps, layers),
         **_maps(captured),
     }
 
@@ -84,6 +84,20 @@ def page_data(
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
+
+
+def _reviews() -> dict[str, Any]:
+    """Each measured review's mean ratios `[layers, reviews]`; of very many, so many at equal steps."""
+    table = read_plot("mixing_by_review", "measure")
+    names = table["document"].unique()
+    shown = names[:: -(-len(names) // REVIEWS)]
+    of_shown = table[table["document"].isin(shown)]
+    values: dict[str, dict[str, str]] = {}
+    for keys, rows in of_shown.groupby(["checkpoint", "method"]):
+        checkpoint, method = map(str, keys)
+        by_review = rows.pivot_table(index="layer", columns="document", values="mean", aggfunc="first")
+        values.setdefault(checkpoint, {})[method] = quantised(by_review[shown].to_numpy(), 0, 1)
+    return {"names": shown.tolist(), "total": len(names), "values": values}
 
 
 def _reading(pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -226,16 +240,16 @@ def _quality(sites: Sequence[Site]) -> dict[str, Any]:
     return layouts
 
 
-def _token_steps(tokens: pd.DataFrame, steps: pd.DataFrame, layers: int) -> dict[str, str]:
+def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: int) -> dict[str, str]:
     """Cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
 
     Of the `steps` that a layer has, as far as their features were captured and are as wide as the layer's input.
     """
-    sites = set(store.stored_sites(store.ACTIVATIONS))
+    sites = set(run.sites)
     rows = tokens["row"].to_numpy(np.int64)
 
     def unit(site: Site) -> npt.NDArray[np.float64]:
-        vectors = store.read_rows(store.ACTIVATIONS, site, rows).astype(np.float64)
+        vectors = run.read(site, rows).astype(np.float64)
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
     cosines: dict[str, npt.NDArray[np.float64]] = {}

@@ -6,6 +6,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def findings(captured: Sequence[str]) -> list[str]:
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
         f"naming the most frequent class every time would be on {run['majority baseline']}.",
         *_classes(),
-        *_mixing(read_plot("mixing", "measure")),
+        *mixing(read_plot("mixing", "measure")),
         *evidence.typical(method, captured),
         *evidence.change(read_plot("mixing_difference", "measure")),
         *evidence.controls(method),
@@ -166,11 +167,38 @@ def _class(name: str) -> str:
     return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
 
 
-def _mixing(curves: pd.DataFrame) -> list[str]:
+def called(name: str) -> str:
+    """A model or data set by a name that is no path: of a package its name, of a folder far away its last part."""
+    if "://" in name:
+        return name.partition("://")[2].partition("/")[0]
+    return Path(name).name if name.startswith(("/", ".", "~")) else name
+
+
+def strongest_layer(method: str) -> int:
+    """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
+    return int(_most_and_least(read_plot("mixing", "measure"), method)[0]["layer"])
+
+
+def headline() -> str:
+    """What is found, in one line that holds for any run."""
+    curves = read_plot("mixing", "measure")
+    most, least = _most_and_least(curves, preferred_ratio(curves["method"].tolist()))
+    high, low = percent(most["mean"]), percent(least["mean"])
+    if most["layer"] == least["layer"]:
+        return f"The one layer mixes tokens at a ratio of {high}"
+    return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
+
+
+def _most_and_least(curves: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Series]:
+    rows = curves[(curves["checkpoint"] == _shown_checkpoint(curves)) & (curves["method"] == method)]
+    return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+
+
+def mixing(curves: pd.DataFrame) -> list[str]:
+    """The layers with the highest and the lowest mean, and what attention weights alone would say of the highest."""
     method = preferred_ratio(curves["method"].tolist())
+    most, least = _most_and_least(curves, method)
     curves = curves[curves["checkpoint"] == _shown_checkpoint(curves)]
-    rows = curves[curves["method"] == method]
-    most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
     sentences = [
         f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))} ({_interval(most)}), the "
         f"highest of the layers' means; in layer {least['layer']} it is {percent(least['mean'])} ({_interval(least)}), "

@@ -33,6 +33,8 @@ class Told(NamedTuple):
     checkpoints: Mapping[str, str]
     dataset: str | None
     facts: Mapping[str, str]
+    headline: str
+    lead: str
     measured: str
     intervals: str
     findings: list[str]
@@ -47,8 +49,10 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     facts = sentences.facts()
     return Told(
         checkpoints=CHECKPOINTS,
-        dataset=parameters.dataset.name,
+        dataset=sentences.called(parameters.dataset.name),
         facts=facts,
+        headline=sentences.headline(),
+        lead=sentences.mixing(read_plot("mixing", "measure"))[0],
         measured=f"Ratios, controls and derivatives are of the {facts['reviews measured']} test reviews that were "
         "measured, maps of the captured texts below: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
@@ -67,6 +71,11 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     rows = curves[curves["method"] == method]
     most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
     texts = tokens["document"].nunique()
+    lead = (
+        f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))}, the highest of the "
+        f"layers' means; in layer {least['layer']} it is {percent(least['mean'])}, the lowest. Means over "
+        f"{most['tokens']} tokens."
+    )
     return Told(
         checkpoints={"pretrained": "The model as it is"},
         dataset=None,
@@ -77,10 +86,10 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         },
         measured="All numbers and maps are of the text below." if texts == 1 else "All are of the texts below.",
         intervals="" if texts == 1 else ", with 95 % intervals over texts",
+        headline=sentences.headline(),
+        lead=lead,
         findings=[
-            f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))}, the highest of the "
-            f"layers' means; in layer {least['layer']} it is {percent(least['mean'])}, the lowest. Means "
-            f"over {most['tokens']} tokens.",
+            lead,
             *evidence.controls(method),
             *sentences.map_findings(made_layouts()[0]),
         ],

@@ -6,7 +6,6 @@ import { change, state } from "./state.js";
 
 const named = (names, of) => names.map((name) => [name, of[name]]);
 const measured = named(checkpoints, data.labels.checkpoints);
-const compared = checkpoints.length > 1 ? [["both", "pretrained against fine-tuned"]] : [];
 
 // Select, the key of the state that it changes, and its options where neither the template nor `drawHeads` gives them.
 const SELECTS = [
@@ -23,10 +22,7 @@ const SELECTS = [
   ["ratio-method", "method", named(data.ratios.methods, data.labels.methods)],
   ["matrix", "matrix", named(data.matrices, data.labels.matrices)],
   ["head", "head"],
-  ["curve-method", "method", named(data.ratios.methods, data.labels.methods)],
-  ["curve-checkpoint", "curveCheckpoint", [...compared, ...measured]],
   ["step-measure", "stepMeasure", Object.entries(data.labels.stepMeasures)],
-  ["step-checkpoint", "stepCheckpoint", measured],
 ];
 
 for (const [id, key, options] of SELECTS) {
@@ -58,7 +54,7 @@ export function drawControls() {
 export function drawSelection() {
   byId("clear").hidden = state.token === null;
   if (state.token === null) {
-    byId("selected").textContent = "No token is selected: choose one in the map or the text.";
+    byId("selected").textContent = "No token is selected: choose one in the text or the map.";
     return;
   }
   const where = `, position ${positionOf(state.token)} of ${data.documents[state.document].name}`;

@@ -70,9 +70,8 @@ function tracesOfCheckpoint(checkpoint) {
 }
 
 export function drawMixing() {
-  const shown = checkpoints.filter((name) => state.curveCheckpoint === "both" || state.curveCheckpoint === name);
   const yaxis = { title: { text: "length ratio of other tokens" }, tickformat: ".0%", rangemode: "tozero" };
-  drawByLayer(byId("mixing-chart"), shown.flatMap(tracesOfCheckpoint), 60, yaxis, {
+  drawByLayer(byId("mixing-chart"), checkpoints.flatMap(tracesOfCheckpoint), 60, yaxis, {
     plotly_click: (event) => change({ layer: event.points[0].x }),
   });
 }
@@ -97,14 +96,14 @@ function tracesOfStep(step, rows) {
     { size: 8, symbol: SYMBOLS[Object.keys(data.stepColors).indexOf(step)] },
     LENGTH,
   );
-  if (state.token === null || state.stepMeasure !== "cosine_input" || state.stepCheckpoint !== CAPTURED) return traces;
+  if (state.token === null || state.stepMeasure !== "cosine_input" || state.checkpoint !== CAPTURED) return traces;
   const own = cosinesOf(state.token, step).map((cosine, i) => [i + 1, cosine]);
   const marker = { symbol: "diamond-open", size: 12, color, line: { width: 2 } };
   return own.length === 0 ? traces : [...traces, ownTrace(own, "", LENGTH, { legendgroup: name, marker })];
 }
 
 export function drawSteps() {
-  const rows = data.steps.filter((row) => row.checkpoint === state.stepCheckpoint && row.measure === state.stepMeasure);
+  const rows = data.steps.filter((row) => row.checkpoint === state.checkpoint && row.measure === state.stepMeasure);
   const steps = Object.keys(data.stepColors).filter((step) => rows.some((row) => row.step === step));
   const ofStep = (step) => rows.filter((row) => row.step === step);
   const traces = steps.flatMap((step) => tracesOfStep(step, ofStep(step)));

@@ -46,6 +46,25 @@ export function ratioOf(token, layer, checkpoint, method) {
   return value(ratios[checkpoint][method][(layer - 1) * tokens.length + token], 0, 1);
 }
 
+/** The mean ratio of a document's tokens; null where none was measured. */
+export function meanRatioOf(number, layer, checkpoint, method) {
+  const { start, length } = data.documents[number];
+  const known = Array.from({ length }, (_, i) => ratioOf(start + i, layer, checkpoint, method)).filter(
+    (share) => share !== null,
+  );
+  return known.length === 0 ? null : known.reduce((sum, share) => sum + share, 0) / known.length;
+}
+
+const ofReviews = mapValues(data.reviews.values, (byMethod) => mapValues(byMethod, codes));
+
+/** The mean ratio of each measured review, in the order of their names. */
+export function reviewRatiosOf(layer, checkpoint, method) {
+  const { length } = data.reviews.names;
+  return data.reviews.names.map((_, i) =>
+    value(ofReviews[checkpoint][method][(layer - 1) * length + i] ?? UNKNOWN, 0, 1),
+  );
+}
+
 /** A function that finds its result once for each argument. */
 export function once(find) {
   const found = new Map();
@@ -56,6 +75,22 @@ const largestOf = once((all) => all.reduce((most, code) => Math.max(most, value(
 
 /** The largest ratio of all tokens and layers, which has the strongest colour. */
 export const largestRatio = (checkpoint, method) => largestOf(ratios[checkpoint][method]);
+
+/** The ends of the middle 90 % of numbers. */
+function middle(numbers) {
+  const sorted = numbers.toSorted((a, b) => a - b);
+  return [Math.floor(0.05 * (sorted.length - 1)), Math.ceil(0.95 * (sorted.length - 1))].map((at) => sorted[at]);
+}
+
+/** Between which ratios most tokens of a layer lie; the same two where there are none. */
+export const usualRatios = (layer, checkpoint, method) => usual(`${layer} ${checkpoint} ${method}`);
+const usual = once((key) => {
+  const [layer, checkpoint, method] = key.split(" ");
+  const known = tokens
+    .map((token) => ratioOf(token, Number(layer), checkpoint, method))
+    .filter((share) => share !== null);
+  return known.length === 0 ? [0, 0] : middle(known);
+});
 
 const UNIT = [0, 1];
 
@@ -70,6 +105,23 @@ export function place(layout, point, token) {
   const at = point * tokens.length + token;
   const [x, y] = limits(layout);
   return maps[layout].x[at] === UNKNOWN ? null : [value(maps[layout].x[at], ...x), value(maps[layout].y[at], ...y)];
+}
+
+const CELLS = 32; // of a map, each way
+
+const cellOf = (at, sides) =>
+  at.map((each, axis) => Math.floor((CELLS * (each - sides[axis][0])) / (sides[axis][1] - sides[axis][0])));
+
+/** The point of a layout on whose map a document's tokens lie in most places that can be told apart. */
+export function mostToSee(layout, number) {
+  const { start, length } = data.documents[number];
+  const sides = limits(layout);
+  const seen = data.sites.map((_, point) => {
+    if (!holds(layout, point)) return -1;
+    const places = Array.from({ length }, (_each, i) => place(layout, point, start + i)).filter(Boolean);
+    return new Set(places.map((at) => cellOf(at, sides).join())).size;
+  });
+  return seen.indexOf(Math.max(...seen));
 }
 
 /** The cosine of a token's vector after a step with the layer's input, by layer; none where points were not captured. */

@@ -10,6 +10,14 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+/** The same within a drawing. */
+export function drawing(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
 /** Options of a select, from pairs of value and label. */
 export function fill(select, pairs) {
   select.replaceChildren(...pairs.map(([value, label]) => element("option", { value }, label)));

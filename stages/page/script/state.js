@@ -1,28 +1,29 @@
 // What is chosen, in one place. `change` is the one way to change it, and draws again the views that show what changed.
 
-import { checkpoints, data, documentOf, holds, layouts } from "./data.js";
+import { checkpoints, data, documentOf, layouts, mostToSee } from "./data.js";
 
 const values = Object.assign(
   // Of all views; tokens, documents and capture points by number.
-  { document: 0, token: null, layer: 1, method: data.method },
+  { document: 0, token: null, layer: data.layer, method: data.method, checkpoint: checkpoints.at(-1) },
   // Of the map; `timer` runs while it plays.
   {
-    point: data.sites.findIndex((_, point) => holds(layouts[0], point)),
+    point: mostToSee(layouts[0], 0),
     layout: layouts[0],
     colour: "position",
-    shape: "points",
+    shape: "words",
     everyone: true,
     timer: null,
   },
   // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources.
-  { checkpoint: checkpoints.at(-1), head: "mean", hovered: null, pointed: null },
+  { head: "mean", hovered: null, pointed: null },
   { matrix: data.matrices.includes("alti") ? "alti" : data.matrices[0] },
-  // Of the curves and the steps.
-  { curveCheckpoint: checkpoints.length > 1 ? "both" : checkpoints[0] },
-  { stepMeasure: "cosine_input", stepCheckpoint: checkpoints.at(-1) },
-  // How the page looks, on the screen or printed.
-  { dark: false, printing: false, colours: {} },
+  { stepMeasure: "cosine_input" },
+  // How the page looks, on the screen or printed; pixels of the first picture.
+  { dark: false, printing: false, colours: {}, width: 800 },
 );
+
+/** How the page opens. */
+export const initial = { ...values };
 
 // What else changes with a key.
 const along = {

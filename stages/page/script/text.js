@@ -1,6 +1,6 @@
 // The view Text: the words of one text, shaded by their mixing ratio, and what a word took from others.
 
-import { data, largestRatio, positionOf, ratioOf, readingOf, readings, sourcesOf } from "./data.js";
+import { data, positionOf, ratioOf, readingOf, readings, sourcesOf, usualRatios } from "./data.js";
 import { byId, element, inText, isolated, percent, ramp } from "./elements.js";
 import { change, state } from "./state.js";
 
@@ -44,10 +44,12 @@ export function buildWords() {
 }
 
 const shaded = (opacity) => `rgba(${state.colours.shade}, ${opacity})`;
+/** Where a number lies between two, from 0 to 1. */
+const between = (share, low, high) => (high > low ? Math.min(Math.max((share - low) / (high - low), 0), 1) : 0);
 const strongest = () => (state.dark ? 0.5 : 0.68); // opacity that words can still be read on
 
 export function drawWords() {
-  const most = largestRatio(state.checkpoint, state.method);
+  const [low, high] = usualRatios(state.layer, state.checkpoint, state.method);
   const looked = lookedAt();
   const took = new Map(((looked !== null && sourcesHere(looked)) || []).map((each) => [each.token, each.share]));
   const mostTaken = Math.max(...took.values());
@@ -55,7 +57,7 @@ export function drawWords() {
     const token = data.documents[state.document].start + i;
     const share = ratioOf(token, state.layer, state.checkpoint, state.method);
     const taken = took.get(token);
-    span.style.backgroundColor = share === null ? "" : shaded((strongest() * share) / most);
+    span.style.backgroundColor = share === null ? "" : shaded(strongest() * between(share, low, high));
     span.style.borderBottomColor = taken ? state.colours.took : "transparent";
     span.style.borderBottomWidth = taken ? `${1 + Math.round(5 * Math.sqrt(taken / mostTaken))}px` : "4px";
     span.setAttribute("aria-selected", String(token === state.token));
@@ -69,10 +71,9 @@ export function drawWords() {
 }
 
 export function drawTextLegend() {
-  const most = percent(largestRatio(state.checkpoint, state.method));
-  byId("text-legend").replaceChildren(
-    ...ramp("length ratio of other words 0 %", most, [shaded(0), shaded(strongest())]),
-  );
+  const [low, high] = usualRatios(state.layer, state.checkpoint, state.method).map(percent);
+  const ends = [`length ratio of other words ${low} or less`, `${high} or more`];
+  byId("text-legend").replaceChildren(...ramp(...ends, [shaded(0), shaded(strongest())]));
 }
 
 /** The word that a source in the list stands for. */
