@@ -89,7 +89,7 @@ def test_every_other_number_in_the_readme_is_one_that_the_code_has() -> None:
         "1,000 reviews of IMDb",
         "IMDb: 1,000 for training, 200\nfor testing, cut to 128 tokens",
         "Python 3.11",
-        "20 minutes on 2 cores",
+        "13 minutes on 2 cores",
         "2 cores",
         "Brackets are 95 % intervals",
         "(1, -1, 0, 0) and (0, 0, 1, -1)",

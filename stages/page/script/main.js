@@ -8,6 +8,7 @@ import { drawDifference, drawMixing, drawSteps } from "./curves.js";
 import { byId } from "./elements.js";
 import { drawMap, drawMovement, drawQuality } from "./map.js";
 import { drawOverview, drawTypical } from "./overview.js";
+import { drawFound } from "./search.js";
 import { change, show, state } from "./state.js";
 import { buildWords, drawPointed, drawSources, drawTextLegend, drawWords } from "./text.js";
 
@@ -28,7 +29,7 @@ look(false);
 readAddress();
 show(drawHeads, drawControls, drawSelection, drawOverview, drawTypical, drawMixing, drawDifference, drawSteps);
 show(drawPlay, drawPoint, drawMap, drawMapLegend, drawQuality, drawMovement);
-show(buildWords, drawWords, drawPointed, drawTextLegend, drawSources, writeAddress);
+show(buildWords, drawWords, drawPointed, drawTextLegend, drawSources, drawFound, writeAddress);
 scheme.addEventListener("change", () => look(state.printing));
 addEventListener("beforeprint", () => look(true));
 addEventListener("afterprint", () => {

@@ -42,7 +42,7 @@ function axes({ x, y, step, ticks }) {
     ...layers
       .filter((layer) => (layer - 1) % every === 0)
       .map((layer) => drawing("text", { ...text, x: x(layer), y: bottom + 18, "text-anchor": "middle" }, layer)),
-    drawing("text", { ...text, x: 2, y: 12 }, "length ratio of other tokens"),
+    drawing("text", { ...text, x: 2, y: 12 }, "mixing ratio"),
     drawing("text", { ...text, x: (x(1) + x(layers.length)) / 2, y: bottom + 36, "text-anchor": "middle" }, "layer"),
   ];
 }
@@ -62,6 +62,7 @@ function dots({ x, y, step }) {
         "fill-opacity": captured ? 0.9 : 0.35,
       };
       const dot = drawing("circle", { ...at, ...looks }, drawing("title", {}, `${names[i]}: ${percent(share)}`));
+      dot.dataset.layer = layer;
       if (captured) dot.dataset.document = documents.get(names[i]);
       return [dot];
     }),
@@ -137,7 +138,7 @@ export function drawOverview() {
   const size = { viewBox: `0 0 ${state.width} ${TALL}`, width: state.width, height: TALL };
   for (const [key, value] of Object.entries(size)) chart.setAttribute(key, value);
   const said = meansOf(state.checkpoint).map((row) => `layer ${row.layer} ${percent(row.mean)}`);
-  chart.setAttribute("aria-label", `Mean length ratio of other tokens: ${said.join(", ")}.`);
+  chart.setAttribute("aria-label", `Mean mixing ratio: ${said.join(", ")}.`);
   chart.replaceChildren(
     ...columns(scale),
     ...axes(scale),
@@ -162,8 +163,8 @@ export function drawTypical() {
 }
 
 byId("overview-chart").addEventListener("click", ({ target }) => {
-  if (target.dataset.document) change({ document: Number(target.dataset.document) });
-  else if (target.dataset.layer) change({ layer: Number(target.dataset.layer) });
+  const { document: chosen, layer } = target.dataset;
+  if (layer) change({ layer: Number(layer), ...(chosen ? { document: Number(chosen) } : {}) });
 });
 new ResizeObserver(([{ contentRect }]) => {
   if (!state.printing) change({ width: Math.round(contentRect.width) });

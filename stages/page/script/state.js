@@ -14,8 +14,8 @@ const values = Object.assign(
     everyone: true,
     timer: null,
   },
-  // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources.
-  { head: "mean", hovered: null, pointed: null },
+  // Of the text; the mouse is on the word `hovered`, and on `pointed` among the sources; `sought` is searched for.
+  { head: "mean", hovered: null, pointed: null, sought: "" },
   { matrix: data.matrices.includes("alti") ? "alti" : data.matrices[0] },
   { stepMeasure: "cosine_input" },
   // How the page looks, on the screen or printed; pixels of the first picture.

@@ -20,6 +20,8 @@ const nameThere = (token) => readingOf(state.layer).names[token];
 /** The token whose sources are shown: that under the mouse, or the selected one. */
 const lookedAt = () => (state.hovered === null ? state.token : state.hovered);
 const sourcesHere = (token) => sourcesOf(token, state.layer, state.checkpoint, state.matrix, state.head);
+/** What a token took from others, the most first. */
+const givenTo = (token) => (sourcesHere(token) || []).filter((source) => source.token !== token);
 
 const spanOf = (token) => byId(`token-${token}`);
 const tokenAt = (event) => {
@@ -51,7 +53,7 @@ const strongest = () => (state.dark ? 0.5 : 0.68); // opacity that words can sti
 export function drawWords() {
   const [low, high] = usualRatios(state.layer, state.checkpoint, state.method);
   const looked = lookedAt();
-  const took = new Map(((looked !== null && sourcesHere(looked)) || []).map((each) => [each.token, each.share]));
+  const took = new Map((looked === null ? [] : givenTo(looked)).map((each) => [each.token, each.share]));
   const mostTaken = Math.max(...took.values());
   for (const [i, span] of [...box.children].entries()) {
     const token = data.documents[state.document].start + i;
@@ -92,33 +94,39 @@ function ratioLine(looked) {
   return element("p", { class: "small" }, line);
 }
 
-function howLine() {
+function howLine(own, others) {
   const head = state.matrix === "attention" && state.head !== "mean" ? `, head ${state.head + 1}` : "";
   const where = state.matrix.endsWith("_rollout") ? "from the embedding to" : "in";
-  return element(
-    "p",
-    {},
-    `By ${data.labels.matrices[state.matrix]}${head}, ${where} ${inText(data.labels.layers[state.layer])}:`,
-  );
+  const by = `By ${data.labels.matrices[state.matrix]}${head}, ${where} ${inText(data.labels.layers[state.layer])}`;
+  return element("p", {}, `${by}, ${own} of it is its own${others ? "; from others:" : "."}`);
 }
 
-function listed(found, looked) {
+function listed(found) {
   const items = found.map(({ token, share }) => {
     const bar = element("i", { "aria-hidden": "true", style: `width: ${(100 * share) / found[0].share}%` });
-    const which = token === looked ? " (itself)" : element("small", {}, ` ${positionOf(token)}`);
-    const name = element("span", {}, element("bdi", {}, nameThere(token)), which);
+    const position = element("small", {}, ` ${positionOf(token)}`);
+    const name = element("span", {}, element("bdi", {}, nameThere(token)), position);
     return element("li", { "data-token": token }, bar, name, element("span", {}, percent(share)));
   });
   return element("ol", {}, ...items);
+}
+
+/** A token's own share; of one that is not among the largest, what it is less than. */
+function ownShare(looked, found) {
+  const own = found.find(({ token }) => token === looked);
+  return own ? percent(own.share) : `at most ${percent(found.at(-1).share)}`;
 }
 
 function sourcesOfToken(looked) {
   const found = sourcesHere(looked);
   if (found === null) return [element("p", { class: "note" }, data.matrices.length > 0 ? NOT_HERE : NOT_MEASURED)];
   if (found.length === 0) return [element("p", { class: "note" }, NOT_TRUSTED)];
-  const shown = found.slice(0, LISTED);
-  const others = Math.max(0, 1 - shown.reduce((sum, { share }) => sum + share, 0));
-  return [howLine(), listed(shown, looked), element("p", { class: "small" }, `All others: ${percent(others)}.`)];
+  const shown = givenTo(looked).slice(0, LISTED);
+  const how = howLine(ownShare(looked, found), shown.length > 0);
+  if (shown.length === 0) return [how];
+  const own = found.find(({ token }) => token === looked)?.share ?? 0;
+  const rest = Math.max(0, 1 - own - shown.reduce((sum, { share }) => sum + share, 0));
+  return [how, listed(shown), element("p", { class: "small" }, `All others: ${percent(rest)}.`)];
 }
 
 export function drawSources() {
