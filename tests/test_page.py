@@ -44,7 +44,7 @@ from stages.outputs.mixing import (
 from stages.outputs.reports import PAGE, read_metrics
 from stages.page.arrays import largest_shares, quantised, visible
 from stages.page.assembly import HERE, page_script, write_page
-from stages.page.sentences import changed_parameters, findings
+from stages.page.sentences import changed_parameters, findings, headline
 from stages.parameters import Parameters, read_parameters
 from stages.sites import Site
 from stages.vocabulary import CAPTURED_CHECKPOINT, MAP_MEASURES
@@ -952,6 +952,23 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
     rows = pd.read_csv("reports/plots/mixing.csv").query("checkpoint == 'finetuned'")
     assert f"{100 * rows['mean'].max():.0f} %" in first
+
+
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ((0.21, 0.34, 0.28), "Layer 2 mixes tokens most, at a ratio of 34 %; layer 1 least, 21 %"),
+        ((0.012, 0.004, 0.006), "Layer 1 mixes tokens most, at a ratio of 1.2 %; layer 2 least, 0.4 %"),
+        ((0.3321, 0.3324, 0.3319), "Layer 2 mixes tokens most, at a ratio of 33.24 %; layer 3 least, 33.19 %"),
+        ((0.25,), "The one layer mixes tokens at a ratio of 25 %"),
+    ],
+)
+def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...], said: str) -> None:
+    path = Path("reports/plots/mixing.csv")
+    table = pd.read_csv(path)
+    table = table[table["layer"] <= len(means)]
+    table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)
+    assert headline() == said
 
 
 def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any) -> None:

@@ -183,7 +183,9 @@ def headline() -> str:
     """What is found, in one line that holds for any run."""
     curves = read_plot("mixing", "measure")
     most, least = _most_and_least(curves, preferred_ratio(curves["method"].tolist()))
-    high, low = percent(most["mean"]), percent(least["mean"])
+    # As many digits as tell them apart, and from nothing.
+    pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
+    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].split()[0])), pairs[0])
     if most["layer"] == least["layer"]:
         return f"The one layer mixes tokens at a ratio of {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
