@@ -121,12 +121,14 @@ def capture_same() -> str:
     sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
     for site in sites:
         stored, plain = read_features(ACTIVATIONS, site), np.load(PLAIN_STORES / f"{site}.npy")
-        if stored.tobytes() != plain.tobytes():
+        # The stage's batches begin anew with each shard, and other batches give other last digits.
+        if not np.allclose(stored.astype(np.float64), plain, rtol=1e-3, atol=1e-4):
             raise AssertionError(f"{site}: {np.abs(stored.astype(float) - plain).max()} apart")
     tokens, hidden = stored.shape
     return (
         f"{texts} texts, {tokens} tokens, {len(sites)} points of {hidden} numbers. The same batches in all three, with "
-        "`sdpa`. The stores' rows are those of the plain writer, byte by byte."
+        "`sdpa`, but that the stage's begin anew with each shard. The stores' rows are those of the plain writer "
+        "within the last digit of float16."
     )
 
 

@@ -7,7 +7,7 @@ import { change, state } from "./state.js";
 const TALL = 320;
 const EDGES = { top: 26, right: 118, bottom: 42, left: 52 };
 const LINE = 15; // pixels between labels
-const GOLDEN = 0.618; // spreads dots of one layer sideways, each review's in the same place
+const GOLDEN = 0.618; // spreads dots of one layer sideways, the first in the middle
 const layers = Array.from({ length: data.ratios.layers }, (_, i) => i + 1);
 
 const meansOf = (checkpoint) =>
@@ -55,7 +55,7 @@ function dots({ x, y, step }) {
     reviewRatiosOf(layer, state.checkpoint, state.method).flatMap((share, i) => {
       if (share === null) return [];
       const captured = documents.has(names[i]);
-      const at = { cx: x(layer) + (((i * GOLDEN) % 1) - 0.5) * 0.6 * step, cy: y(share) };
+      const at = { cx: x(layer) + (((i * GOLDEN + 0.5) % 1) - 0.5) * 0.6 * step, cy: y(share) };
       const looks = {
         r: captured ? 4 : 2.4,
         fill: `rgb(${state.colours.shade})`,
