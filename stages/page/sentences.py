@@ -176,13 +176,13 @@ def called(name: str) -> str:
 
 def strongest_layer(method: str) -> int:
     """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(_most_and_least(read_plot("mixing", "measure"), method)[0]["layer"])
+    return int(most_and_least(read_plot("mixing", "measure"), method)[0]["layer"])
 
 
 def headline() -> str:
     """What is found, in one line that holds for any run."""
     curves = read_plot("mixing", "measure")
-    most, least = _most_and_least(curves, preferred_ratio(curves["method"].tolist()))
+    most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
     # As many digits as tell them apart, and from nothing.
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
     high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].split()[0])), pairs[0])
@@ -191,7 +191,8 @@ def headline() -> str:
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _most_and_least(curves: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Series]:
+def most_and_least(curves: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Series]:
+    """The rows of the layers with the highest and the lowest mean of a ratio, in the checkpoint that is shown."""
     rows = curves[(curves["checkpoint"] == _shown_checkpoint(curves)) & (curves["method"] == method)]
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
@@ -199,7 +200,7 @@ def _most_and_least(curves: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Se
 def mixing(curves: pd.DataFrame) -> list[str]:
     """The layers with the highest and the lowest mean, and what attention weights alone would say of the highest."""
     method = preferred_ratio(curves["method"].tolist())
-    most, least = _most_and_least(curves, method)
+    most, least = most_and_least(curves, method)
     curves = curves[curves["checkpoint"] == _shown_checkpoint(curves)]
     sentences = [
         f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))} ({_interval(most)}), the "

@@ -68,8 +68,7 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
     curves = read_plot("mixing", "measure")
     method = preferred_ratio(curves["method"].tolist())
-    rows = curves[curves["method"] == method]
-    most, least = rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+    most, least = sentences.most_and_least(curves, method)
     texts = tokens["document"].nunique()
     lead = (
         f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))}, the highest of the "
@@ -82,7 +81,7 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         facts={
             "text" if texts == 1 else "texts": str(texts),
             "tokens": str(len(tokens)),
-            "layers": str(rows["layer"].max()),
+            "layers": str(curves["layer"].max()),
         },
         measured="All numbers and maps are of the text below." if texts == 1 else "All are of the texts below.",
         intervals="" if texts == 1 else ", with 95 % intervals over texts",
