@@ -4,16 +4,20 @@
     torchrun --nproc-per-node 4 -m stages.capture
 
 The unit of work is a shard of rows: a process computes the texts that reach into its
-shards and writes each shard of each store once. Writes `features/activations/`.
+shards and writes each shard of each store once. Writes `features/activations/`; where
+`capture.store` names another place the arrays lie there, and a manifest says so.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.errors import InputError
-from stages.machine import check_disk, check_memory, widest
-from stages.models.capture_points import recording, widths
-from stages.models.encoding import Reading, batches_by_tokens, encode, padded, readings
+from stages.machine import check_disk, check_memory, give_back_memory, widest
+from stages.models.capture_points import widths
+from stages.models.encoding import Reading, batches_by_tokens, padded, readings
 from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
+from stages.models.row_blocks import BEHIND, Batch, Part, RowBlocks
 from stages.outputs import activations as store
+from stages.outputs.blocks import Block
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.files import CHECKED, writing
 from stages.parameters import CaptureParameters, Parameters
@@ -42,18 +48,19 @@ from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
 from stages.sites import POINTS, Site
 
-TEXTS_AT_ONCE = 1000
+TEXTS_AT_ONCE = 100
 NAMED = 5  # texts in one warning
+TOKEN_IDS = "token_ids.bin"  # as NumPy reads it into every process
 FLOAT32 = 4  # bytes
-AT_ONCE = 3  # of what a layer computes beside its features, and of one store's shard on its way to the disk
+BESIDE = 80_000_000  # bytes that the threads which write, and libraries at their first use, take
+AT_ONCE = 4  # of what a layer computes beside its features
 
-Tensor = torch.Tensor
 Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    capture_texts(parameters, chosen_texts(parameters.capture), FINETUNED)
+    capture_texts(parameters, chosen_texts(parameters.capture, parameters.seed), FINETUNED)
 
 
 def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Path) -> None:
@@ -61,12 +68,15 @@ def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Pat
     capture = parameters.capture
     check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())
-    tokenizer = load_tokenizer(checkpoint)
-    classifier: Any = load_classifier(checkpoint)
+    with ThreadPoolExecutor(1) as beside:  # it reads the whole model too
+        unfinished = beside.submit(unfinished_folder, "capture", parameters)
+        tokenizer = load_tokenizer(checkpoint)
+        classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
     wanted = _wanted(base, capture.points)
 
-    folder = unfinished_folder("capture", parameters)
+    folder = unfinished.result()
+    arrays = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
@@ -76,19 +86,23 @@ def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Pat
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         _check_room(base, wanted, plan, lengths, capture, folder)
         if not (folder / "done").is_dir():
-            store.create_stores(folder / "stores", list(wanted), plan, wanted)
+            store.create_stores(arrays, list(wanted), plan, wanted)
             (folder / "done").mkdir()
         np.save(folder / "lengths.npy", lengths)
     state.wait_for_everyone()
     lengths = np.load(folder / "lengths.npy")
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
 
+    units = _Units(plan, store.open_blocks(arrays, wanted), folder / "done", capture.elsewhere)
     own = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
-    left = [unit for unit in own if not (folder / "done" / str(unit)).exists()]
-    work = _Capture(base, tokenizer, list(texts.values()), lengths, plan, wanted, capture)
-    work.units(left, folder)
+    left = {unit: plan.rows_of(unit) for unit in own if not units.file(unit).exists()}
+    with RowBlocks(base, wanted, capture.dtype, capture.precision, units.open, store.check_fits) as blocks:
+        ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
+        _Texts(ids, lengths, tokenizer.pad_token_id, capture.batch_tokens).units(left, blocks, units.written)
     state.wait_for_everyone()
     if state.is_main_process:
+        if capture.elsewhere:
+            store.write_manifest(folder / "stores", capture.store, units.digests())
         publish(folder / "stores", store.ACTIVATIONS)
         clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
@@ -116,23 +130,28 @@ def _check_room(
     capture: CaptureParameters,
     folder: Path,
 ) -> None:
-    """`InputError` where the disk has no room for the stores, or the memory none for the work on one shard."""
+    """`InputError` where the disk has no room for the stores, or the memory for a forward pass and what it leaves."""
     what = f"capture: {plan.tokens} tokens at {len(wanted)} points need"
-    smaller = "capture.points, capture.documents, capture.max_length or capture.dtype"
+    smaller = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
     tables = sum(path.stat().st_size for path in (folder / "stores").glob("*.parquet"))  # written before
-    check_disk(what, tables + sum(map(plan.size, wanted.values())), folder / "stores", smaller)
+    arrays = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
+    if isinstance(arrays, Path):
+        size = sum(map(plan.size, wanted.values()))
+        check_disk(what, size if capture.elsewhere else tables + size, arrays, smaller, kept=not capture.elsewhere)
 
     tokens = max(_largest_batch(lengths, plan.rows_of(unit), capture.batch_tokens) for unit in range(plan.units))
     forward = FLOAT32 * tokens * AT_ONCE * widest(base)
-    row = min(2, plan.units) * sum(wanted.values()) + AT_ONCE * max(wanted.values())  # one is written behind
-    shard = np.dtype(plan.dtype).itemsize * plan.unit_rows * row
-    what = f"capture: {tokens} tokens in a forward pass and {plan.unit_rows} in a shard, at {len(wanted)} points, need"
+    rows = (BEHIND + 1) * tokens * max(wanted.values())
+    if not isinstance(arrays, Path):
+        rows += plan.unit_rows * sum(wanted.values())  # a file takes them otherwise
+    written = BESIDE + np.dtype(plan.dtype).itemsize * rows
+    what = f"capture: {tokens} tokens in a forward pass, at {len(wanted)} points, need"
     smaller = f"capture.batch_tokens, {smaller}"
     if base.device.type == "cuda":
         check_memory(what, forward, smaller, base.device)
-        check_memory(what, shard, smaller)
+        check_memory(what, written, smaller)
     else:
-        check_memory(what, forward + shard, smaller)
+        check_memory(what, forward + written, smaller)
 
 
 def _largest_batch(lengths: Lengths, rows: slice, batch_tokens: int) -> int:
@@ -150,7 +169,7 @@ def _reach(lengths: Lengths, rows: slice) -> list[int]:
 def _write_tokens(
     folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int, starts_decoder: int | None
 ) -> Lengths:
-    """Write the tokens table a block of texts at a time; the number of tokens of each text.
+    """Write the tokens table, and all token ids in a row, a block of texts at a time; the tokens of each text.
 
     A decoder beside an encoder sees the tokens one later, after `starts_decoder`: `decoder_token`.
     """
@@ -158,12 +177,19 @@ def _write_tokens(
     schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)
     lengths: list[int] = []
-    with writing(store.tokens_file(folder / "stores")) as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
+    ids_file, tokens_file = folder / TOKEN_IDS, store.tokens_file(folder / "stores")
+    with (
+        writing(tokens_file) as path,
+        pq.ParquetWriter(path, schema, **CHECKED) as writer,
+        writing(ids_file),
+        ids_file.open("wb") as file,
+    ):
         for start in range(0, len(names), TEXTS_AT_ONCE):
             block = names[start : start + TEXTS_AT_ONCE]
-            encoded = encode(tokenizer, [texts[name] for name in block], max_length)
-            _warn(dict(zip(block, readings(tokenizer, [texts[name] for name in block], max_length), strict=True)))
+            encoded, read = readings(tokenizer, [texts[name] for name in block], max_length)
+            _warn(dict(zip(block, read, strict=True)))
             ids = [token for text in encoded for token in text]
+            np.asarray(ids, dtype=np.int32).tofile(file)
             columns = [
                 [name for name, text in zip(block, encoded, strict=True) for _ in text],
                 [position for text in encoded for position in range(len(text))],
@@ -189,74 +215,67 @@ def _warn(read: Mapping[str, Reading]) -> None:
             logging.warning("%s: %s%s", said, ", ".join(names[:NAMED]), more)
 
 
-class _Capture:
-    """Forward passes whose features go into blocks of a store's rows, in the store's dtype."""
+class _Units:
+    """Which units of rows are whole: a file in `done` for each, with digests of its blocks where they are asked for."""
 
-    def __init__(
-        self,
-        base: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-        texts: Sequence[str],
-        lengths: Lengths,
-        plan: store.StorePlan,
-        widths: Mapping[Site, int],
-        capture: CaptureParameters,
-    ) -> None:
-        self.base, self.tokenizer, self.texts, self.lengths = base, tokenizer, texts, lengths
-        self.starts = np.cumsum(lengths) - lengths
-        self.plan, self.widths, self.capture = plan, widths, capture
+    def __init__(self, plan: store.StorePlan, blocks: Callable[..., Block], done: Path, with_digests: bool) -> None:
+        self.plan, self.blocks, self.done, self.with_digests = plan, blocks, done, with_digests
+        self.of_rows: dict[int, dict[str, Any]] = defaultdict(dict)
 
-    def units(self, units: Sequence[int], folder: Path) -> None:
-        """Compute and write them; one is written while the next is computed, so two are in memory at most."""
-        rows = {unit: self.plan.rows_of(unit) for unit in units}
-        total = sum(each.stop - each.start for each in rows.values())
-        with (
-            tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress,
-            ThreadPoolExecutor(1) as behind,
-        ):
-            written: Future[None] | None = None
-            for unit, rows_of_unit in rows.items():
-                blocks = self.features(rows_of_unit, progress)
-                if written:
-                    written.result()
-                written = behind.submit(_write, folder, unit, rows_of_unit, blocks)
-            if written:
-                written.result()
+    def file(self, unit: int) -> Path:
+        """There as soon as all of the unit is written."""
+        return self.done / str(unit)
 
-    def features(self, rows: slice, progress: tqdm[Any]) -> dict[Site, Tensor]:
-        """`[rows, width]` of every site, from every text that reaches into `rows`."""
-        size, dtype = rows.stop - rows.start, getattr(torch, self.plan.dtype)
-        blocks = {site: torch.empty((size, width), dtype=dtype) for site, width in self.widths.items()}
+    def open(self, site: Site, rows: slice) -> Block:
+        """One site's block of a unit."""
+        if not self.with_digests:
+            return self.blocks(site, rows)
+        digest = self.of_rows[rows.start][str(site)] = hashlib.sha256()
+        return self.blocks(site, rows, digest)
+
+    def written(self, unit: int) -> None:
+        """All of its blocks are."""
+        digests = self.of_rows.pop(self.plan.rows_of(unit).start, {})
+        begun = self.file(unit).with_suffix(".begun")
+        begun.write_text(json.dumps({site: each.hexdigest() for site, each in digests.items()}), encoding="utf-8")
+        begun.rename(self.file(unit))
+
+    def digests(self) -> list[dict[str, str]]:
+        """Of each unit, by site."""
+        return [json.loads(self.file(unit).read_text(encoding="utf-8")) for unit in range(self.plan.units)]
+
+
+class _Texts:
+    """The texts as batches for the rows of a store."""
+
+    def __init__(self, ids: npt.NDArray[np.int32], lengths: Lengths, padding: int, batch_tokens: int) -> None:
+        self.ids, self.lengths, self.padding, self.batch_tokens = ids, lengths, padding, batch_tokens
+        self.ends = np.cumsum(lengths)
+
+    def units(self, units: Mapping[int, slice], blocks: RowBlocks, done: Callable[[int], None]) -> None:
+        """Capture units of rows; says of each that it is `done` once all of it is written."""
+        total = sum(rows.stop - rows.start for rows in units.values())
+        with tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress:
+            for unit, rows in units.items():
+                blocks.run(rows, self._batches(rows, blocks.base.device, progress), partial(done, unit))
+                give_back_memory()
+            blocks.wait()
+
+    def _batches(self, rows: slice, device: torch.device, progress: tqdm[Any]) -> Iterator[Batch]:
+        """Forward passes of every text that reaches into `rows`."""
         reach = _reach(self.lengths, rows)
-        encoded = encode(self.tokenizer, [self.texts[i] for i in reach], self.capture.max_length)
-        first = self.starts[reach] - rows.start
-        places: list[tuple[int, slice, slice]] = []  # in the batch: number of the text, its tokens, their rows
-
-        def keep(site: Site, feature_BTD: Tensor) -> None:
-            cast = feature_BTD.to(dtype)
-            if not cast.sum(dtype=torch.float32).isfinite():  # no value, or one of padding
-                for place, tokens, _ in places:
-                    store.check_fits(feature_BTD[place, tokens].float().cpu().numpy(), site, self.plan.dtype)
-            for place, tokens, rows_of_text in places:
-                blocks[site][rows_of_text] = cast[place, tokens]
-
-        device = self.base.device
-        half = torch.autocast(device.type, dtype=torch.bfloat16) if self.capture.precision == "bf16" else None
-        with torch.inference_mode(), recording(self.base, self.capture.points, taken=keep), half or nullcontext():
-            for batch in batches_by_tokens([len(text) for text in encoded], self.capture.batch_tokens):
-                places.clear()
-                for place, i in enumerate(batch):
-                    low, high = max(first[i], 0), min(first[i] + len(encoded[i]), size)
-                    places.append((place, slice(low - first[i], high - first[i]), slice(low, high)))
-                self.base(**padded([encoded[i] for i in batch], self.tokenizer.pad_token_id, device))
-                progress.update(sum(rows_of_text.stop - rows_of_text.start for _, _, rows_of_text in places))
-        return blocks
-
-
-def _write(folder: Path, unit: int, rows: slice, blocks: dict[Site, Tensor]) -> None:
-    for site in list(blocks):
-        store.write_block(folder / "stores", site, rows, blocks.pop(site).numpy())
-    (folder / "done" / str(unit)).touch()
+        texts = [self.ids[self.ends[i] - self.lengths[i] : self.ends[i]].tolist() for i in reach]
+        batches = batches_by_tokens([len(text) for text in texts], self.batch_tokens)
+        # The memory that the largest takes serves the others; the other way round the heap falls into pieces.
+        batches.sort(key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True)
+        for batch in batches:
+            parts = []
+            for number, i in enumerate(batch):
+                first = int(self.ends[reach[i]]) - len(texts[i])
+                low, high = max(first, rows.start), min(first + len(texts[i]), rows.stop)
+                parts.append(Part(number, slice(low - first, high - first), low - rows.start))
+            yield Batch(padded([texts[i] for i in batch], self.padding, device), parts)
+            progress.update(sum(part.tokens.stop - part.tokens.start for part in parts))
 
 
 if __name__ == "__main__":

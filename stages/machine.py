@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,14 +34,14 @@ def check_memory(what: str, needed: float, smaller: str, device: torch.device = 
         raise InputError(f"{what} about {_said(needed)} of {where}, and {_said(free)} are free; smaller by {smaller}")
 
 
-def check_disk(what: str, needed: int, work: Path, smaller: str) -> None:
+def check_disk(what: str, needed: int, work: Path, smaller: str, kept: bool = True) -> None:
     """`InputError` where the disk of the folder `work` has not `needed` bytes, what is written there counted.
 
-    DVC keeps a second copy of what a stage has made, except where both can be one on disk.
+    DVC keeps a second copy of what a stage has made, except where both can be one on disk, or DVC has it not `kept`.
     """
     here = _there(work)
     wanted = {here: needed - _size_of(work)}
-    if (cache := _cache_of_copies(here)) is not None:
+    if (cache := _cache_of_copies(here) if kept else None) is not None:
         same = here.stat().st_dev == cache.stat().st_dev
         wanted[here if same else cache] = wanted.get(here, 0) * same + needed
     for place, bytes_there in wanted.items():
@@ -50,6 +52,15 @@ def check_disk(what: str, needed: int, work: Path, smaller: str) -> None:
                 f"{what} {_said(bytes_there)} of disk{copy}, and {_said(free)} are free at {place.resolve()}; "
                 f"smaller by {smaller}"
             )
+
+
+def give_back_memory() -> None:
+    """Free pages between those in use go back to the system, where the C library has a call for that (glibc's).
+
+    Tensors of ever other sizes leave holes in its heap, which then grows with the length of the work.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def free_memory() -> int:
@@ -88,9 +99,10 @@ def _number(file: Path) -> int | None:
 
 def _size_of(folder: Path) -> int:
     size = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # another process finishes it
-            size += path.stat().st_size if path.is_file() else 0
+    for root, _, files in os.walk(folder):  # which passes over a folder that another process renames meanwhile
+        for name in files:
+            with suppress(FileNotFoundError):  # another process finishes it
+                size += Path(root, name).stat().st_size
     return size
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ def unfinished_folder(stage: str, parameters: Parameters) -> Path:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
             digest.update(file.name.encode())
     folder = UNFINISHED / stage / digest.hexdigest()[:16]
-    if folder.parent.is_dir():
+    if os.environ.get("RANK", "0") == "0" and folder.parent.is_dir():  # of several processes the first clears up
         for other in folder.parent.iterdir():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -59,11 +61,25 @@ def publish(unfinished: Path, output: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a stage's unfinished folder once its outputs are published, and what of its parents is empty then."""
+    """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
-    for parent in (folder.parent, folder.parent.parent):
-        if not any(parent.iterdir()):
-            parent.rmdir()
+    remove_empty(folder.parent.name)
+
+
+def remove_empty(stage: str) -> None:
+    """Remove what of the stage's unfinished folders holds no work, and the folder of all of them where none does."""
+    for folder, _, _ in os.walk(UNFINISHED / stage, topdown=False):
+        with suppress(OSError):  # it holds something
+            Path(folder).rmdir()
+    with suppress(OSError):
+        UNFINISHED.rmdir()
+
+
+def kept(stage: str) -> str:
+    """What a stage that is stopped has finished, and how to go on."""
+    if any(path.is_file() for path in (UNFINISHED / stage).rglob("*")):
+        return f"what {stage} has finished is kept in {UNFINISHED / stage}: `dvc repro` goes on from there"
+    return f"nothing of {stage} is kept, the stages before it are: `dvc repro` begins it anew"
 
 
 def _value(values: dict[str, Any], key: str) -> Any:

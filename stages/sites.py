@@ -19,6 +19,8 @@ LAYER_POINTS = (
 # What enters the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
+SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
+"""What a sublayer makes, before it is added to the residual stream; all other points are the stream itself."""
 PREACTIVATION = "preactivation"
 """What enters the activation of a plain feed-forward network: no capture point, but recorded like one."""
 # The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second
@@ -44,6 +46,12 @@ class Site(NamedTuple):
 
     def __str__(self) -> str:
         return f"layer_{self.layer:02d}/{self.point}"
+
+    @classmethod
+    def named(cls, name: str) -> Site:
+        """The one that is written so."""
+        layer, _, point = name.removeprefix("layer_").partition("/")
+        return cls(int(layer), point)
 
 
 def layer_input(layer: int, sites: Container[Site] = ()) -> Site:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 from filelock import FileLock, Timeout
 
 from stages.errors import InputError
-from stages.resume import REPOSITORY, UNFINISHED
+from stages.resume import REPOSITORY, UNFINISHED, remove_empty
 
 
 @contextmanager
@@ -36,8 +36,7 @@ def working_alone(stage: str) -> Iterator[None]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):  # unfinished work, or another stage at work
-            UNFINISHED.rmdir()
+        remove_empty(stage)
 
 
 def _folders(stage: str) -> Iterator[Path]:

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+TOKENS_OF_BATCH = 128
+"""What starting one more forward pass costs, in tokens."""
+
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[list[int]]:
     """Token ids with special tokens, cut to `max_length`, not padded."""
@@ -36,29 +39,40 @@ class Reading(NamedTuple):
         return 2 * self.unknown >= self.tokens
 
 
-def readings(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[Reading]:
-    """Of each text, as `encode` cuts it."""
-    whole = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
-    unknown = tokenizer.unk_token_id
-    return [
-        Reading(len(left), len(before), 0 if unknown is None else left.count(unknown))
-        for left, before in zip(encode(tokenizer, texts, max_length), whole, strict=True)
+def readings(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int
+) -> tuple[list[list[int]], list[Reading]]:
+    """Token ids as `encode` gives them, and of each text what the model sees."""
+    whole: list[list[int]] = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
+    longer = [i for i, ids in enumerate(whole) if len(ids) > max_length]
+    cut = dict(zip(longer, encode(tokenizer, [texts[i] for i in longer], max_length), strict=True)) if longer else {}
+    left, unknown = [cut.get(i, ids) for i, ids in enumerate(whole)], tokenizer.unk_token_id
+    return left, [
+        Reading(len(ids), len(before), 0 if unknown is None else ids.count(unknown))
+        for ids, before in zip(left, whole, strict=True)
     ]
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
 
-    A text that is longer than that is a batch of its own.
+    A text that is longer than that is a batch of its own. Of all ways to cut the texts in the order of their lengths,
+    the one with the fewest padded tokens, where a batch counts as much as `TOKENS_OF_BATCH` more.
     """
     order = np.argsort(lengths, kind="stable")
-    batches: list[list[int]] = []
-    for index in map(int, order):
-        if batches and (len(batches[-1]) + 1) * lengths[index] <= batch_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
+    ordered = np.asarray(lengths)[order]
+    least, begins = np.zeros(len(ordered) + 1), np.zeros(len(ordered) + 1, dtype=int)
+    for end in range(1, len(ordered) + 1):
+        longest = int(ordered[end - 1])
+        first = max(0, end - max(1, batch_tokens // longest))
+        costs = least[first:end] + longest * np.arange(end - first, 0, -1)
+        begins[end] = first + int(costs.argmin())
+        least[end] = costs.min() + TOKENS_OF_BATCH
+    batches, end = [], len(ordered)
+    while end:
+        batches.append(order[begins[end] : end].tolist())
+        end = begins[end]
+    return batches[::-1]
 
 
 def padded(encoded: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:

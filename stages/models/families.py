@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +68,11 @@ class Stack:
         }
         return {point: (module, side) for point, (module, side) in found.items() if module is not None}
 
+    def parts(self) -> list[str]:
+        """Which norms a layer has, by their names here, and `parallel` where its sublayers stand beside each other."""
+        norms = [field.name for field in fields(self) if field.name.endswith("_norm") and getattr(self, field.name)]
+        return [*norms, *(["parallel"] if self.parallel else [])]
+
     @property
     def plain(self) -> bool:
         """Whether the feed-forward network stands alone and is two Linears with an activation between them."""
@@ -116,7 +122,12 @@ class Family:
 
 def known_families() -> dict[str, dict[str, Any]]:
     """The table as it stands."""
-    table: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return dict(_read(TABLE))
+
+
+@cache  # every pass with hooks asks for it, and to read it takes as long as a small batch's pass
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return table
 
 

@@ -1,15 +1,18 @@
-"""Feature stores on disk: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
+"""Feature stores: `<root>/layer_07/attention_output.zarr`, `[tokens, hidden]` each.
 
-Rows follow `<root>/tokens.parquet`. Arrays are those of `stages.outputs.files`.
+Rows follow `<root>/tokens.parquet`. Arrays are those of `stages.outputs.files`. Where `capture.store` names another
+place the arrays lie there, and `<root>/manifest.json` says where, with a digest of each.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +20,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from stages.errors import InputError
+from stages.outputs import ACTIVATIONS as ACTIVATIONS
+from stages.outputs.blocks import Block, FileBlock, HeldBlock
 from stages.outputs.files import (
     CHUNK_BYTES,
+    Place,
     create_array,
+    inside,
     open_array,
     read_array,
     read_table,
@@ -29,9 +36,10 @@ from stages.outputs.files import (
 )
 from stages.sites import POINTS, Site, in_forward_order
 
-ACTIVATIONS = Path("features/activations")
 TEXTS = "texts.parquet"
+MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 24
+DIGEST = "digest"
 BYTES_OF_CHECKSUM = 4
 BYTES_OF_PLACE = 16  # of a chunk, in its shard's index
 
@@ -78,8 +86,44 @@ def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
     )
 
 
-def _path(root: Path, site: Site) -> Path:
-    return root / f"{site}.zarr"
+class Manifest(NamedTuple):
+    """What a run's folder holds of stores that lie elsewhere."""
+
+    store: str
+    digests: dict[str, str]
+    """Of each site's numbers, by name."""
+
+
+def place_of(store: str) -> Place:
+    """Where `capture.store` says that the arrays lie."""
+    return store if "://" in store else Path(store)
+
+
+def _path(place: Place, site: Site) -> Place:
+    return inside(place, f"{site}.zarr")
+
+
+def _arrays(root: Path) -> tuple[Place, dict[str, str] | None]:
+    """Where the arrays of a run's folder lie, and their digests where they lie elsewhere."""
+    if not (root / MANIFEST).is_file():
+        return root, None
+    with undamaged(root / MANIFEST, "capture") as path:
+        manifest = Manifest(**json.loads(path.read_text(encoding="utf-8")))
+    place = place_of(manifest.store)
+    return root.parents[1] / place if isinstance(place, Path) else place, manifest.digests
+
+
+def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
+    """Say in `root` where the arrays lie, and in each array whose it is: by the digests of its units, in order."""
+    whole = {
+        site: hashlib.sha256("".join(of_unit[site] for of_unit in digests).encode()).hexdigest() for site in digests[0]
+    }
+    for site, digest in whole.items():
+        path = _path(place_of(store), Site.named(site))
+        with writing(path):
+            open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
+    with writing(root / MANIFEST) as path:
+        path.write_text(json.dumps(Manifest(store, whole)._asdict(), indent=2) + "\n", encoding="utf-8")
 
 
 def tokens_file(root: Path) -> Path:
@@ -87,12 +131,14 @@ def tokens_file(root: Path) -> Path:
     return root / "tokens.parquet"
 
 
-def create_stores(root: Path, sites: Sequence[Site], plan: StorePlan, widths: Mapping[Site, int] | None = None) -> None:
+def create_stores(
+    place: Place, sites: Sequence[Site], plan: StorePlan, widths: Mapping[Site, int] | None = None
+) -> None:
     """Empty arrays for `sites`; those that `widths` names are as wide as it says, not as `plan.hidden`."""
     for site in sites:
         width = (widths or {}).get(site, plan.hidden)
         create_array(
-            _path(root, site),
+            _path(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
@@ -116,20 +162,48 @@ def check_fits(block: Features, site: Site, dtype: str) -> None:
         )
 
 
-def write_block(root: Path, site: Site, rows: slice, block: Features) -> None:
+def open_blocks(place: Place, sites: Iterable[Site]) -> Callable[..., Block]:
+    """What gives a block to put one unit of rows into, by `site`, `rows`, and a `digest` of hashlib.
+
+    That is fed with their bytes, in order, once all are there; it can be left out.
+    """
+    paths = {site: _path(place, site) for site in sites}
+    arrays = {site: open_array(path, "capture", "r+") for site, path in paths.items()}
+
+    def block(site: Site, rows: slice, digest: Any = None) -> Block:
+        path = paths[site]
+        if isinstance(path, Path):
+            return FileBlock(arrays[site], path, rows, digest)
+        return HeldBlock(arrays[site], path, rows, digest)
+
+    return block
+
+
+def write_block(place: Place, site: Site, rows: slice, block: Features) -> None:
     """Write one unit of rows."""
-    with writing(_path(root, site)):
-        open_store(root, site, mode="r+")[rows] = block
+    open_blocks(place, [site])(site, rows).put([(0, block)])
 
 
-def open_store(root: Path, site: Site, mode: Literal["r", "r+"] = "r") -> Any:
-    """The Zarr array of one layer and point, `[tokens, hidden]`; `InputError` where it is damaged."""
-    return open_array(_path(root, site), "capture", mode)
+def open_store(root: Path, site: Site) -> Any:
+    """The Zarr array of one layer and point, `[tokens, hidden]`; `InputError` where it is damaged or another run's."""
+    return _open(root, site)[0]
+
+
+def _open(root: Path, site: Site) -> tuple[Any, Place]:
+    place, digests = _arrays(root)
+    path = _path(place, site)
+    array = open_array(path, "capture")
+    if digests is not None and array.attrs.get(DIGEST) != digests.get(str(site)):
+        raise InputError(
+            f"{path} is not the array that {root / MANIFEST} names: another run has written there since; "
+            "`dvc repro -f capture` makes it anew, and a capture.store for each run keeps both"
+        )
+    return array, path
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features:
     """Rows of one store in memory, in the store's dtype; `InputError` where they are damaged."""
-    return read_array(open_store(root, site), _path(root, site), "capture", rows)
+    return read_array(*_open(root, site), "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
@@ -137,8 +211,8 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
 
     `InputError` where the store is damaged, or has not as many rows as the tokens table.
     """
-    array = open_store(root, site)
-    with undamaged(_path(root, site), "capture"):
+    array, path = _open(root, site)
+    with undamaged(path, "capture"):
         tokens = pq.read_metadata(tokens_file(root)).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
@@ -147,17 +221,19 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     for start in range(0, array.shape[0], step):
         first, last = np.searchsorted(rows, (start, start + step))
         if first < last:
-            block = read_array(array, _path(root, site), "capture", slice(start, start + step))
+            block = read_array(array, path, "capture", slice(start, start + step))
             chosen[first:last] = block[rows[first:last] - start]
     return chosen
 
 
 def stored_sites(root: Path) -> list[Site]:
     """The layers and points that have a store under `root`, in forward order."""
+    if digests := _arrays(root)[1]:
+        return in_forward_order(map(Site.named, digests))
     sites = []
     for path in root.glob("layer_*/*.zarr"):
         if path.stem in POINTS:
-            sites.append(Site(int(path.parent.name.removeprefix("layer_")), path.stem))
+            sites.append(Site.named(f"{path.parent.name}/{path.stem}"))
         else:
             warnings.warn(f"{path} is no capture point and is left out", stacklevel=2)
     if not sites:
