@@ -11,8 +11,11 @@ one by one in float64. Writes `features/mixing/`, the tables of the measures und
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import numpy.typing as npt
@@ -25,86 +28,117 @@ from stages.arithmetic.kernels import computed_on, use
 from stages.command import run_stage
 from stages.errors import InputError
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.by_review import review_tables
+from stages.mixing.by_review import by_review, review_tables
 from stages.mixing.control_passes import random_base
 from stages.mixing.control_tables import control_tables
-from stages.mixing.controls import RANDOM, SAME_PASS, shuffled_words
-from stages.mixing.derivatives import DocumentDerivatives
-from stages.mixing.documents import CLASSES, Document, chosen_documents
+from stages.mixing.controls import RANDOM, shuffled_words
+from stages.mixing.corpus import Corpus, write_corpus
+from stages.mixing.documents import CLASSES, Document, each_chosen_document
 from stages.mixing.levels import derivative_tables
 from stages.mixing.ratios import RATIOS
-from stages.mixing.room import check_room
-from stages.mixing.statistics import mean_product_across
-from stages.mixing.summary import Sums, add_up, metrics, overall_means, plot_tables
+from stages.mixing.room import check_room, check_sums_room
+from stages.mixing.summary import metrics, overall_means, plot_tables
 from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.families import family_of
+from stages.models.families import Family, family_of
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
 from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
-from stages.outputs.reports import write_metrics, write_plot
+from stages.outputs.reports import write_long_plot, write_metrics, write_plot
 from stages.parameters import MixingParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
-from stages.reviews.chosen import chosen_texts, drawn_reviews, review_labels, stratified_part
+from stages.reviews.chosen import chosen_texts, drawn_rows, review_labels, review_name, review_texts
+from stages.sites import Site
 
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    documents = _documents(parameters)
-    counted = _counted(documents)
-    chosen = stratified_part(counted["document"].tolist(), parameters.mixing.gradient_documents, parameters.seed)
-    measure(parameters, documents, counted, chosen)
+    measure(parameters, _documents(parameters))
 
 
-def measure(
-    parameters: Parameters, documents: Sequence[Document], counted: pd.DataFrame, chosen: Sequence[str]
-) -> None:
-    """Write what is measured; `counted` is `document, label, tokens` of the statistics, `chosen` have derivatives."""
+def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
+    """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
     mixing, seed = parameters.mixing, parameters.seed
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters)
+    corpus = _corpus(folder / "documents", documents, state)
+    chosen = corpus.drawn(mixing.gradient_documents, seed)
     measured: dict[str, CheckpointMeasures] = {}
-    sums: dict[str, Sums] = {}
-    controls: dict[str, dict[str, npt.NDArray[np.float64]]] = {}
-    shuffled = [shuffled_words(document, seed) for document in documents]
-    derivatives: dict[str, dict[str, DocumentDerivatives]] = {}
+    gains: dict[str, npt.NDArray[np.float64]] = {}
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
         mixing = _present(mixing, base)
-        check_room(base, mixing, documents, folder)
-        work = CheckpointMeasures(folder, checkpoint, documents, state.process_index, state.num_processes)
+        check_room(base, mixing, corpus.lengths[corpus.captured].tolist(), folder)
+        check_sums_room(base, mixing, corpus, folder)
+        of_process = (state.process_index, state.num_processes)
+        work = CheckpointMeasures(folder, checkpoint, corpus, mixing.batch_tokens, mixing.tokens, *of_process)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
-        work.measure(batches, mixing.batch_tokens)
-        work.control("shuffled_words", batches, shuffled, mixing.batch_tokens)
+        work.measure(batches)
+        work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
         work.contributions(whole)
+        work.heads(whole)
         work.gradients(whole, chosen, mixing, seed)
-        state.wait_for_everyone()
-        if state.is_main_process:
-            measured[checkpoint] = work
-            sites, of_documents = batches.sites, map(work.load, range(len(documents)))
-            controls[checkpoint] = {name: work.load_control(name) for name in ("shuffled_words", *SAME_PASS)}
-            across = mean_product_across(work.load_unit_sums, counted["tokens"].to_numpy(np.float64))
-            sums[checkpoint] = add_up(documents, of_documents, whole.gains(), across)
-            derivatives[checkpoint] = work.load_derivatives(chosen)
-    work = CheckpointMeasures(folder, RANDOM, documents, state.process_index, state.num_processes)
+        measured[checkpoint], gains[checkpoint], sites = work, whole.gains(), batches.sites
+    work = replace(work, checkpoint=RANDOM)
     batches = _random_weights(weights[mixing.checkpoints[0]], batches, state.device, seed)
-    work.control("random_weights", batches, documents, mixing.batch_tokens)
+    work.control("random_weights", batches, lambda document: document)
     state.wait_for_everyone()
     if state.is_main_process:
-        controls[RANDOM] = {"random_weights": work.load_control("random_weights")}
-        means = overall_means(sums, mixing, seed)
-        tables = plot_tables(sums, means, sites, mixing, seed) | derivative_tables(derivatives, mixing, seed)
-        tables |= control_tables(controls, documents, means, mixing, seed) | review_tables(sums, counted, mixing, seed)
-        for name, table in tables.items():
-            write_plot(name, table)
-        write_metrics("mixing", metrics(sums, means, mixing) | {"computed_on": computed_on(parameters.arithmetic)})
+        _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"mixing": mixing}))
+        write_plot("layer_parts", _layer_parts(batches.family))
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
         clear(folder)
-        logging.info("measured %d documents in %s", len(documents), " and ".join(weights))
+        logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
+
+
+def _write_tables(
+    measured: Mapping[str, CheckpointMeasures],
+    random: CheckpointMeasures,
+    gains: Mapping[str, npt.NDArray[np.float64]],
+    sites: Sequence[Site],
+    chosen: Sequence[int],
+    parameters: Parameters,
+) -> None:
+    """Everything under `reports/`, from what all processes have left."""
+    mixing, seed, corpus = parameters.mixing, parameters.seed, random.corpus
+    methods = mixing.methods
+    sums = {name: each.sums(gains[name]) for name, each in measured.items()}
+    with TemporaryFile(dir=random.folder) as file:
+        draws = corpus.draws(mixing.bootstrap_samples, seed, file)
+        means = overall_means(sums, draws)
+        tables = plot_tables(sums, means, sites, methods, draws) | review_tables(sums, methods, draws)
+        controls = {
+            name: each.own_pass_control("shuffled_words", draws) | each.same_pass_controls(draws)
+            for name, each in measured.items()
+        }
+        controls[RANDOM] = random.own_pass_control("random_weights", draws)
+    tables |= control_tables(controls, means, methods, corpus.counted[corpus.counted > 0])
+    tables |= derivative_tables({name: each.derivatives(chosen) for name, each in measured.items()}, mixing, seed)
+    for name, table in tables.items():
+        write_plot(name, table)
+    write_long_plot("mixing_by_review", by_review(sums, corpus.reviews, methods))
+    numbers = metrics(sums, means, methods)
+    write_metrics("mixing", numbers | {"computed_on": computed_on(parameters.arithmetic)})
+
+
+def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) -> Corpus:
+    """The documents on disk, by the main process; the others wait for it."""
+    if not state.is_main_process:
+        state.wait_for_everyone()
+    write_corpus(folder, documents)
+    if state.is_main_process:
+        state.wait_for_everyone()
+    return Corpus(folder)
+
+
+def _layer_parts(family: Family) -> pd.DataFrame:
+    """Which norms the layers of each stack have, and `parallel` where their sublayers stand beside each other."""
+    parts = [(number, part) for number, stack in enumerate(family.stacks) for part in stack.parts()]
+    return pd.DataFrame(parts, columns=["stack", "part"])
 
 
 def _random_weights(path: Path, trained: BatchMeasurer, device: torch.device, seed: int) -> BatchMeasurer:
@@ -129,7 +163,7 @@ def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameter
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
-def _documents(parameters: Parameters) -> list[Document]:
+def _documents(parameters: Parameters) -> Iterator[Document]:
     """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
     mixing, capture = parameters.mixing, parameters.capture
     weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints]
@@ -137,26 +171,22 @@ def _documents(parameters: Parameters) -> list[Document]:
         check_max_length("mixing.max_length", mixing.max_length, path)
         check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
-    captured = chosen_texts(capture)
-    drawn = drawn_reviews(mixing.documents, parameters.seed)
-    return chosen_documents(load_tokenizer(weights[0]), drawn, captured, mixing.max_length, capture.max_length)
-
-
-def _counted(documents: Sequence[Document]) -> pd.DataFrame:
-    """`document`, `label` and `tokens` of those that enter the statistics, in their order."""
-    rows = [(document.name, document.counted) for document in documents if document.counted]
-    table = pd.DataFrame(rows, columns=["document", "tokens"])
-    return table.assign(label=review_labels(table["document"].tolist()))
+    rows, labels = drawn_rows(mixing.documents, parameters.seed), review_labels()
+    drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}
+    captured = chosen_texts(capture, parameters.seed)
+    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows)
+    documents = each_chosen_document(tokenizer, drawn.keys(), texts, captured, mixing.max_length, capture.max_length)
+    return (replace(each, label=drawn[each.name]) if each.counted else each for each in documents)
 
 
 def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
     for checkpoint, work in measured.items():
-        for i, document in enumerate(work.documents):
+        for document, ratios_MLT in work.ratios():
             tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
             classes = [CLASSES[number] for number in document.classes]
             counted = np.arange(len(document)) < document.counted
             words = [None if number < 0 else number for number in document.words.tolist()]
-            yield TokenRatios(checkpoint, document.name, tokens, words, classes, counted, work.load(i).ratios)
+            yield TokenRatios(checkpoint, document.name, tokens, words, classes, counted, ratios_MLT)
 
 
 if __name__ == "__main__":

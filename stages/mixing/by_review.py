@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -11,90 +11,90 @@ import pandas as pd
 
 from stages.mixing.documents import CLASSES
 from stages.mixing.lengths import LENGTHS, length_class
-from stages.mixing.statistics import Resampled, resample
-from stages.mixing.summary import DIFFERENCE, Sums
+from stages.mixing.statistics import Draws, Resampled
+from stages.mixing.summary import DIFFERENCE
+from stages.mixing.sums import Sums, tokens_of
 from stages.mixing.tables import grid, interval_table
-from stages.parameters import MixingParameters
 
 Doubles = npt.NDArray[np.float64]
 
 # Which tokens a mean is over; words are what does not stand at the same place in every text.
 TOKENS_OF = {"words": [CLASSES.index("word"), CLASSES.index("subword")], "all": list(range(len(CLASSES)))}
-WEIGHTS = ("token", "review")
 
 
-def review_tables(
-    sums: Mapping[str, Sums], reviews: pd.DataFrame, mixing: MixingParameters, seed: int
-) -> dict[str, pd.DataFrame]:
-    """The csv files of `reports/plots/` by name; `reviews` are the counted documents' `document` and `label`."""
-    return {
-        "mixing_by_review": _by_review(sums, reviews, mixing),
-        "mixing_weighted": _weighted(sums, mixing, seed),
-        "mixing_by_length": _by_length(sums, mixing, seed),
-    }
+def review_tables(sums: Mapping[str, Sums], methods: Sequence[str], draws: Draws) -> dict[str, pd.DataFrame]:
+    """Those of the csv files of `reports/plots/` that are no longer for more reviews, by name."""
+    return {"mixing_weighted": _weighted(sums, methods, draws), "mixing_by_length": _by_length(sums, methods, draws)}
 
 
-def _by_review(sums: Mapping[str, Sums], reviews: pd.DataFrame, mixing: MixingParameters) -> pd.DataFrame:
-    """Each review's mean over all its tokens, and their number."""
-    frames = []
+def by_review(
+    sums: Mapping[str, Sums], reviews: Callable[[], Iterator[tuple[list[str], list[int]]]], methods: Sequence[str]
+) -> Iterator[pd.DataFrame]:
+    """`mixing_by_review.csv`, block by block: each review's mean over all its tokens, and their number.
+
+    `reviews` gives the names and labels of the blocks that `Sums.read` reads.
+    """
     for name, part in sums.items():
-        ratios, tokens = _of_tokens(part, "all")
-        labels = {"checkpoint": [name], "document": reviews["document"], "layer": part.layers, "method": mixing.methods}
-        rows = grid(labels).assign(mean=(ratios / tokens[:, None, None]).ravel())
-        cells = len(rows) // len(reviews)
-        rows.insert(2, "label", np.repeat(reviews["label"].to_numpy(), cells))
-        frames.append(rows.assign(tokens=np.repeat(tokens.astype(int), cells)))
-    return pd.concat(frames)
+        for (names, of_block), (ratios, tokens) in zip(reviews(), _of_tokens(part, "all"), strict=True):
+            labels = {"checkpoint": [name], "document": names, "layer": part.layers, "method": methods}
+            rows = grid(labels).assign(mean=(ratios / tokens[:, None, None]).ravel())
+            cells = len(rows) // len(names)
+            rows.insert(2, "label", np.repeat(of_block, cells))
+            yield rows.assign(tokens=np.repeat(tokens.astype(int), cells))
 
 
-def _weighted(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> pd.DataFrame:
+def _weighted(sums: Mapping[str, Sums], methods: Sequence[str], draws: Draws) -> pd.DataFrame:
     """Means weighted by token and by review, of words and of all tokens, by layer and over `all` layers."""
+
+    def by_token(ratios: Doubles, tokens: Doubles) -> tuple[Doubles, Doubles]:
+        return ratios, tokens[:, None, None]
+
+    def by_review(ratios: Doubles, tokens: Doubles) -> tuple[Doubles, Doubles]:
+        counted = (tokens > 0).astype(np.float64)
+        return ratios / np.maximum(tokens, 1)[:, None, None], counted[:, None, None]
+
     frames = []
-    for tokens_of, weight in product(TOKENS_OF, WEIGHTS):
-        means, documents = {}, 0
-        for name, part in sums.items():
-            ratios, tokens = _of_tokens(part, tokens_of)
-            documents = int((tokens > 0).sum())
-            if weight == "review":
-                ratios = ratios / np.maximum(tokens, 1)[:, None, None]
-                tokens = (tokens > 0).astype(np.float64)
-            means[name] = resample(ratios, tokens[:, None, None], mixing.bootstrap_samples, seed)
+    for kind, (weight, of_block) in product(TOKENS_OF, {"token": by_token, "review": by_review}.items()):
+        means = {name: draws.resample(starmap(of_block, _of_tokens(part, kind))) for name, part in sums.items()}
+        documents = int(next(iter(means.values())).documents.flat[0])
         for name, by_layer in _with_difference(means).items():
-            layers = {"layer": ["all", *range(1, len(by_layer.mean) + 1)], "method": mixing.methods}
-            labels = {"checkpoint": [name], "weight": [weight], "tokens_of": [tokens_of]} | layers
+            layers = {"layer": ["all", *range(1, len(by_layer.mean) + 1)], "method": methods}
+            labels = {"checkpoint": [name], "weight": [weight], "tokens_of": [kind]} | layers
             frames.append(interval_table(labels, _with_all_layers(by_layer).interval()).assign(documents=documents))
     return pd.concat(frames)
 
 
-def _by_length(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> pd.DataFrame:
+def _by_length(sums: Mapping[str, Sums], methods: Sequence[str], draws: Draws) -> pd.DataFrame:
     """Means over the tokens of the reviews of each length; no interval where a single review has it."""
-    lengths = length_class(next(iter(sums.values())).tokens)
-    present = np.unique(lengths)
-    of_class_NG = (lengths[:, None] == present).astype(np.float64)
-    documents = of_class_NG.sum(0).astype(int)
-    means, counts_G = {}, np.zeros(len(present), int)
-    for name, part in sums.items():
-        ratios, tokens = _of_tokens(part, "all")
-        counts_NG = tokens[:, None] * of_class_NG
-        counts_G = counts_NG.sum(0).astype(int)
-        grouped = ratios[..., None] * of_class_NG[:, None, None]
-        means[name] = resample(grouped, counts_NG[:, None, None], mixing.bootstrap_samples, seed)
+    counted = next(iter(sums.values())).counted
+    lengths = length_class(counted)
+    present, documents_G = np.unique(lengths, return_counts=True)
+    tokens_G = np.array([counted[lengths == length].sum() for length in present])
+
+    def by_group(ratios: Doubles, tokens: Doubles) -> tuple[Doubles, Doubles]:
+        of_class_DG = (length_class(tokens)[:, None] == present).astype(np.float64)
+        grouped = ratios[..., None] * of_class_DG[:, None, None]
+        return grouped, (tokens[:, None] * of_class_DG)[:, None, None]
+
+    means = {name: draws.resample(starmap(by_group, _of_tokens(part, "all"))) for name, part in sums.items()}
     frames = []
-    for name, by_group in _with_difference(means).items():
-        layers = {"layer": range(1, len(by_group.mean) + 1), "method": mixing.methods}
+    for name, by_length in _with_difference(means).items():
+        layers = {"layer": range(1, len(by_length.mean) + 1), "method": methods}
         labels = {"checkpoint": [name]} | layers | {"length": [LENGTHS[number] for number in present]}
-        rows = interval_table(labels, by_group.interval())
+        rows = interval_table(labels, by_length.interval())
         cells = len(rows) // len(present)
-        rows = rows.assign(tokens=np.tile(counts_G, cells), documents=np.tile(documents, cells))
-        frames.append(rows)
+        frames.append(rows.assign(tokens=np.tile(tokens_G, cells), documents=np.tile(documents_G, cells)))
     return pd.concat(frames)
 
 
-def _of_tokens(part: Sums, tokens_of: str) -> tuple[Doubles, Doubles]:
-    """Each document's sums of the ratios `[N, layers, methods]` over a kind of tokens, and how many these are `[N]`."""
-    ratios, tokens = part.groups["token_class"]
-    classes = TOKENS_OF[tokens_of]
-    return ratios[..., classes].sum(-1), tokens[:, classes].sum(-1)
+def _of_tokens(part: Sums, kind: str) -> Iterator[tuple[Doubles, Doubles]]:
+    """Block by block, each document's sums of the ratios over a kind of tokens, and how many these are.
+
+    `[D, layers, methods]` and `[D]`.
+    """
+    classes = TOKENS_OF[kind]
+    for ratios, tokens in part.read("token_class", tokens_of("token_class")):
+        yield ratios[..., classes].sum(-1), tokens[:, classes].sum(-1)
 
 
 def _with_difference(means: dict[str, Resampled]) -> dict[str, Resampled]:

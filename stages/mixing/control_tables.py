@@ -9,42 +9,36 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from stages.mixing.documents import Document
-from stages.mixing.statistics import Resampled, resample
+from stages.mixing.statistics import Resampled
 from stages.mixing.summary import DIFFERENCE
-from stages.parameters import MixingParameters
-
-Doubles = npt.NDArray[np.float64]
 
 
 def control_tables(
-    controls: Mapping[str, Mapping[str, Doubles]],
-    documents: Sequence[Document],
+    controls: Mapping[str, Mapping[str, Resampled]],
     means: Mapping[str, Resampled],
-    mixing: MixingParameters,
-    seed: int,
+    methods: Sequence[str],
+    counted: npt.NDArray[np.int32],
 ) -> dict[str, pd.DataFrame]:
     """`mixing_controls` and `mixing_controls_difference` by name.
 
-    `controls` has by checkpoint and control the sums of the ratios over the tokens of each of the `documents` that
-    count `[N, layers, methods]`, `means` the true ratios as `overall_means` gives them: every difference is of the
-    same documents in each sample.
+    `controls` has by checkpoint and control the mean ratios `[layers, methods]` of the documents whose numbers of
+    tokens are `counted`, `means` the true ones as `overall_means` gives them: every difference is of the same documents
+    in each sample.
     """
-    tokens = np.array([document.counted for document in documents if document.counted], dtype=np.float64)
     resampled = {
-        (checkpoint, control): resample(sums, tokens[:, None, None], mixing.bootstrap_samples, seed)
+        (checkpoint, control): each
         for checkpoint, by_control in controls.items()
-        for control, sums in by_control.items()
+        for control, each in by_control.items()
     }
     if DIFFERENCE in means:
         shared = [control for control in controls["pretrained"] if control in controls["finetuned"]]
         for control in shared:
             before, after = (resampled[checkpoint, control] for checkpoint in ("pretrained", "finetuned"))
             resampled[DIFFERENCE, control] = after.minus(before)
-    counts = {"tokens": int(tokens.sum()), "documents": len(tokens)}
-    of_controls = [_rows(*names, each, mixing.methods, "mean").assign(**counts) for names, each in resampled.items()]
+    counts = {"tokens": int(counted.sum()), "documents": len(counted)}
+    of_controls = [_rows(*names, each, methods, "mean").assign(**counts) for names, each in resampled.items()]
     excess = [
-        _rows(checkpoint, control, means[checkpoint].minus(each), mixing.methods, "difference")
+        _rows(checkpoint, control, means[checkpoint].minus(each), methods, "difference")
         for (checkpoint, control), each in resampled.items()
         if checkpoint in means
     ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.vocabulary import TOKEN_CLASSES
 
 CLASSES = tuple(TOKEN_CLASSES)
-TEXTS_AT_ONCE = 1000
+TEXTS_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Document:
     captured: bool
     words: npt.NDArray[np.int32]
     """The number of each token's word, from 0 on; -1 for special tokens."""
+    label: int = 0
+    """The class of a review."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -41,36 +44,47 @@ def chosen_documents(
     max_length: int,
     captured_max_length: int,
 ) -> list[Document]:
+    """All of `each_chosen_document`."""
+    names = set(drawn)
+    return list(each_chosen_document(tokenizer, names, drawn.items(), captured, max_length, captured_max_length))
+
+
+def each_chosen_document(
+    tokenizer: PreTrainedTokenizerFast,
+    drawn: Set[str],
+    texts: Iterable[tuple[str, str]],
+    captured: Mapping[str, str],
+    max_length: int,
+    captured_max_length: int,
+) -> Iterator[Document]:
     """Captured documents first, cut to `captured_max_length`; then the drawn ones, cut to `max_length`, which count.
 
     A document that is both is there twice, under one name: as it was captured, and as it counts. Where the two cuts
-    leave the same tokens it is there once.
+    leave the same tokens it is there once. `texts` are the names and texts of the `drawn`.
     """
-    chosen = []
-    cut_as_drawn = {
-        each.name: each for each in _encoded(tokenizer, {n: drawn[n] for n in drawn if n in captured}, max_length)
-    }
-    for each in _encoded(tokenizer, captured, captured_max_length):
-        as_drawn = cut_as_drawn.get(each.name)
-        same = as_drawn is not None and np.array_equal(each.ids, as_drawn.ids)
+    there_already = set()
+    both = ((name, text) for name, text in captured.items() if name in drawn)
+    cut_as_drawn = _encoded(tokenizer, both, max_length)
+    for each in _encoded(tokenizer, captured.items(), captured_max_length):
+        same = each.name in drawn and np.array_equal(each.ids, next(cut_as_drawn).ids)
         if same:
-            del cut_as_drawn[each.name]
-        chosen.append(replace(each, counted=len(each) if same else 0, captured=True))
-    left = {name: text for name, text in drawn.items() if name not in captured or name in cut_as_drawn}
-    chosen += [replace(each, counted=len(each)) for each in _encoded(tokenizer, left, max_length)]
-    return chosen
+            there_already.add(each.name)
+        yield replace(each, counted=len(each) if same else 0, captured=True)
+    left = ((name, text) for name, text in texts if name not in there_already)
+    yield from (replace(each, counted=len(each)) for each in _encoded(tokenizer, left, max_length))
 
 
-def _encoded(tokenizer: PreTrainedTokenizerFast, texts: Mapping[str, str], max_length: int) -> Iterator[Document]:
-    """Each text, a block of texts at a time; none of them counts or is captured yet."""
-    names = list(texts)
-    for start in range(0, len(names), TEXTS_AT_ONCE):
-        block = names[start : start + TEXTS_AT_ONCE]
-        encoded = tokenizer([texts[name] for name in block], truncation=True, max_length=max_length)
-        for name, encoding in zip(block, encoded.encodings, strict=True):
+def _encoded(
+    tokenizer: PreTrainedTokenizerFast, texts: Iterable[tuple[str, str]], max_length: int
+) -> Iterator[Document]:
+    """Each text by name, a block of texts at a time; none of them counts or is captured yet."""
+    left = iter(texts)
+    while block := list(islice(left, TEXTS_AT_ONCE)):
+        encoded = tokenizer([text for _, text in block], truncation=True, max_length=max_length)
+        for (name, text), encoding in zip(block, encoded.encodings, strict=True):
             ids = np.asarray(encoding.ids, dtype=np.int32)
-            classes = token_classes(tokenizer, texts[name], encoding)
-            words = [-1 if word is None else word for word in _words(texts[name], encoding)]
+            classes = token_classes(tokenizer, text, encoding)
+            words = [-1 if word is None else word for word in _words(text, encoding)]
             yield Document(name, ids, classes, 0, captured=False, words=np.array(words, dtype=np.int32))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
-DRAWS_AT_ONCE = 100  # of the bootstrap, so that memory does not grow with its samples times documents
+DRAWN_AT_ONCE = 2**18  # documents of samples, so that memory does not grow with their number
 
 
 class Interval(NamedTuple):
@@ -78,21 +80,66 @@ class Resampled(NamedTuple):
         return Resampled(self.mean - other.mean, self.samples - other.samples, documents)
 
 
-def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Means over tokens, from every document's sums `[documents, ...]` and counts that broadcast to them.
+class Draws:
+    """How often each document is in each bootstrap sample; the same seed and number of documents draw the same.
 
-    The same seed and number of documents draw the same documents.
+    In `file`, block of documents by block: a sample is drawn as a whole, and sums are read a block at a time.
     """
-    documents = len(sums)
-    counts = np.broadcast_to(counts, sums.shape)
-    flat_sums, flat_counts = sums.reshape(documents, -1), counts.reshape(documents, -1)
-    drawn = [
-        _ratio(weights @ flat_sums, weights @ flat_counts) for weights in _document_weights(documents, samples, seed)
-    ]
-    shape = sums.shape[1:]
-    mean = _ratio(flat_sums.sum(0), flat_counts.sum(0))
-    counted = (flat_counts > 0).sum(0).astype(np.float64)
-    return Resampled(mean.reshape(shape), np.concatenate(drawn).reshape(samples, *shape), counted.reshape(shape))
+
+    def __init__(self, blocks: Sequence[int], samples: int, seed: int, file: IO[bytes]) -> None:
+        """`blocks` are the numbers of documents of each."""
+        self.blocks, self.samples, self.file = blocks, samples, file
+        documents, generator = sum(blocks), np.random.default_rng(seed)
+        ends = np.cumsum(blocks)
+        shares = np.full(documents, 1 / documents)
+        for start in range(0, samples, at_once := max(1, DRAWN_AT_ONCE // documents)):
+            drawn = generator.multinomial(documents, shares, size=min(at_once, samples - start))
+            drawn = drawn.astype(np.uint8)  # that one of many is drawn 256 times in a sample has a chance below 1e-500
+            for end, size in zip(ends, blocks, strict=True):
+                file.seek(samples * (end - size) + start * size)
+                file.write(drawn[:, end - size : end].tobytes())
+
+    def __iter__(self) -> Iterator[Doubles]:
+        """Of each block `[samples, documents]`."""
+        self.file.seek(0)
+        for size in self.blocks:
+            drawn = np.frombuffer(self.file.read(self.samples * size), dtype=np.uint8)
+            yield drawn.reshape(self.samples, size).astype(np.float64)
+
+    def resample(self, blocks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
+        """Means over tokens, from every document's sums `[documents, ...]` and counts that broadcast to them.
+
+        One block of documents after the other, of the sizes that `Draws` was made for.
+        """
+        of_sums, of_counts = _Totals(), _Totals()
+        for (sums, counts), weights in zip(blocks, self, strict=True):
+            of_sums.add(sums, weights)
+            of_counts.add(counts, weights)
+        mean = _ratio(of_sums.total, of_counts.total)
+        documents = np.broadcast_to(of_counts.documents.astype(np.float64), mean.shape)
+        return Resampled(mean, _ratio(of_sums.samples, of_counts.samples), documents)
+
+
+class _Totals:
+    """Over the documents as they are, and over each sample of them."""
+
+    def __init__(self) -> None:
+        self.total: Any = 0.0  # [...]
+        self.samples: Any = 0.0  # [samples, ...]
+        self.documents: Any = 0  # [...], with more than nothing
+
+    def add(self, block: Doubles, weights: Doubles) -> None:
+        """A block of documents `[documents, ...]` and how often each is drawn `[samples, documents]`."""
+        documents, *cells = block.shape
+        self.total = self.total + block.sum(0)
+        self.samples = self.samples + (weights @ block.reshape(documents, math.prod(cells))).reshape(-1, *cells)
+        self.documents = self.documents + (block > 0).sum(0)
+
+
+def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
+    """`Draws.resample` of documents that are one block."""
+    with io.BytesIO() as file:
+        return Draws([len(sums)], samples, seed, file).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
 
 def _widening(documents: Doubles) -> Doubles:
@@ -123,17 +170,22 @@ def mean_product_across(sums: Callable[[], Iterable[npt.NDArray[Any]]], counts: 
     The interval is the jackknife's: every document left out once, Student's t with one degree of freedom less than
     there are documents. A bootstrap would need the products of all pairs of documents. NaN with two documents.
     """
-    total = sum((each.astype(np.float64) for each in sums()), start=np.zeros(()))
-    own, with_total = (np.array(parts) for parts in zip(*(_products(each, total) for each in sums()), strict=True))
-    counts = counts.reshape(-1, *[1] * (own.ndim - 1))
+    total, own = np.zeros(()), np.zeros(())
+    for each in sums():
+        total, own = total + each.astype(np.float64), own + np.square(each, dtype=np.float64).sum(-1)
     pairs = counts.sum() ** 2 - (counts**2).sum()
-    products = with_total.sum(0) - own.sum(0)
+    products = np.square(total).sum(-1) - own
     mean = _ratio(products, np.broadcast_to(pairs, products.shape))
-    documents = len(own)
+    documents = len(counts)
     if documents < 3:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    without = (products - 2 * (with_total - own)) / (pairs - 2 * counts * (counts.sum() - counts))
-    error = np.sqrt((documents - 1) * without.var(0))
+    apart, squares = np.zeros(()), np.zeros(())  # of the means without one document from `mean`
+    for each, count in zip(sums(), counts, strict=True):
+        own, with_total = _products(each, total)
+        without = (products - 2 * (with_total - own)) / (pairs - 2 * count * (counts.sum() - count))
+        apart, squares = apart + (without - mean), squares + (without - mean) ** 2
+    variance = np.maximum(squares / documents - (apart / documents) ** 2, 0)  # rounding may leave less than nothing
+    error = np.sqrt((documents - 1) * variance)
     half = student.ppf((1 + LEVEL) / 2, documents - 1) * error
     return Interval(mean, mean - half, mean + half)
 
@@ -141,14 +193,6 @@ def mean_product_across(sums: Callable[[], Iterable[npt.NDArray[Any]]], counts: 
 def _products(each: npt.NDArray[Any], total: Doubles) -> tuple[Doubles, Doubles]:
     """Of a document's sums with themselves and with the total."""
     return np.square(each, dtype=np.float64).sum(-1), np.einsum("...d,...d->...", each, total, dtype=np.float64)
-
-
-def _document_weights(documents: int, samples: int, seed: int) -> Iterator[Doubles]:
-    """How often each document is drawn `[draws, documents]`, a block of samples at a time."""
-    generator = np.random.default_rng(seed)
-    for start in range(0, samples, DRAWS_AT_ONCE):
-        draws = min(DRAWS_AT_ONCE, samples - start)
-        yield generator.multinomial(documents, np.full(documents, 1 / documents), size=draws).astype(np.float64)
 
 
 def _ratio(sums: Doubles, counts: Doubles) -> Doubles:

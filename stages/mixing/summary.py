@@ -3,141 +3,109 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from stages.mixing.batches import DocumentMeasures
-from stages.mixing.documents import CLASSES, Document
 from stages.mixing.geometry import GEOMETRY_MEASURES
 from stages.mixing.identities import IDENTITIES
 from stages.mixing.ratios import RATIOS, preferred_ratio
-from stages.mixing.statistics import Interval, Resampled, resample, spearman_with_depth
+from stages.mixing.statistics import Draws, Interval, Resampled, spearman_with_depth
 from stages.mixing.steps import STEP_MEASURES
+from stages.mixing.sums import GROUPS, Sums, tokens_of
 from stages.mixing.tables import grid as _grid
 from stages.mixing.tables import interval_table as _table
-from stages.parameters import MixingParameters
 from stages.sites import STEP_POINTS, Site
 
 Doubles = npt.NDArray[np.float64]
+OfBlock = Callable[..., tuple[Doubles, Doubles]]
 
-# Positions are split where they double: 0, 1, 2-3, 4-7, ...
-POSITION_STARTS = (0, *(2**power for power in range(16)))
-POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
-# How tokens are told apart, by the column of its own csv file.
-GROUPS = {"token_class": ("mixing_by_class", CLASSES), "positions": ("mixing_by_position", POSITIONS)}
+TOKENS = tokens_of("token_class")
 ACROSS = "mean_cosine_across"  # of tokens of different documents (Ethayarajh, EMNLP 2019), beside `GEOMETRY_MEASURES`
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
 
 
-@dataclass(frozen=True)
-class Sums:
-    """One checkpoint's measures, summed over each document's counted tokens; N counted documents."""
-
-    groups: dict[str, tuple[Doubles, Doubles]]
-    """By column of `GROUPS`: sums of the ratios `[N, layers, methods, groups]`, and numbers of tokens `[N, groups]`."""
-    to_first: Doubles  # [N, layers]: attention's weight on the first token, of all tokens but that
-    geometry: Doubles  # [N, sites, measures]
-    steps: Doubles  # [N, layers, steps, measures]
-    identities: Doubles  # [levels, identities]: the largest error of all documents, counted or not
-    gains: Doubles  # [layers], `attention_gain`
-    across: Interval  # [sites], `mean_cosine_across`
-    by_head: Doubles  # [N, layers, heads]; NaN for a head that a layer does not have
-
-    @property
-    def tokens(self) -> Doubles:
-        """Counted tokens `[N]`."""
-        return np.asarray(self.groups["token_class"][1].sum(-1))
-
-    @property
-    def layers(self) -> range:
-        """From 1 on."""
-        return range(1, len(self.gains) + 1)
-
-
-def add_up(
-    documents: Sequence[Document], measured: Iterable[DocumentMeasures], gains: Doubles, across: Interval
-) -> Sums:
-    """Take in the documents' measures, one document in memory at a time."""
-    columns: dict[str, list[Doubles]] = defaultdict(list)
-    errors: list[Doubles] = []
-    for document, measures in zip(documents, measured, strict=True):
-        errors.append(measures.identities)
-        if document.counted:
-            positions = np.searchsorted(POSITION_STARTS, np.arange(document.counted), side="right") - 1
-            ratios_MLT = measures.ratios[..., : document.counted].astype(np.float64)
-            for column, numbers in (("token_class", document.classes[: document.counted]), ("positions", positions)):
-                membership_TG = np.eye(len(GROUPS[column][1]))[numbers]
-                columns[column].append(np.einsum("mlt,tg->lmg", ratios_MLT, membership_TG))
-                columns[f"{column} tokens"].append(membership_TG.sum(0))
-            columns["to_first"].append(measures.to_first[:, 1 : document.counted].sum(-1, dtype=np.float64))
-            columns["geometry"].append(measures.geometry)
-            columns["steps"].append(measures.steps)
-            columns["by_head"].append(measures.by_head)
-    stacked = {name: np.stack(parts) for name, parts in columns.items()}
-    groups = {column: (stacked[column], stacked[f"{column} tokens"]) for column in GROUPS}
-    to_first, geometry, steps = (stacked[name] for name in ("to_first", "geometry", "steps"))
-    return Sums(groups, to_first, geometry, steps, np.stack(errors).max(0), gains, across, stacked["by_head"])
-
-
-def overall_means(sums: Mapping[str, Sums], mixing: MixingParameters, seed: int) -> dict[str, Resampled]:
+def overall_means(sums: Mapping[str, Sums], draws: Draws) -> dict[str, Resampled]:
     """Mean ratios `[layers, methods]` of each checkpoint, and of their `DIFFERENCE` where there are two."""
-    means = {}
-    for name, part in sums.items():
-        all_tokens = part.groups["token_class"][0].sum(-1)
-        means[name] = resample(all_tokens, part.tokens[:, None, None], mixing.bootstrap_samples, seed)
+
+    def of_all(ratios_DLMG: Doubles, tokens_DG: Doubles) -> tuple[Doubles, Doubles]:
+        return ratios_DLMG.sum(-1), tokens_DG.sum(-1)[:, None, None]
+
+    read = {name: part.read("token_class", tokens_of("token_class")) for name, part in sums.items()}
+    means = {name: draws.resample(starmap(of_all, blocks)) for name, blocks in read.items()}
     if len(means) == 2:
         means[DIFFERENCE] = means["finetuned"].minus(means["pretrained"])
     return means
 
 
 def plot_tables(
-    sums: Mapping[str, Sums], means: Mapping[str, Resampled], sites: Sequence[Site], mixing: MixingParameters, seed: int
+    sums: Mapping[str, Sums],
+    means: Mapping[str, Resampled],
+    sites: Sequence[Site],
+    methods: Sequence[str],
+    draws: Draws,
 ) -> dict[str, pd.DataFrame]:
     """The csv files of `reports/plots/` by name."""
     frames: dict[str, list[pd.DataFrame]] = defaultdict(list)
-
-    def interval(values: Doubles, counts: Doubles) -> Interval:
-        counts = np.expand_dims(counts, tuple(range(1, values.ndim - counts.ndim + 1)))
-        return resample(values, counts, mixing.bootstrap_samples, seed).interval()
-
     for name, part in sums.items():
         layers = {"checkpoint": [name], "layer": part.layers}
-        methods = layers | {"method": mixing.methods}
-        counts = {"tokens": int(part.tokens.sum()), "documents": len(part.tokens)}
-        frames["mixing"].append(_table(methods, means[name].interval()).assign(**counts))
+        ratios = layers | {"method": methods}
+        counts = {"tokens": int(part.counted.sum()), "documents": len(part.counted)}
+
+        def resampled(of_block: OfBlock, *read: str, part: Sums = part) -> Resampled:
+            return draws.resample(starmap(of_block, part.read(*read)))
+
+        frames["mixing"].append(_table(ratios, means[name].interval()).assign(**counts))
         for column, (file, labels) in GROUPS.items():
-            ratios, tokens = part.groups[column]
-            frames[file].append(_with_counts(_table(methods | {column: labels}, interval(ratios, tokens)), tokens))
-        defined = ~np.isnan(part.geometry)
-        of_one = interval(np.nan_to_num(part.geometry), defined.astype(np.float64))
-        frames["geometry"].append(_geometry(name, part, of_one, defined.sum(0), sites))
-        steps = _table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, interval(part.steps, part.tokens))
-        frames["steps"].append(steps.dropna(subset="mean"))
-        frames["attention_to_first"].append(_table(layers, interval(part.to_first, part.tokens - 1)).assign(**counts))
-        ratios, tokens = part.groups["positions"]
-        without = interval(ratios[..., 1:].sum(-1), tokens[:, 1:].sum(-1))
-        frames["mixing_without_first"].append(_table(methods, without).assign(**counts))
+            groups = resampled(_of_groups, column, tokens_of(column)).interval()
+            frames[file].append(_with_counts(_table(ratios | {column: labels}, groups), *part.tokens(column)))
+        frames["geometry"].append(_geometry(name, part, resampled(_of_documents, "geometry"), sites))
+        steps = resampled(_of_tokens, "steps", TOKENS).interval()
+        of_steps = _table(layers | {"step": STEP_POINTS, "measure": STEP_MEASURES}, steps)
+        frames["steps"].append(of_steps.dropna(subset="mean"))
+        to_first = resampled(_of_later_tokens, "to_first", TOKENS).interval()
+        frames["attention_to_first"].append(_table(layers, to_first).assign(**counts))
+        without = resampled(_without_first, "positions", tokens_of("positions")).interval()
+        frames["mixing_without_first"].append(_table(ratios, without).assign(**counts))
         frames["identities"].append(_identities(name, part))
-        heads = layers | {"head": range(1, part.by_head.shape[-1] + 1)}
-        of_heads = _table(heads, interval(part.by_head, part.tokens)).dropna(subset="mean")
-        frames["mixing_by_head"].append(of_heads.assign(**counts))
+        by_head = resampled(_of_tokens, "by_head", TOKENS).interval()
+        heads = layers | {"head": range(1, by_head.mean.shape[-1] + 1)}
+        frames["mixing_by_head"].append(_table(heads, by_head).dropna(subset="mean").assign(**counts))
         frames["attention_gain"].append(_grid(layers).assign(gain=part.gains))
     tables = {name: pd.concat(parts) for name, parts in frames.items()}
-    return tables | {"mixing_overall": _overall(means, mixing), "mixing_difference": _difference(means, mixing)}
+    return tables | {"mixing_overall": _overall(means, methods), "mixing_difference": _difference(means, methods)}
 
 
-def _geometry(
-    name: str, part: Sums, of_one: Interval, documents: npt.NDArray[np.int64], sites: Sequence[Site]
-) -> pd.DataFrame:
+def _of_groups(ratios_DLMG: Doubles, tokens_DG: Doubles) -> tuple[Doubles, Doubles]:
+    return ratios_DLMG, tokens_DG[:, None, None]
+
+
+def _of_documents(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Each document of the same weight where its value is defined."""
+    return np.nan_to_num(values), (~np.isnan(values)).astype(np.float64)
+
+
+def _of_tokens(sums: Doubles, tokens_DG: Doubles) -> tuple[Doubles, Doubles]:
+    return sums, tokens_DG.sum(-1).reshape(-1, *[1] * (sums.ndim - 1))
+
+
+def _of_later_tokens(sums_DL: Doubles, tokens_DG: Doubles) -> tuple[Doubles, Doubles]:
+    return sums_DL, tokens_DG.sum(-1)[:, None] - 1
+
+
+def _without_first(ratios_DLMG: Doubles, tokens_DG: Doubles) -> tuple[Doubles, Doubles]:
+    return ratios_DLMG[..., 1:].sum(-1), tokens_DG[:, 1:].sum(-1)[:, None, None]
+
+
+def _geometry(name: str, part: Sums, resampled: Resampled, sites: Sequence[Site]) -> pd.DataFrame:
     """The means over documents, each of those in which a measure is defined; then the measure across documents."""
-    values = Interval(*(np.column_stack(pair) for pair in zip(of_one, part.across, strict=True)))
+    values = Interval(*(np.column_stack(pair) for pair in zip(resampled.interval(), part.across, strict=True)))
     labels = {"checkpoint": [name], "site": sites, "measure": (*GEOMETRY_MEASURES, ACROSS)}
-    counts = np.column_stack([documents, np.full(len(sites), len(part.tokens))])
+    counts = np.column_stack([resampled.documents, np.full(len(sites), len(part.counted))]).astype(np.int64)
     table = _table(labels, values).assign(documents=counts.ravel())
     table.insert(1, "layer", [site.layer for site in table["site"]])
     return table.assign(site=[site.point for site in table["site"]]).rename(columns={"site": "point"})
@@ -149,11 +117,11 @@ def _identities(name: str, part: Sums) -> pd.DataFrame:
     return _grid(labels).assign(largest_error_ppm=1e6 * part.identities.ravel()).dropna()
 
 
-def _overall(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
+def _overall(means: Mapping[str, Resampled], methods: Sequence[str]) -> pd.DataFrame:
     """The mean over the layers, and the rank correlation of the layers' means with depth."""
     frames = []
     for name, by_layer in means.items():
-        frame = _table({"checkpoint": [name], "method": mixing.methods}, _of_layers(by_layer))
+        frame = _table({"checkpoint": [name], "method": methods}, _of_layers(by_layer))
         depth = spearman_with_depth(by_layer)
         frames.append(frame.assign(depth_spearman=depth.mean, depth_ci_low=depth.low, depth_ci_high=depth.high))
     return pd.concat(frames)
@@ -164,35 +132,36 @@ def _of_layers(by_layer: Resampled) -> Interval:
     return Resampled(by_layer.mean.mean(0), by_layer.samples.mean(1), by_layer.documents.min(0)).interval()
 
 
-def _difference(means: Mapping[str, Resampled], mixing: MixingParameters) -> pd.DataFrame:
+def _difference(means: Mapping[str, Resampled], methods: Sequence[str]) -> pd.DataFrame:
     """By layer and method, also with intervals that hold for all of them at once; no rows with one checkpoint only."""
     if DIFFERENCE not in means:
         columns = ["layer", "method", "difference", "ci_low", "ci_high", "simultaneous_low", "simultaneous_high"]
         return pd.DataFrame(columns=columns)
     by_layer, every = means[DIFFERENCE].interval(), means[DIFFERENCE].simultaneous()
-    frame = _table({"layer": range(1, len(by_layer.mean) + 1), "method": mixing.methods}, by_layer)
+    frame = _table({"layer": range(1, len(by_layer.mean) + 1), "method": methods}, by_layer)
     frame = frame.assign(simultaneous_low=every.low.ravel(), simultaneous_high=every.high.ravel())
     return frame.rename(columns={"mean": "difference"})
 
 
-def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], mixing: MixingParameters) -> dict[str, Any]:
+def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], methods: Sequence[str]) -> dict[str, Any]:
     """`reports/metrics/mixing.json`: the headline ratios of each checkpoint, and what fine-tuning changed of one."""
-    headline = {method: place for place, method in enumerate(mixing.methods) if RATIOS[method].headline}
+    headline = {method: place for place, method in enumerate(methods) if RATIOS[method].headline}
     written: dict[str, Any] = {
         name: {method: float(means[name].mean.mean(0)[place]) for method, place in headline.items()}
         | {"identity_error": float(np.nanmax(part.identities))}
         for name, part in sums.items()
     }
     if DIFFERENCE in means:
-        method = preferred_ratio(mixing.methods)
-        place = mixing.methods.index(method)
+        method = preferred_ratio(methods)
+        place = list(methods).index(method)
         mean, low, high = (float(part[place]) for part in _of_layers(means[DIFFERENCE]))
         written[DIFFERENCE] = {method: {"mean": mean, "ci_low": low, "ci_high": high}}
-    return written | {"documents": len(next(iter(sums.values())).tokens)}
+    return written | {"documents": len(next(iter(sums.values())).counted)}
 
 
-def _with_counts(frame: pd.DataFrame, counts: Doubles) -> pd.DataFrame:
+def _with_counts(
+    frame: pd.DataFrame, tokens_G: npt.NDArray[np.int64], documents_G: npt.NDArray[np.int64]
+) -> pd.DataFrame:
     """Tokens and documents of each row's group, the last label; groups without tokens are left out."""
-    repeats = len(frame) // counts.shape[1]
-    tokens, documents = (np.tile(each.sum(0), repeats) for each in (counts.astype(int), counts > 0))
+    tokens, documents = (np.tile(each, len(frame) // len(each)) for each in (tokens_G, documents_G))
     return frame.assign(tokens=tokens, documents=documents)[tokens > 0]

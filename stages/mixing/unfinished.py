@@ -1,4 +1,4 @@
-"""What `measure` knows so far, document by document, in files that a killed run goes on from.
+"""What `measure` knows so far, batch by batch, in files that a killed run goes on from.
 
 Each process takes its share of the batches; which documents share a batch does not depend on
 the number of processes, so the numbers do not either.
@@ -6,75 +6,99 @@ the number of processes, so the numbers do not either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from stages.mixing.batches import BatchMeasurer, DocumentMeasures
+from stages.mixing.batches import BatchMeasurer
 from stages.mixing.contributions import LEAST_RAW_SUM, Contributions
 from stages.mixing.controls import SAME_PASS
+from stages.mixing.corpus import Corpus
 from stages.mixing.derivatives import DocumentDerivatives
 from stages.mixing.documents import CLASSES, Document
+from stages.mixing.neurons import record_heads
+from stages.mixing.statistics import Draws, Resampled, mean_product_across
+from stages.mixing.sums import Sums, document_sums
 from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.encoding import batches_by_tokens
+from stages.mixing.work_files import read_array, whole, write_arrays
+from stages.outputs.heads import heads_folder, write_heads
 from stages.outputs.mixing import HEADS, RAW_SUMS, contributions_folder, write_matrix
 from stages.parameters import MixingParameters
+
+Doubles = npt.NDArray[np.float64]
+
+MEASURES = "measures"
+IDENTITIES, RATIOS = "identities", "ratios"  # arrays beside those of `document_sums`
+CONTROLS = "controls"
 
 
 @dataclass(frozen=True)
 class CheckpointMeasures:
-    """One checkpoint's measures of `documents` under `folder`; `folder/mixing` holds what is published as it is.
+    """One checkpoint's measures of the corpus under `folder`; `folder/mixing` holds what is published as it is.
 
-    This process takes every `processes`-th unit of work, from its own number on.
+    This process takes every `processes`-th batch or document, from its own number on.
     """
 
     folder: Path
     checkpoint: str
-    documents: Sequence[Document]
+    corpus: Corpus
+    batch_tokens: int
+    rows_of: Literal["all", "captured", "none"]
+    """The documents whose tokens' ratios are kept, as `mixing.tokens`."""
     process: int
     processes: int
 
-    def measure(self, measurer: BatchMeasurer, batch_tokens: int) -> None:
+    def measure(self, measurer: BatchMeasurer) -> None:
         """Ratios, geometry and steps of all documents."""
-        batches = batches_by_tokens([len(document) for document in self.documents], batch_tokens)
-        left = [batch for batch in self._own(batches) if not all(self._file(i).exists() for i in batch)]
-        for batch in self._progress(left, "ratios", "batch"):
-            for i, measures in zip(batch, measurer.measures([self.documents[i] for i in batch]), strict=True):
-                with _whole(self._file(i)) as part, part.open("wb") as file:
-                    np.savez(file, **asdict(measures))
+        for batch, file in self._left(MEASURES):
+            documents = [self.corpus.document(number) for number in batch]
+            errors: list[Doubles] = []
+            kept = [np.zeros((len(measurer.methods), measurer.layers, 0), np.float32)]
+            sums = []
+            for document, measures in zip(documents, measurer.measures(documents), strict=True):
+                errors.append(measures.identities)
+                if document.counted:
+                    sums.append(document_sums(document, measures))
+                if self.keeps(document.captured):
+                    kept.append(measures.ratios)
+            arrays = {name: np.stack([each[name] for each in sums]) for name in (sums[0] if sums else ())}
+            write_arrays(file, arrays | {IDENTITIES: np.stack(errors).max(0), RATIOS: np.concatenate(kept, axis=-1)})
 
-    def control(self, name: str, measurer: BatchMeasurer, documents: Sequence[Document], batch_tokens: int) -> None:
-        """The ratios of a control that takes a forward pass of its own, of `documents` as it has them."""
-        counted = [i for i, document in enumerate(documents) if document.counted]
-        batches = batches_by_tokens([len(documents[i]) for i in counted], batch_tokens)
-        units = self._own([[counted[place] for place in batch] for batch in batches])
-        left = [batch for batch in units if not all(self._file(i, name).exists() for i in batch)]
-        for batch in self._progress(left, name, "batch"):
-            for i, sums in zip(batch, measurer.ratio_sums([documents[i] for i in batch]), strict=True):
-                with _whole(self._file(i, name)) as part, part.open("wb") as file:
-                    np.savez(file, sums)
+    def control(self, name: str, measurer: BatchMeasurer, changed: Callable[[Document], Document]) -> None:
+        """The ratios of a control that takes a forward pass of its own, of the documents that count, as `changed`."""
+        for batch, file in self._left(name):
+            documents = [changed(self.corpus.document(number)) for number in batch]
+            write_arrays(file, {CONTROLS: np.stack(list(measurer.ratio_sums(documents)))[:, None]})
 
     def contributions(self, measurer: DocumentMeasurer) -> None:
         """The contribution matrices of the captured documents, as they are published."""
-        captured = self._own([document for document in self.documents if document.captured])
-        folders = [contributions_folder(self.checkpoint, each.name, self.folder / "mixing") for each in captured]
-        left = [pair for pair in zip(captured, folders, strict=True) if not pair[1].is_dir()]
+        found = [(number, self._contributions_folder(number)) for number in self._own(self._captured())]
+        left = [(number, folder) for number, folder in found if not folder.is_dir()]
         steps = len(left) * measurer.layers  # a layer of a long text can take minutes
         with tqdm(total=steps, desc=f"{self.checkpoint}: contributions", unit="layer", disable=None) as progress:
-            for document, folder in left:
-                found, heads = measurer.contributions(document.ids, progress.update)
-                with _whole(folder) as part:
+            for number, folder in left:
+                document = self.corpus.document(number)
+                contributions, heads = measurer.contributions(document.ids, progress.update)
+                with whole(folder) as part:
                     part.mkdir(exist_ok=True)
-                    self._write(part, document.name, found)
+                    self._write(part, document.name, contributions)
                     if "attention" in measurer.matrices:
                         write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
+
+    def _captured(self) -> list[int]:
+        numbers: list[int] = np.flatnonzero(self.corpus.captured).tolist()
+        return numbers
+
+    def _contributions_folder(self, number: int) -> Path:
+        return contributions_folder(self.checkpoint, self.corpus.document(number).name, self.folder / "mixing")
 
     def _write(self, folder: Path, document: str, found: Contributions) -> None:
         for method, matrices in found.matrices.items():
@@ -84,59 +108,134 @@ class CheckpointMeasures:
             raw = found.value_zeroing_raw_sums.float().cpu().numpy()
             write_matrix(folder, RAW_SUMS, raw, ("layer", "token"), {"least_trusted": LEAST_RAW_SUM})
 
-    def gradients(self, measurer: DocumentMeasurer, chosen: Sequence[str], mixing: MixingParameters, seed: int) -> None:
-        """The derivatives of the reviews `chosen` by name, cut short; directions are drawn anew for each review."""
-        for i in self._progress(self._own(self._counted(chosen)), "gradients", "document"):
-            if not self._file(i, "gradient").exists():
-                document = self.documents[i]
+    def heads(self, measurer: DocumentMeasurer) -> None:
+        """What goes through every head of the captured documents, as it is published."""
+        for number in self._progress(list(self._own(self._captured())), "heads", "text"):
+            document = self.corpus.document(number)
+            folder = heads_folder(self.checkpoint, document.name, self.folder / "mixing")
+            if not folder.is_dir():
+                with whole(folder) as part:
+                    write_heads(part, record_heads(measurer.base, measurer.folder, document.ids, measurer.layers))
+
+    def gradients(self, measurer: DocumentMeasurer, chosen: Sequence[int], mixing: MixingParameters, seed: int) -> None:
+        """The derivatives of the documents `chosen`, cut short; directions are drawn anew for each of them."""
+        for number in self._progress(list(self._own(chosen)), "gradients", "document"):
+            if not self._gradient(number).exists():
+                document = self.corpus.document(number)
                 ids = _cut(document, min(mixing.gradient_max_length, document.counted))
                 # The same for a review in both checkpoints, so that they are compared along the same directions.
                 own_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
                 derivatives = measurer.derivatives(ids, mixing.gradient_directions, int(own_seed))
-                with _whole(self._file(i, "gradient")) as part, part.open("wb") as file:
-                    np.savez(file, **asdict(derivatives))
+                write_arrays(self._gradient(number), asdict(derivatives))
 
-    def load(self, i: int) -> DocumentMeasures:
-        """What `measure` wrote of document `i`."""
-        with np.load(self._file(i)) as arrays:
-            return DocumentMeasures(**arrays)
+    def sums(self, gains: Doubles) -> Sums:
+        """What `measure` wrote of the documents that count; `gains` of the layers."""
+        across = mean_product_across(self.unit_sums, self.unit_counts())
+        counted = self.corpus.counted[self.corpus.counted > 0]
+        return Sums(self.read, counted, self._identities(), gains, across)
 
-    def load_control(self, name: str) -> npt.NDArray[np.float64]:
-        """Of a control, the sums of the ratios over each counted document's tokens, `[documents, layers, methods]`."""
-        found = []
-        for i, document in enumerate(self.documents):
-            if document.counted:
-                same_pass = name in SAME_PASS
-                with np.load(self._file(i, "measures" if same_pass else name)) as arrays:
-                    found.append(arrays["controls"][SAME_PASS.index(name)] if same_pass else arrays["arr_0"])
-        return np.stack(found).swapaxes(1, 2)
+    def read(self, *names: str) -> Iterator[tuple[Doubles, ...]]:
+        """Arrays of `document_sums`, block by block of the documents that count, in their order `[documents, ...]`."""
+        for block in self.corpus.counted_blocks:
+            yield tuple(self._in_order(MEASURES, block, name) for name in names)
 
-    def load_unit_sums(self) -> Iterator[npt.NDArray[np.float32]]:
-        """Of each document that counts, and nothing else of it, what `measure` wrote `[sites, width]`."""
-        for i, document in enumerate(self.documents):
-            if document.counted:
-                with np.load(self._file(i)) as arrays:
-                    yield arrays["unit_sums"]
+    def same_pass_controls(self, draws: Draws) -> dict[str, Resampled]:
+        """By name the mean ratios `[layers, methods]` of the controls that have no forward pass of their own."""
+        return {name: self._of_control(MEASURES, place, draws) for place, name in enumerate(SAME_PASS)}
 
-    def load_derivatives(self, chosen: Sequence[str]) -> dict[str, DocumentDerivatives]:
+    def own_pass_control(self, name: str, draws: Draws) -> dict[str, Resampled]:
+        """Likewise those of `control`."""
+        return {name: self._of_control(name, 0, draws)}
+
+    def _of_control(self, what: str, place: int, draws: Draws) -> Resampled:
+        blocks = self.corpus.counted_blocks
+        sums = (self._in_order(what, block, CONTROLS)[:, place].swapaxes(1, 2) for block in blocks)
+        tokens = (self.corpus.tokens(block).astype(np.float64)[:, None, None] for block in blocks)
+        return draws.resample(zip(sums, tokens, strict=True))
+
+    def _in_order(self, what: str, block: int, name: str) -> npt.NDArray[Any]:
+        """The array of a block's documents that count, from those of its batches."""
+        numbers, parts = [], []
+        for counted, file in self._counted_batches(what, block):
+            numbers += counted
+            parts.append(read_array(file, name))
+        return np.asarray(np.concatenate(parts)[np.argsort(numbers)])
+
+    def _counted_batches(self, what: str, block: int) -> Iterator[tuple[list[int], Path]]:
+        """The documents of each batch that count, where there are any, and its file."""
+        for batch, file in self._batches(what, block):
+            counted = [number for number in batch if self.corpus.counted[number]]
+            if counted:
+                yield counted, file
+
+    def unit_sums(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Of each document that counts `[sites, width]`, in the order of `unit_counts`, a batch in memory at a time."""
+        for block in self.corpus.counted_blocks:
+            for _, file in self._counted_batches(MEASURES, block):
+                yield from read_array(file, "unit_sums")
+
+    def unit_counts(self) -> Doubles:
+        """Numbers of tokens."""
+        blocks = (self._counted_batches(MEASURES, block) for block in self.corpus.counted_blocks)
+        numbers = [number for batches in blocks for counted, _ in batches for number in counted]
+        return self.corpus.counted[numbers].astype(np.float64)
+
+    def _identities(self) -> Doubles:
+        """The largest errors of all documents `[levels, identities]`."""
+        return np.asarray(reduce(np.maximum, (read_array(file, IDENTITIES) for _, file in self._all(MEASURES))))
+
+    def ratios(self) -> Iterator[tuple[Document, npt.NDArray[np.float32]]]:
+        """The documents whose ratios are kept, in their order, and these `[methods, layers, tokens]`."""
+        for block in self.corpus.blocks:
+            rows = self.corpus.rows(block)
+            if any(map(self.keeps, self.corpus.captured[rows].tolist())):
+                found: dict[int, npt.NDArray[np.float32]] = {}
+                for batch, file in self._batches(MEASURES, block):
+                    kept = [number for number in batch if self.keeps(bool(self.corpus.captured[number]))]
+                    if kept:
+                        ends = np.cumsum(self.corpus.lengths[kept])[:-1]
+                        found |= dict(zip(kept, np.split(read_array(file, RATIOS), ends, axis=-1), strict=True))
+                for number in sorted(found):
+                    yield self.corpus.document(number), found.pop(number)
+
+    def keeps(self, captured: bool) -> bool:
+        """Whether the ratios of a document's tokens are kept."""
+        return self.rows_of == "all" or (self.rows_of == "captured" and captured)
+
+    def derivatives(self, chosen: Sequence[int]) -> dict[str, DocumentDerivatives]:
         """What `gradients` wrote, by the name of the review."""
         found = {}
-        for i in self._counted(chosen):
-            with np.load(self._file(i, "gradient")) as arrays:
-                found[self.documents[i].name] = DocumentDerivatives(**arrays)
+        for number in chosen:
+            with np.load(self._gradient(number)) as arrays:
+                found[self.corpus.document(number).name] = DocumentDerivatives(**arrays)
         return found
 
-    def _counted(self, names: Sequence[str]) -> list[int]:
-        return [i for i, document in enumerate(self.documents) if document.counted and document.name in names]
+    def _gradient(self, number: int) -> Path:
+        return self.folder / self.checkpoint / f"gradient-{number}.npz"
 
-    def _file(self, i: int, what: str = "measures") -> Path:
-        return self.folder / self.checkpoint / f"{what}-{i}.npz"
+    def _all(self, what: str) -> Iterator[tuple[list[int], Path]]:
+        """Every batch, and the file that is there once it is done."""
+        for block in self.corpus.blocks:
+            yield from self._batches(what, block)
 
-    def _own(self, units: Sequence[Any]) -> list[Any]:
-        return list(units[self.process :: self.processes])
+    def _batches(self, what: str, block: int) -> Iterator[tuple[list[int], Path]]:
+        batches = self.corpus.batches(block, self.batch_tokens, counted=what != MEASURES)
+        for place, batch in enumerate(batches):
+            yield batch, self.folder / self.checkpoint / f"{what}-{block}-{place}.npz"
 
-    def _progress(self, units: Sequence[Any], what: str, unit: str) -> Iterator[Any]:
-        yield from tqdm(units, desc=f"{self.checkpoint}: {what}", unit=unit, disable=None)
+    def _left(self, what: str) -> Iterator[tuple[list[int], Path]]:
+        """This process's batches that are not done."""
+
+        def left() -> Iterator[tuple[list[int], Path]]:
+            return (unit for unit in self._own(self._all(what)) if not unit[1].exists())
+
+        yield from self._progress(left(), what, "batch", sum(1 for _ in left()))
+
+    def _own(self, units: Iterable[Any]) -> Iterator[Any]:
+        return islice(units, self.process, None, self.processes)
+
+    def _progress(self, units: Iterable[Any], what: str, unit: str, total: int | None = None) -> Iterator[Any]:
+        yield from tqdm(units, desc=f"{self.checkpoint}: {what}", unit=unit, total=total, disable=None)
 
 
 def _cut(document: Document, length: int) -> npt.NDArray[np.int32]:
@@ -146,12 +245,3 @@ def _cut(document: Document, length: int) -> npt.NDArray[np.int32]:
         return ids
     ends = ids[-1:] if document.classes[-1] == CLASSES.index("sep") else ids[:0]
     return np.append(ids[: length - len(ends)], ends)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which gets its own name only once everything is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    yield part
-    part.rename(path)

@@ -15,6 +15,7 @@ from stages.vocabulary import LAYOUTS
 
 MAPS = Path("features/maps")
 QUALITY = MAPS / "quality.parquet"
+NEAREST = MAPS / "nearest.parquet"
 OWN_BASIS = frozenset({"attention_heads"})
 """Points whose coordinates are not those of the residual stream, before attention's last Linear.
 
@@ -34,6 +35,21 @@ def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArr
 def write_quality(table: pd.DataFrame) -> None:
     """Write the scores of all layouts: `layout, layer, point, measure, value, chance`."""
     write_table(QUALITY, table)
+
+
+def write_nearest(tokens: pd.DataFrame, nearest: Mapping[Site, npt.NDArray[np.int64]]) -> None:
+    """Write `document, position, layer, point, nearest`, lists `[neighbours]` of row numbers of `tokens.parquet`."""
+    kept = tokens[["document", "position"]]
+    parts = (
+        kept.assign(layer=np.int32(site.layer), point=site.point, nearest=list(rows_TK.astype(np.int32)))
+        for site, rows_TK in nearest.items()
+    )
+    write_table(NEAREST, pd.concat(parts, ignore_index=True))
+
+
+def read_nearest() -> pd.DataFrame:
+    """What `write_nearest` wrote."""
+    return read_table(NEAREST, "reduce")
 
 
 def read_map(layout: str) -> pd.DataFrame:

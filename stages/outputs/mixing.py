@@ -18,6 +18,7 @@ MIXING = Path("features/mixing")
 TOKENS = "tokens.parquet"
 RAW_SUMS = "value_zeroing_raw_sums"
 HEADS = "attention_heads"
+GROUP_ROWS = 2**16  # of the table of tokens at least: what a parquet file says of its groups is all in memory
 
 
 class TokenRatios(NamedTuple):
@@ -33,7 +34,7 @@ class TokenRatios(NamedTuple):
 
 
 def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:
-    """Write `tokens.parquet` under `folder`, a document at a time."""
+    """Write `tokens.parquet` under `folder`, some documents in memory at a time."""
     schema = pa.schema(
         [
             ("checkpoint", pa.string()),
@@ -48,6 +49,7 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
         ]
     )
     with writing(folder / TOKENS) as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
+        group: list[pa.Table] = []
         for each in measured:
             layers, length = each.ratios_MLT.shape[1:]
             columns: list[Any] = [
@@ -61,7 +63,11 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
                 each.classes * layers,
                 np.tile(each.in_statistics, layers),
             ]
-            writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+            group.append(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+            if sum(map(len, group)) >= GROUP_ROWS:
+                writer.write_table(pa.concat_tables(group))
+                group.clear()
+        writer.write_table(pa.concat_tables([schema.empty_table(), *group]))
 
 
 def read_ratios(columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None) -> pd.DataFrame:

@@ -13,9 +13,11 @@ Sources = dict[str, dict[str, dict[str, str]]]
 
 def write_sources(files: Sources) -> None:
     """`watched`, which dvc.yaml reads, is empty where there is nothing to look at."""
-    SOURCES.parent.mkdir(parents=True, exist_ok=True)
     found = {"files": files, "watched": ["own"] if files else []}
-    SOURCES.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part = SOURCES.with_name(f"{SOURCES.name}.part")  # a half of it would stop DVC, which reads it first
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(SOURCES)
 
 
 def read_sources() -> Sources:

@@ -21,6 +21,16 @@ def write_removals(removals: pd.DataFrame) -> None:
     write_table(VALIDATION / "removals.parquet", removals)
 
 
+def write_captured_scores(scores: pd.DataFrame) -> None:
+    """Write `document, position, method, score` of the captured texts; NaN for a token that a method does not score."""
+    write_table(VALIDATION / "captured.parquet", scores)
+
+
+def read_captured_scores() -> pd.DataFrame:
+    """What `write_captured_scores` wrote."""
+    return read_table(VALIDATION / "captured.parquet", "validate")
+
+
 def read_scores() -> pd.DataFrame:
     """What `write_scores` wrote."""
     return read_table(VALIDATION / "scores.parquet", "validate")
