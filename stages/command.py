@@ -1,19 +1,23 @@
-"""A stage as a command: its parameters, its log, and errors as one line."""
+"""A stage as a command: its parameters, its log, and errors, Ctrl-C and SIGTERM as one line."""
 
 from __future__ import annotations
 
 import errno
 import inspect
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from stages.arithmetic import settings
 from stages.errors import InputError
 from stages.parameters import Parameters, read_parameters
+from stages.resume import kept
 from stages.workplace import working_alone
 
 # They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
@@ -22,8 +26,13 @@ REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS, e
 CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""Of Ctrl-C; and of a batch system before it takes the machine away, and of torchrun when another process fails."""
+
+
 def prepare() -> None:
     """Before a stage's libraries are loaded: wrong parameters, and Ctrl-C from now on, in one line; its arithmetic."""
+    _listen()
     sys.excepthook = _explain
     try:
         settings.choose(read_parameters().arithmetic)
@@ -33,15 +42,20 @@ def prepare() -> None:
 
 def run_stage(stage: Callable[[Parameters], None]) -> None:
     """Read `params.yaml`, run the stage; an `InputError` becomes one line and exit status 1."""
-    with as_command():
+    name = Path(inspect.getfile(stage)).stem
+    with as_command(partial(kept, name)):
         parameters = read_parameters()
-        with working_alone(Path(inspect.getfile(stage)).stem):
+        with working_alone(name):
             stage(parameters)
 
 
 @contextmanager
-def as_command() -> Iterator[None]:
-    """The log of what runs here, and its errors as one line and exit status 1."""
+def as_command(rest: Callable[[], str]) -> Iterator[None]:
+    """The log of what runs here; its errors as one line and exit status 1, a stop as one that ends with `rest`.
+
+    The exit status of what a signal stops is the shell's for that signal: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    _listen()
     sys.excepthook = _explain
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     for names, level in ((CHATTY, logging.WARNING), (QUIET, logging.CRITICAL)):
@@ -49,16 +63,44 @@ def as_command() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
     try:
         yield
-    except InputError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno not in REFUSED:
-            raise
-        sys.exit(f"error: the system refuses {error.filename}: {error.strerror}")
+    except BaseException as error:
+        if _Stopped.by is not None:  # whatever a library makes of it
+            _say_stopped(rest())
+            sys.exit(128 + _Stopped.by)
+        if isinstance(error, InputError):
+            sys.exit(f"error: {error}")
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            sys.exit(f"error: the system refuses {error.filename}: {error.strerror}")
+        raise
+
+
+class _Stopped:
+    """By which signal, once there was one."""
+
+    by: int | None = None
+
+
+def _listen() -> None:
+    for each in STOPS:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as in the background of a shell
+            signal.signal(each, _stop)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """What is open is closed and its locks are given up; at the second time it ends at once, as by SIGKILL."""
+    if _Stopped.by is not None:
+        os._exit(128 + number)
+    _Stopped.by = number
+    raise KeyboardInterrupt
+
+
+def _say_stopped(rest: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # one of all processes
+        print(f"\nstopped; {rest}", file=sys.stderr, flush=True)
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        print("\nstopped; `dvc repro` goes on from here", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
+    if issubclass(kind, KeyboardInterrupt):  # while libraries are loaded
+        _say_stopped("nothing had begun; `dvc repro` goes on from here")
+        os._exit(128 + (_Stopped.by or signal.SIGINT))
+    sys.__excepthook__(kind, error, trace)

@@ -47,7 +47,7 @@ def main(parameters: Parameters) -> None:
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
     sources = look_at_sources(parameters)
     work = UNFINISHED / "download" / "made"
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(work.parent, ignore_errors=True)  # of a run that was killed
     work.mkdir(parents=True)
     try:
         _make(parameters, work)
@@ -73,7 +73,7 @@ def _make(parameters: Parameters, work: Path) -> None:
     dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
     commits.append(_commit("dataset.name", parameters.dataset, dataset))
     write_plot("commits", pd.DataFrame(commits), work / PLOTS)
-    splits = source.read_splits(dataset, parameters.seed)
+    splits = source.read_splits(dataset, parameters.seed, work.parent)
     texts = splits["test"]["text"].tolist()
     for key, (name, folder) in models.items():
         with _said_of(key, name, folder):

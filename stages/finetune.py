@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import pandas as pd
@@ -82,7 +83,7 @@ def main(parameters: Parameters) -> None:
     if finetune.epochs:
         trainer.add_callback(_StopWhereTheLossExplodes)
         trainer.add_callback(SameOrderInAll)
-        trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
@@ -202,23 +203,30 @@ def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.Data
     return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
 
 
-def _last_whole_checkpoint(folder: Path) -> str | None:
+def _last_whole_checkpoint(folder: Path, trainer: Trainer) -> str | None:
+    """The first process of all removes the others, which a killed run left half, or as many processes did not write."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    whole = [path for path in checkpoints if _is_whole(path)]
+    whole = [path for path in checkpoints if _is_whole(path, trainer.args.world_size)]
     for path in set(checkpoints) - set(whole):
-        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
+        if trainer.is_world_process_zero():
+            shutil.rmtree(path)
     if whole:
         logging.info("going on from %s", whole[-1].name)
     return str(whole[-1]) if whole else None
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """The library writes the training's state last, and removes older checkpoints only then."""
+def _is_whole(checkpoint: Path, processes: int) -> bool:
+    """The first process writes the training's state last, and removes older checkpoints only then.
+
+    Each process writes its random generators; without those of one, the library would go on with others. They are a zip
+    file, whose end is written last.
+    """
     try:
         json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return True
+    generators = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    return all(is_zipfile(checkpoint / name) for name in generators)
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:

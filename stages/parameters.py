@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fsspec import available_protocols
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -29,6 +30,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from stages.errors import InputError
 from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import RATIOS
+from stages.outputs import ACTIVATIONS
 from stages.sites import POINTS
 from stages.vocabulary import CHECKPOINTS, LAYOUTS
 
@@ -130,6 +132,7 @@ class FinetuneParameters(_Section):
 
 class CaptureParameters(_Section):
     documents: list[Annotated[int, Field(ge=0)]] = [3]
+    drawn: Annotated[int, Field(ge=0)] = 0
     texts: list[str] = []
     points: Annotated[list[Point], Field(min_length=1)] = [
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
@@ -139,6 +142,22 @@ class CaptureParameters(_Section):
     dtype: Literal["float16", "float32"] = "float16"
     batch_tokens: Count = 8192
     precision: Literal["fp32", "bf16"] = "fp32"
+    store: Annotated[str, Field(min_length=1)] = str(ACTIVATIONS)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the stores lie in another place than DVC's output."""
+        return self.store != str(ACTIVATIONS)
+
+    @field_validator("store")
+    @classmethod
+    def _store_of_a_known_file_system(cls, store: str) -> str:
+        protocol, separator, rest = store.partition("://")
+        if separator and protocol not in available_protocols():
+            raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
+        if not (rest if separator else store).strip("/"):
+            raise ValueError("it names no folder")
+        return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
         """`InputError` for the number of a review that is past the end of that many, and for no text at all."""
@@ -147,8 +166,10 @@ class CaptureParameters(_Section):
             raise InputError(
                 f"capture.documents: there is no test review {', '.join(outside)}; rows 0 to {reviews - 1} are allowed"
             )
-        if not self.documents and not self.texts:
-            raise InputError("capture.documents and capture.texts are both empty; name at least one review or text")
+        if not (self.documents or self.drawn or self.texts):
+            raise InputError(
+                "capture.documents and capture.texts are empty and capture.drawn is 0; name at least one review or text"
+            )
 
     @field_validator("texts")
     @classmethod
@@ -168,6 +189,7 @@ class MixingParameters(_Section):
     methods: Annotated[list[Method], Field(min_length=1)] = list(RATIOS)
     matrices: list[MatrixName] = list(LAYER_MATRICES)
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINTS)
+    tokens: Literal["all", "captured", "none"] = "all"
     batch_tokens: Count = 4096
     bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
     gradient_documents: Annotated[int, Field(ge=0)] = 4
@@ -229,9 +251,9 @@ class UmapParameters(_Section):
 
 class FiguresParameters(_Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
-    dpi: Annotated[int, Field(ge=30, le=1200)] = 150
+    dpi: Annotated[int, Field(ge=30, le=1200)] = 300
     frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
-    frames_per_second: Annotated[int, Field(ge=1, le=50)] = 4
+    points_per_second: Annotated[int, Field(ge=1, le=20)] = 2
 
 
 class Parameters(_Section):

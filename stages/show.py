@@ -12,7 +12,6 @@ import argparse
 import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,8 +68,9 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     """Without reviews and classifier; texts are cut only where the model's positions end before theirs."""
     capture, mixing = parameters.capture, parameters.mixing
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
-    captured = {"documents": [], "texts": list(texts), "max_length": length}
+    captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
     measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
+    measured["tokens"] = "captured"
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "mixing": mixing.model_copy(update=measured)}
     )
@@ -81,10 +81,9 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     capture_texts(parameters, texts, PRETRAINED)
     tokenizer = load_tokenizer(PRETRAINED)
     # Each is captured, and counts.
-    documents = [replace(each, counted=len(each)) for each in chosen_documents(tokenizer, {}, texts, length, length)]
-    counted = pd.DataFrame({"document": list(texts), "label": 0, "tokens": [each.counted for each in documents]})
-    measure(parameters, documents, counted, [])
-    read = pd.DataFrame(readings(tokenizer, list(texts.values()), length), index=list(texts))
+    documents = chosen_documents(tokenizer, {}, texts, length, length)
+    measure(parameters, [replace(each, counted=len(each)) for each in documents])
+    read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
     write_plot("captured_texts", read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT)
@@ -122,15 +121,12 @@ def _options(parameters: Parameters) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    with as_command():
+    with as_command(lambda: "nothing is kept"):
         given = read_parameters()
         options = _options(given)
         if options.model is not None:
             model = ModelParameters(name=options.model, revision=options.revision)
             given = given.model_copy(update={"model": model})
         logging.getLogger().setLevel(logging.WARNING)
-        try:
-            main(given, options.text, options.to)
-        except KeyboardInterrupt:
-            sys.exit("\nstopped; nothing is kept")
+        main(given, options.text, options.to)
         print(f"open {options.to / 'index.html'}")

@@ -22,21 +22,21 @@ from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.mixing.documents import Document, chosen_documents
 from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS, preferred_ratio
-from stages.models.encoding import encode, readings
+from stages.mixing.ratios import preferred_ratio
+from stages.models.encoding import readings
 from stages.models.loading import check_max_length
 from stages.outputs.checkpoints import FINETUNED
-from stages.outputs.mixing import read_ratios
-from stages.outputs.reports import write_metrics, write_plot
+from stages.outputs.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from stages.outputs.reviews import read_split
-from stages.outputs.validation import write_removals, write_scores
+from stages.outputs.validation import write_captured_scores, write_removals, write_scores
 from stages.parameters import Parameters
-from stages.reviews.chosen import chosen_texts, drawn_reviews
+from stages.reviews.chosen import chosen_rows, chosen_texts, drawn_reviews
 from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
 from stages.validation.classifier import Classifier
 from stages.validation.removal import agreement, probability, removals
 from stages.validation.review import Review
 from stages.validation.tables import faithfulness, margin_correlation
+from stages.vocabulary import IMPORTANCE
 
 Doubles = npt.NDArray[np.float64]
 
@@ -58,6 +58,7 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness_overall", overall)
     write_plot("margins", margins)
     write_plot("captured_texts", _captured(classifier, parameters))
+    write_captured_scores(_captured_scores(classifier, parameters))
     write_plot("margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
     write_metrics("validation", {"above_random": float(best), "margin": _margin(correlations)})
@@ -146,20 +147,33 @@ def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFra
 
 def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
     """`captured_texts.csv`: what the classifier says of each captured text, and what of it the model sees."""
-    texts, reviews = chosen_texts(parameters.capture), read_split("test")["label_name"]
-    of_model = (classifier.tokenizer, list(texts.values()), parameters.capture.max_length)
-    probability_NC = classifier.logits(encode(*of_model)).softmax(-1)
+    texts, reviews = chosen_texts(parameters.capture, parameters.seed), read_split("test")["label_name"]
+    rows = chosen_rows(parameters.capture, parameters.seed)
+    encoded, read = readings(classifier.tokenizer, list(texts.values()), parameters.capture.max_length)
+    probability_NC = classifier.logits(encoded).softmax(-1)
     names = classifier.base.config.id2label
     table = pd.DataFrame(
         {
             "document": list(texts),
-            "label": [reviews[row] for row in parameters.capture.documents] + [None] * len(parameters.capture.texts),
+            "label": [reviews[row] for row in rows] + [None] * len(parameters.capture.texts),
             "predicted": [names[label] for label in probability_NC.argmax(-1).tolist()],
             "probability": probability_NC.amax(-1).numpy(),
         }
     )
-    read = pd.DataFrame(readings(*of_model)).rename(columns={"whole": "whole_tokens", "unknown": "unknown_tokens"})
-    return pd.concat([table, read], axis=1)
+    named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
+    return pd.concat([table, pd.DataFrame(read).rename(columns=named)], axis=1)
+
+
+def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
+    """Those of `IMPORTANCE`, which need no matrices of a text as long as a captured one may be."""
+    texts, length = chosen_texts(parameters.capture, parameters.seed), parameters.capture.max_length
+    generator = np.random.default_rng(parameters.seed)
+    tables = []
+    for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
+        review = Review(classifier, document, [], None, generator, 0)
+        scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE}
+        tables.append(_scores(review, scores).drop(columns="token"))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _margin(correlations: pd.DataFrame) -> float:
@@ -170,11 +184,11 @@ def _margin(correlations: pd.DataFrame) -> float:
 
 def _last_layer() -> dict[str, pd.Series]:
     """Each measured checkpoint's mean ratio of every review in the statistics, after the last layer, by review."""
-    ratios = read_ratios()
-    method = preferred_ratio([column for column in ratios if column in RATIOS])
-    counted = ratios[ratios["in_statistics"] & (ratios["layer"] == ratios["layer"].max())]
-    means = counted.groupby(["checkpoint", "document"], sort=False)[method].mean()
-    return {str(name): means.loc[name] for name in ratios["checkpoint"].unique()}
+    means = read_plot("mixing", "measure")
+    method = preferred_ratio(means["method"].unique())
+    reviews = read_plot_rows("mixing_by_review", "measure", {"method": method, "layer": means["layer"].max()})
+    by_checkpoint = reviews.set_index("document").groupby("checkpoint", sort=False)["mean"]
+    return {str(name): of_checkpoint for name, of_checkpoint in by_checkpoint}
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ STEP_MEASURES = {
     "distance_previous": "distance to the step before, relative to the input's length",
     "norm": "length, relative to the input's",
 }
+IMPORTANCE = {"leave_one_out": "Leave one out", "gradient_x_input": "Gradient x input"}
+"""Scores of the tokens of captured texts, for the predicted class."""
 CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "separate")

@@ -15,15 +15,18 @@ DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 
 
 @contextmanager
-def dataset_folder(name: str, revision: str | None, config: str | None = None) -> Iterator[Path]:
+def dataset_folder(
+    name: str, revision: str | None, config: str | None = None, work: Path | None = None
+) -> Iterator[Path]:
     """A folder with the repository's files, those of the configuration whole and checked, the others empty.
 
     The library says which files a configuration has, by the names of all and by what the repository says of itself.
+    `work` is where it is made, else where the system keeps temporary files.
     """
     import datasets
 
     repository = Repository("dataset", name, revision)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=work) as made:
         folder = Path(made).resolve() / name.rpartition("/")[2]
         for path in repository.paths:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from stages.outputs.reviews import read_split
+from stages.outputs.reviews import read_split, read_texts
 from stages.parameters import CaptureParameters
-from stages.reviews.draw import stratified_draw
+from stages.reviews.draw import Rows, stratified_draw
 
 
-def chosen_texts(capture: CaptureParameters) -> dict[str, str]:
+def chosen_texts(capture: CaptureParameters, seed: int) -> dict[str, str]:
     """Name to text of the captured documents; `InputError` for a number past the end."""
-    reviews = read_split("test")["text"]
-    capture.check_documents(len(reviews))
-    named = {f"test/{number}": str(reviews[number]) for number in capture.documents}
+    rows = chosen_rows(capture, seed)
+    reviews = dict(review_texts(np.sort(np.array(rows, dtype=np.int64))))
+    named = {name: reviews[name] for name in map(review_name, rows)}
     return named | {f"text/{number}": text for number, text in enumerate(capture.texts)}
+
+
+def chosen_rows(capture: CaptureParameters, seed: int) -> list[int]:
+    """Row numbers of the captured test reviews: those that are named, then those that are drawn, each once."""
+    capture.check_documents(len(review_labels()))
+    drawn = drawn_rows(capture.drawn, seed).tolist() if capture.drawn else []
+    return list(dict.fromkeys([*capture.documents, *drawn]))
 
 
 def drawn_reviews(documents: int, seed: int) -> dict[str, str]:
     """Name to text of that many test reviews, stratified by label; all where there are not more."""
-    reviews = read_split("test")
-    rows = stratified_draw(reviews["label"].to_numpy(), documents, seed)
-    return {f"test/{row}": str(reviews["text"][row]) for row in rows.tolist()}
+    return dict(review_texts(drawn_rows(documents, seed)))
 
 
-def review_labels(names: Sequence[str]) -> list[int]:
-    """The class numbers of test reviews by name."""
-    labels = read_split("test")["label"].to_numpy()
-    return [int(labels[int(name.removeprefix("test/"))]) for name in names]
+def drawn_rows(documents: int, seed: int) -> Rows:
+    """Their row numbers, sorted."""
+    return stratified_draw(review_labels(), documents, seed)
 
 
-def stratified_part(names: Sequence[str], size: int, seed: int) -> list[str]:
-    """That many of the test reviews `names`, stratified by label, in their order; all where there are not more."""
-    rows = np.array([int(name.removeprefix("test/")) for name in names])
-    labels = read_split("test")["label"].to_numpy()[rows]
-    return [names[place] for place in stratified_draw(labels, size, seed)]
+def review_labels() -> Rows:
+    """The class numbers of the test reviews."""
+    return read_split("test", ["label"])["label"].to_numpy()
+
+
+def review_texts(rows: Rows) -> Iterator[tuple[str, str]]:
+    """Name and text of the test reviews of the sorted `rows`, some in memory at a time."""
+    start = 0
+    for block in read_texts("test"):
+        first, last = np.searchsorted(rows, [start, start + len(block)])
+        if first == len(rows):
+            return
+        for row in rows[first:last].tolist():
+            yield review_name(row), block[row - start]
+        start += len(block)
+
+
+def review_name(row: int) -> str:
+    return f"test/{row}"
+
+
+def review_row(name: str) -> int:
+    return int(name.removeprefix("test/"))

@@ -27,15 +27,15 @@ CONFIGS = re.compile(r"(?:available configs|Available): \[(.*)\]")  # what the l
 SPLITS = ("train", "validation", "test")
 
 
-def read_splits(dataset: DatasetParameters, seed: int) -> dict[str, pd.DataFrame]:
+def read_splits(dataset: DatasetParameters, seed: int, work: Path | None = None) -> dict[str, pd.DataFrame]:
     """`train`, `validation` and `test`, columns `text`, `label` (from 0 on) and `label_name`.
 
     Validation is a stratified part of train. A source without a test split gives up a part
     of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and those of
-    one group, are never on two sides of a split that is made here.
+    one group, are never on two sides of a split that is made here. `work` is for temporary files, else the system's.
     """
     called = {"train": dataset.train_split, "test": dataset.test_split}
-    source = _read_source(dataset)
+    source = _read_source(dataset, work)
     tables = {split: checked(frame, dataset, f"{dataset.name} ({called[split]})") for split, frame in source.items()}
     frames = with_classes(tables, dataset)
     classes = pd.concat(frames.values()).groupby("label")["label_name"].first()
@@ -94,7 +94,7 @@ def is_on_hub(dataset: DatasetParameters) -> bool:
     return not path.exists() and path.suffix.lower() not in SUFFIXES and bool(HUB_IDENTIFIER.fullmatch(dataset.name))
 
 
-def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
+def _read_source(dataset: DatasetParameters, work: Path | None) -> dict[str, pd.DataFrame]:
     """`train`, and `test` where the source has one."""
     path = Path(dataset.name)
     if path.is_file():
@@ -104,12 +104,12 @@ def _read_source(dataset: DatasetParameters) -> dict[str, pd.DataFrame]:
             raise InputError(f"dataset.config: {dataset.config} is no part of {path}, a single file; leave it empty")
         return {"train": read_file(path)}
     if path.is_dir():
-        with tempfile.TemporaryDirectory() as cache:  # it would keep a copy of every folder for ever
+        with tempfile.TemporaryDirectory(dir=work) as cache:  # it would keep a copy of every folder for ever
             return _load_dataset(dataset, path, cache)
     if not is_on_hub(dataset):
         raise InputError(f"dataset.name: there is no file or folder {dataset.name}, and it is no hub identifier")
-    files = dataset_folder(dataset.name, dataset.revision, dataset.config)
-    with files as folder, tempfile.TemporaryDirectory() as cache:
+    files = dataset_folder(dataset.name, dataset.revision, dataset.config, work)
+    with files as folder, tempfile.TemporaryDirectory(dir=work) as cache:
         return _load_dataset(dataset, folder, cache)
 
 

@@ -16,6 +16,7 @@ from stages.mixing.matrices import LAYER_MATRICES, MATRICES
 from stages.models.families import Family
 from stages.validation.decomposition import why_not
 from stages.validation.review import Review
+from stages.vocabulary import IMPORTANCE
 
 RANDOM = "random"
 REFERENCE = "gradient_norm"
@@ -80,13 +81,13 @@ _DECLARED = (
     ),
     Attribution(
         name="gradient_x_input",
-        label="Gradient x input",
+        label=IMPORTANCE["gradient_x_input"],
         source="Shrikumar et al., 2017",
         formula=lambda review: review.gradient_by_input(),
     ),
     Attribution(
         name="leave_one_out",
-        label="Leave one out",
+        label=IMPORTANCE["leave_one_out"],
         source="Li et al., 2016",
         formula=lambda review: review.left_out(),
     ),
