@@ -3,8 +3,8 @@
     python -m stages.reduce
 
 Writes `features/maps/<layout>.parquet` (`stages.maps.layouts` says which there are), `features/maps/quality.parquet`,
-`reports/plots/map_quality.csv`, `reports/plots/movement.csv`, `reports/plots/movement_by_document.csv` and
-`reports/metrics/maps.json`.
+`features/maps/nearest.parquet`, `reports/plots/map_quality.csv`, `reports/plots/movement.csv`,
+`reports/plots/movement_by_document.csv` and `reports/metrics/maps.json`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stages.command import run_stage
 from stages.errors import InputError
 from stages.maps.layouts import FITS, Blocks, Fitted, Maps
 from stages.maps.movement import measured_moves
-from stages.maps.neighbours import Vectors
+from stages.maps.neighbours import Indices, Vectors, neighbours
 from stages.maps.parallel import check_cluster
 from stages.maps.projections import PROJECTIONS
 from stages.maps.quality_table import quality_table
 from stages.mixing.ratios import RATIOS
-from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_quality
+from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
 from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import write_metrics, write_plot
 from stages.parameters import Parameters, UmapParameters
@@ -37,6 +37,7 @@ from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 Points = tuple[list[Site], Vectors]
+NEAREST = 5  # of each vector, in the full space
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
@@ -65,6 +66,7 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
         fitted = layouts[layout] = FITS[layout](chosen, vectors, umap)
         write_map(layout, drawn, fitted.maps[umap.seed])
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
+    write_nearest(drawn, {site: rows[_nearest(vectors_TD, umap)] for site, vectors_TD in everywhere.items()})
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         moved |= _projections(*in_joint, umap)
@@ -72,6 +74,12 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
     write_plot("movement", moves.summary())
     write_plot("movement_by_document", moves.by_document())
     _write_quality(layouts, len(drawn))
+
+
+def _nearest(vectors_TD: Vectors, umap: UmapParameters) -> Indices:
+    """`[tokens, neighbours]`: of each vector the nearest others of its capture point, by `umap.metric`."""
+    most = min(NEAREST, len(vectors_TD) - 1)
+    return neighbours(vectors_TD, most + 1, umap.metric, umap.seed)[0][:, 1:]
 
 
 def _joint_points(sites: list[Site], in_stream: Points, umap: UmapParameters) -> Points:
@@ -140,7 +148,9 @@ def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
     documents = drawn["document"].unique().tolist()
     ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
-        logging.info("no ratios of the fine-tuned model to set the maps against: mixing.checkpoints leaves it out")
+        logging.info(
+            "no ratios of the fine-tuned model for the maps: mixing.checkpoints or mixing.tokens leaves them out"
+        )
         return pd.DataFrame()
     methods = [method for method in RATIOS if method in ratios]
     by_layer = [

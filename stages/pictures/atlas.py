@@ -17,7 +17,17 @@ from matplotlib.figure import Figure
 
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
-from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, key_of, printable, save_figure, set_limits, square_limits
+from stages.pictures.style import (
+    PAGE_HEIGHT,
+    TWO_COLUMNS,
+    dark_part,
+    key_of,
+    on_white,
+    printable,
+    save_figure,
+    set_limits,
+    square_limits,
+)
 from stages.pictures.tokens import Captured, frequent_words, words
 from stages.sites import LAYER_POINTS, Site
 from stages.vocabulary import ONE_PLANE, POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, Mark, layer_label
@@ -26,7 +36,7 @@ PANEL = 1.3  # inches, height of a map with its share of the space between; less
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 SIDES = {"left": 0.05, "right": 0.99, "wspace": 0.08}
 TITLE = 19  # characters in a line
-SEQUENTIAL = "viridis"
+SEQUENTIAL = "Greys"
 
 Selected = list[tuple[Mark, list[npt.NDArray[np.bool_]]]]
 """Kinds of tokens with their marks, and for each reading of the text which tokens are of that kind."""
@@ -107,10 +117,14 @@ def _selected(captured: Captured, on_map: pd.DataFrame, number: int) -> Selected
 def _draw_map(axes: Axes, xy: Any, positions: Any, colors: Normalize, selected: Sequence[tuple[Mark, Any]]) -> None:
     size = float(np.clip(900 / len(xy), 1.5, 9))
     plain = ~np.any([np.zeros(len(xy), dtype=bool), *(rows for _, rows in selected)], axis=0)
-    axes.scatter(xy[plain, 0], xy[plain, 1], c=positions[plain], cmap=SEQUENTIAL, norm=colors, s=size, linewidths=0)
+    axes.scatter(
+        xy[plain, 0], xy[plain, 1], c=positions[plain], cmap=dark_part(SEQUENTIAL), norm=colors, s=size, linewidths=0
+    )
     edge: dict[str, Any] = {"linewidths": 0.3, "edgecolors": "white"}
     for mark, rows in selected:
-        axes.scatter(xy[rows, 0], xy[rows, 1], s=3 * size, color=mark.color, marker=mark.marker, zorder=3, **edge)
+        axes.scatter(
+            xy[rows, 0], xy[rows, 1], s=3 * size, color=on_white(mark.color), marker=mark.marker, zorder=3, **edge
+        )
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color="0.8")
 
@@ -123,4 +137,6 @@ def _key(figure: Figure, cell: Any, marks: list[Mark], colors: Normalize) -> Non
         handles = key_of(marks, 4)
         axes.legend(handles=handles, loc="upper center", ncols=2, columnspacing=1.2, handletextpad=0.2)
     bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
-    figure.colorbar(ScalarMappable(colors, SEQUENTIAL), cax=bar, orientation="horizontal", label="Position in the text")
+    figure.colorbar(
+        ScalarMappable(colors, dark_part(SEQUENTIAL)), cax=bar, orientation="horizontal", label="Position in the text"
+    )

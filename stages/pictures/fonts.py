@@ -1,4 +1,4 @@
-"""Which fonts of this machine draw the letters that the figures' own font lacks."""
+"""The figures' own font, and which fonts of this machine draw the letters that it lacks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import logging
 from collections.abc import Iterable
 from functools import cache
 
+from fontpkg_arimo import ROOT
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.ft2font import FaceFlags
 
+OWN = ROOT / "files" / "Arimo[wght].ttf"
+"""Its letters are as wide as Helvetica's, and it goes into a PDF as it is, as Type 42."""
+IN_ITS_PLACE = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # where an svg is read that has no Arimo
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # they shape the letters beside them, and are not drawn
 NO_LETTERS = "Last Resort"  # matplotlib's font of boxes
 NAMED = 10  # letters in one warning
 REGULAR = (400, "normal", "regular", "book")
+
+
+@cache
+def know_own_font() -> None:
+    """Tell matplotlib of it; a font of that name that this machine has comes after it."""
+    fontManager.addfont(OWN)
+    fontManager.ttflist.insert(0, fontManager.ttflist.pop())
 
 
 @cache

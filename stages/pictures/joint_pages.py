@@ -1,4 +1,4 @@
-"""The joint map as a series of pages, and as an animation of them: capture points laid one on top of the other.
+"""The joint map as a series of pages: capture points laid one on top of the other.
 
 Page k shows the first k capture points in forward order, the k-th with a dark edge. What is already on the
 page is kept as pixels, so a page costs one set of points and not k of them.
@@ -21,7 +21,7 @@ from PIL import Image
 
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
-from stages.pictures.style import TWO_COLUMNS, key_of, paper_style, save_figure, set_limits
+from stages.pictures.style import TWO_COLUMNS, key_of, on_white, paper_style, save_figure, set_limits
 from stages.sites import POINTS, Site
 from stages.vocabulary import POINT_MARKS, Mark, site_label
 
@@ -30,9 +30,6 @@ AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, of the figure
 MARGIN = 0.04  # of the data's extent
 VECTOR_DPI = 300  # of the kept points in PDF and SVG
 PAGES_FOR_A_PROCESS = 16
-WIDTH = 840  # pixels, of the animation
-COLORS = 96
-LAST_FRAME = 8  # times as long as the others
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -65,7 +62,7 @@ class JointFigure:
         if newest:
             looks = {"alpha": 0.9, "edgecolors": "black", "linewidths": 0.5}
         x, y = self.groups.get_group(tuple(site)).to_numpy(np.float64).T
-        return self.axes.scatter(x, y, s=self.size, c=mark.color, marker=mark.marker, **looks)
+        return self.axes.scatter(x, y, s=self.size, c=on_white(mark.color), marker=mark.marker, **looks)
 
     def stamp(self, site: Site, newest: bool) -> None:
         """Put the points of one capture point over what the canvas shows."""
@@ -98,28 +95,25 @@ def page_name(number: int, site: Site) -> str:
     return f"{number:02d}_layer_{site.layer:02d}_{site.point}"
 
 
-def draw_joint_pages(
-    table: pd.DataFrame, folder: Path, figures: FiguresParameters, encoder: int | None = None
-) -> list[Pixels]:
-    """Write every page in every format; the pages `[height, width, 3]`. Draw under `paper_style`.
+def draw_joint_pages(table: pd.DataFrame, folder: Path, figures: FiguresParameters, encoder: int | None = None) -> None:
+    """Write every page in every format; draw under `paper_style`.
 
     `encoder` is how many layers are an encoder's, beside a decoder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    frame = JointFigure(table, figures.dpi, encoder)
-    made = list(_pages(frame))
+    sites = map_sites(table)
     if "png" in figures.formats:
-        for number, (site, pixels) in enumerate(zip(frame.sites, made, strict=True), 1):
+        frame = JointFigure(table, figures.dpi, encoder)
+        for number, (site, pixels) in enumerate(zip(sites, _pages(frame), strict=True), 1):
             path = folder / f"{page_name(number, site)}.png"
             Image.fromarray(pixels).save(path, dpi=(figures.dpi, figures.dpi), compress_level=4)
     vector: list[str] = [suffix for suffix in figures.formats if suffix != "png"]
     if vector:
         # A page's fonts take longer than its points, so many pages are worth some processes.
-        processes = max(1, min(joblib.cpu_count(), len(made) // PAGES_FOR_A_PROCESS))
-        parts = np.array_split(np.arange(1, len(made) + 1), processes)
+        processes = max(1, min(joblib.cpu_count(), len(sites) // PAGES_FOR_A_PROCESS))
+        parts = np.array_split(np.arange(1, len(sites) + 1), processes)
         draw = joblib.delayed(_draw_vector_pages)
         joblib.Parallel(n_jobs=processes)(draw(table, folder, vector, part.tolist(), encoder) for part in parts)
-    return made
 
 
 def _draw_vector_pages(
@@ -151,17 +145,3 @@ def _inside(frame: JointFigure) -> Pixels:
     """The pixels within the axes, `[height, width, 4]`."""
     left, bottom, right, top = np.rint(frame.axes.get_window_extent().extents).astype(int)
     return np.array(frame.canvas.buffer_rgba())[::-1][bottom:top, left:right][::-1]
-
-
-def write_animation(frames: Sequence[Pixels], path: Path, frames_per_second: int) -> None:
-    """An endless GIF of `frames`, `[height, width, 3]` each, with one palette for all."""
-    height, width = frames[0].shape[:2]
-    size = (WIDTH, round(height * WIDTH / width))
-    small = [Image.fromarray(frame).resize(size, Image.Resampling.LANCZOS) for frame in frames]
-    # The first pages show kinds of points that later ones cover, the last page all the others.
-    typical = Image.fromarray(np.hstack([np.asarray(small[i]) for i in (1 % len(small), -1)]))
-    palette = typical.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
-    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in small]
-    durations = [round(1000 / frames_per_second)] * len(images)
-    durations[-1] *= LAST_FRAME
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
@@ -18,13 +17,12 @@ from matplotlib.lines import Line2D
 from stages.mixing.lengths import LENGTHS, length_class
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.parameters import FiguresParameters
-from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, save_figure
+from stages.pictures.style import PAGE_HEIGHT, TWO_COLUMNS, dark_part, save_figure
 from stages.vocabulary import CHECKPOINTS
 
 LAYERS_IN_ROW = 12
 ROW_HEIGHT, FOOT = 2.5, 0.55  # inches
 SHADES = dict(zip(CHECKPOINTS, ("Blues", "Oranges"), strict=True))
-LIGHTEST, DARKEST = 0.3, 0.9  # of a colour map: the shortest and the longest reviews
 SHAPES = "os^DvPX*"
 SPREAD = 0.42  # of a layer's room, from the middle of all reviews to the outermost
 BINS = 48  # along the y axis: reviews of one bin stand side by side
@@ -120,13 +118,13 @@ def _beside(
 
 
 def _shade(checkpoint: str, number: int, lengths: int) -> tuple[float, float, float, float]:
-    return colormaps[SHADES[checkpoint]](LIGHTEST + (DARKEST - LIGHTEST) * (number + 0.5) / lengths)
+    return dark_part(SHADES[checkpoint])((number + 0.5) / lengths)
 
 
 def _draw_key(figure: Figure, names: Sequence[str], lengths: npt.NDArray[np.int64]) -> None:
     """Below: checkpoints by colour, lengths by shape and shade."""
     sides = ("", "") if len(names) == 1 else (" (left)", " (right)")
-    handles: list[Any] = [Line2D([], [], color=colormaps[SHADES[name]](0.65), linewidth=4) for name in names]
+    handles: list[Any] = [Line2D([], [], color=_shade(name, 0, 1), linewidth=4) for name in names]
     labels = [f"{CHECKPOINTS[name]}{side}" for name, side in zip(names, sides, strict=False)]
     for number, length in enumerate(lengths):
         shape: dict[str, Any] = {"marker": SHAPES[number % len(SHAPES)], "linestyle": "none", "markeredgewidth": 0}

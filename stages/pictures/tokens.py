@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
+from unicodedata import category
 
 import pandas as pd
 
@@ -27,6 +28,8 @@ NEWLINE = "⏎"
 UNKNOWN = ("[UNK]", "<unk>")
 DECODER_TOKEN = "decoder_token"
 START_CLASS = "cls"
+SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
+CLOSING = ("Pe", "Pf")  # Unicode's categories of signs that still belong to the sentence before them
 
 
 def _byte_characters() -> dict[str, int]:
@@ -190,6 +193,26 @@ def words(pieces: Sequence[Piece]) -> list[str]:
 def _in_word(raw: bytes) -> bool:
     """Whether a letter or digit is in it, or part of a character that may be one."""
     return any(char.isalnum() or "\udc80" <= char <= "\udcff" for char in raw.decode("utf-8", "surrogateescape"))
+
+
+def sentences(pieces: Sequence[Piece]) -> list[range]:
+    """Where a text's whole sentences stand among its tokens; signs that follow an end belong to it."""
+    found, start, ended = [], 0, False
+    for place, piece in enumerate(pieces):
+        signs = all(char in SENTENCE_ENDS or category(char) in CLOSING for char in piece.text)
+        if piece.special or (ended and not signs):
+            found += [range(start, place)] * ended
+            start = place + piece.special
+        ended = not piece.special and signs and (ended or bool(set(piece.text) & SENTENCE_ENDS))
+    return [*found, range(start, len(pieces))] if ended else found
+
+
+def short_part(pieces: Sequence[Piece], most: int) -> range:
+    """The whole text, where it has at most so many tokens, else its longest sentence that has, else its beginning."""
+    if len(pieces) <= most:
+        return range(len(pieces))
+    fitting = [each for each in sentences(pieces) if len(each) <= most]
+    return max(fitting, key=len, default=range(most))
 
 
 def frequent_words(begun: Sequence[str], number: int) -> list[str]:
