@@ -34,17 +34,19 @@ def largest_shares(matrices: npt.NDArray[Any], keep: int) -> dict[str, Any]:
     """The `keep` largest sources of each row of `[..., tokens, tokens]`, as shares of the row's sum.
 
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
-    are `[..., tokens, keep]`; a row that is not to be shown, NaN or without any contribution, has no source.
+    are `[..., tokens, keep]`, and `own` (16 bits) each token's own share `[..., tokens]`; a row that is not to be
+    shown, NaN or without any contribution, has no source.
     """
     shares = row_shares(matrices)
     keep = min(keep, shares.shape[-1])
     shown = np.isfinite(shares).all(axis=-1, keepdims=True)
+    own = quantised(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
     shares = np.where(shown, shares, 0)
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     top = np.take_along_axis(shares, order, axis=-1)
     sources = np.where(shown, order, MISSING).astype(np.uint16)
     levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(top, 0, 1))).astype(np.uint8)
-    return {"keep": keep, "sources": encoded(sources), "shares": encoded(levels)}
+    return {"keep": keep, "sources": encoded(sources), "shares": encoded(levels), "own": own}
 
 
 def packed(data: Any) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+from mpld3.urls import D3_LOCAL
 
-from stages.outputs.files import writing
+from stages.outputs.files import whole
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
 from stages.page.payload import page_data, shown_tokens
@@ -28,7 +28,7 @@ from stages.store import open_run
 from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
 
 HERE = Path(__file__).parent
-IMPORT = re.compile(r'^import [^;]+ from "\./(\w+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
@@ -37,11 +37,11 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
     run = open_run()
     tokens, left_out = shown_tokens(run.tokens)
     words = told(parameters, tokens)
-    data = page_data(run, tokens, parameters.figures.frames_per_second, words.checkpoints)
+    data = page_data(run, tokens, parameters.figures.points_per_second, words.checkpoints)
     own = page_script()
-    charts = get_plotlyjs()
+    charts = Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():
-        raise AssertionError("plotly's script would end the element that holds it")
+        raise AssertionError("d3's script would end the element that holds it")
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -49,7 +49,7 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
     not_chosen, lacking, points_left_out = _points_left_out(data, parameters.umap.joint_points)
     text = environment.get_template("template.html.j2").render(
         policy=_policy(charts, own),
-        # The project's own files and plotly's, no one's text.
+        # The project's own files and d3's, no one's text.
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         charts=Markup(charts),
         script=Markup(own),
@@ -62,6 +62,7 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
         left_out=left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
+        heads=data["attention"]["number"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
         lacking=lacking,
         points_left_out=points_left_out,
@@ -72,8 +73,8 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
         decoders=data["ratios"]["layers"] - (data["encoder"] or 0),
         heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
     )
-    with writing(PAGE) as path:
-        path.write_text(text, encoding="utf-8", newline="\n")
+    with whole(PAGE) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
     logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
 
 
@@ -114,7 +115,7 @@ def page_script(folder: Path = HERE / "script") -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """The page runs these scripts and nothing else, and asks no one for anything; plotly styles its own drawings."""
+    """The page runs these scripts and nothing else, and asks no one for anything; marks are styled one by one."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (

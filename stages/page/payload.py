@@ -14,19 +14,21 @@ from stages import vocabulary
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.outputs.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
-from stages.outputs.mixing import HEADS, read_captured_ratios, read_matrix, stored_matrices
+from stages.outputs.mixing import read_captured_ratios, read_matrix, stored_matrices
 from stages.outputs.reports import read_plot
 from stages.page.arrays import largest_shares, quantised, visible
+from stages.page.heads import heads_data
+from stages.page.importance import importance
+from stages.page.nearest import nearest
 from stages.page.sentences import captured_text, strongest_layer
 from stages.pictures.style import square_limits
 from stages.pictures.tokens import Captured, Piece, read_captured, with_classes
-from stages.sites import LAYER_POINTS, STEP_POINTS, Site, in_forward_order, layer_input
+from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
 from stages.store import Run
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
-CONTRIBUTION_BYTES = 9_000_000  # of contribution matrices, before compression; whole documents, in order
+CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
 SOURCES = 16  # kept for each token
-HEAD_SOURCES = 8
 REVIEWS = 1000  # that the first picture shows at most
 BEGINNING = 40  # characters of a text that name it
 
@@ -38,7 +40,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoints: Mapping[str, str]) -> dict[str, Any]:
+def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoints: Mapping[str, str]) -> dict[str, Any]:
     """Everything that the page's script reads of `tokens`, those of `run` that are shown.
 
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
@@ -48,11 +50,12 @@ def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoint
     captured = read_captured(with_classes(tokens), steps)
     layers = int(ratios["layer"].max())
     return {
-        "framesPerSecond": frames_per_second,
+        "pointsPerSecond": points_per_second,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
             "checkpoints": checkpoints,
             "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
+            "importance": vocabulary.IMPORTANCE,
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,
             "mapMeasures": vocabulary.MAP_MEASURES,
@@ -61,14 +64,17 @@ def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoint
         "captured": list(checkpoints)[-1],
         "onePlane": vocabulary.ONE_PLANE,
         "ownBasis": sorted(OWN_BASIS),
+        "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": (method := preferred_ratio(ratios.columns)),
         "layer": strongest_layer(method),
+        "importance": importance(tokens) if vocabulary.CAPTURED_CHECKPOINT in checkpoints else {},
         "reviews": _reviews(),
         "curves": _records(read_plot("mixing", "measure")),
         "differences": _records(read_plot("mixing_difference", "measure")),
         "steps": _records(steps),
+        "layerParts": _layer_parts(),
         "movement": _records(read_plot("movement", "reduce")),
         "documents": _documents(tokens, run.texts),
         "encoder": captured.encoder,
@@ -76,6 +82,7 @@ def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoint
         "classNames": _class_names(captured),
         "ratios": _ratios(tokens, ratios),
         **_contributions(tokens),
+        "attention": heads_data(tokens["document"].unique().tolist()),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
         **_maps(captured),
     }
@@ -84,6 +91,12 @@ def page_data(run: Run, tokens: pd.DataFrame, frames_per_second: int, checkpoint
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
+
+
+def _layer_parts() -> list[list[str]]:
+    """By stack, the norms of its layers, and whether they are parallel."""
+    table = read_plot("layer_parts", "measure")
+    return [table.loc[table["stack"] == stack, "part"].tolist() for stack in (0, 1)]
 
 
 def _reviews() -> dict[str, Any]:
@@ -165,11 +178,11 @@ def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
 def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     """`contributions`: the largest sources of every token, by document, checkpoint and method, as far as they fit.
 
-    `matrices` and `heads` are what all documents have: the methods, and the number of heads, 0 without attention's.
+    `matrices` are the methods that all documents have.
     """
     contributions: dict[str, Any] = {}
     matrices: list[str] = []
-    heads = spent = 0
+    spent = 0
     for document in tokens["document"].unique():
         entries: dict[str, Any] = {}
         for checkpoint in vocabulary.CHECKPOINTS:
@@ -177,19 +190,15 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
             if not stored:
                 continue
             matrices = [method for method in MATRICES if method in stored]
-            entry = entries[checkpoint] = {
+            entries[checkpoint] = {
                 method: largest_shares(read_matrix(checkpoint, document, method), SOURCES) for method in matrices
             }
-            if HEADS in stored:
-                by_head = read_matrix(checkpoint, document, HEADS)
-                heads = by_head.shape[1]
-                entry["heads"] = largest_shares(by_head, HEAD_SOURCES) | {"number": heads}
         size = sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
         if contributions and spent + size > CONTRIBUTION_BYTES:
             break
         spent += size
         contributions[str(document)] = entries
-    return {"contributions": contributions, "matrices": matrices, "heads": heads}
+    return {"contributions": contributions, "matrices": matrices}
 
 
 def _maps(captured: Captured) -> dict[str, Any]:
@@ -213,6 +222,7 @@ def _maps(captured: Captured) -> dict[str, Any]:
             for site in sites
         ],
         "maps": {name: map_ | {"absent": absent[name]} for name, map_ in coordinates.items()},
+        "nearest": nearest(captured.tokens, sites),
         "quality": _quality(sites),
     }
 

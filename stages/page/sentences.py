@@ -29,7 +29,7 @@ ORIGINS = {
     "model.name": "The model comes from",
     "dataset.name": "The reviews come from",
 }
-PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "plotly")
+PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ EXAMPLES = (
 )
 
 OF_REVIEWS = (
-    *("dataset.", "finetune.", "faithfulness.", "capture.documents"),
+    *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
     *("mixing.documents", "mixing.checkpoints", "mixing.gradient_"),
 )
 """How parameters begin that say nothing of texts alone."""

@@ -1,7 +1,8 @@
 // What is chosen, in the page's address: a link shows what its sender saw.
 
-import { checkpoints, data, layouts, tokens } from "./data.js";
+import { checkpoints, data, layouts, positionOf, tokens } from "./data.js";
 import { byId } from "./elements.js";
+import { canDiffer, shades } from "./measures.js";
 import { change, initial, state } from "./state.js";
 
 const PAUSE = 250; // milliseconds; a browser takes so many changes of an address and no more
@@ -12,33 +13,57 @@ const optionsOf = (id) => [...byId(id).options].map((option) => option.value);
 // What is shared, by its key of the state, and what it can be.
 const SHARED = {
   document: upTo(data.documents.length),
-  token: tokens,
+  token: [null, ...tokens],
   checkpoint: checkpoints,
   method: data.ratios.methods,
   layer: upTo(data.ratios.layers + 1, 1),
   matrix: data.matrices,
-  head: ["mean", ...upTo(data.heads)],
+  shade: shades.map(([name]) => name),
+  difference: canDiffer ? [true, false] : [false],
+  beside: ["none", ...checkpoints, ...upTo(data.documents.length)],
+  head: ["mean", ...upTo(data.attention.number)],
+  headValue: ["weight", "norm"],
+  source: [null, ...tokens],
   layout: layouts,
   point: upTo(data.sites.length),
   colour: optionsOf("colour"),
   shape: optionsOf("shape"),
   everyone: [true, false],
+  excursions: [true, false],
   stepMeasure: Object.keys(data.labels.stepMeasures),
 };
 
+export const siteName = ({ layer, point }) => (layer === 0 ? point : `${layer}.${point}`);
+const inItsText = (token) => (token === null ? "none" : positionOf(token));
+// Names rather than numbers, so that the page of another run finds the same; tokens by their position in the text.
+const NAMED = {
+  document: (number) => data.documents[number].name,
+  beside: (chosen) => data.documents[chosen]?.name ?? chosen,
+  token: inItsText,
+  source: inItsText,
+  point: (number) => siteName(data.sites[number]),
+};
+const nameIn = (key, chosen) => String(key in NAMED ? NAMED[key](chosen) : chosen);
+const writtenOf = (keys) => keys.map((key) => [key, nameIn(key, state[key])]);
+
+/** Everything that is shared, as an address has it. */
+export const everything = () => writtenOf(Object.keys(SHARED));
+
 /** The part of an address after #, of what differs from how the page opens; empty where nothing does. */
 function written() {
-  const changed = Object.keys(SHARED).filter((key) => state[key] !== initial[key] && state[key] !== null);
-  return new URLSearchParams(changed.map((key) => [key, state[key]])).toString();
+  return new URLSearchParams(writtenOf(Object.keys(SHARED).filter((key) => state[key] !== initial[key]))).toString();
 }
 
 /** What an address says; what this page does not have is left as it is. */
-function read(hash) {
-  const said = new URLSearchParams(hash.replace(/^#/, ""));
+export function read(said) {
+  const found = (key, allowed) => allowed.find((each) => nameIn(key, each) === said.get(key));
+  const number = said.has("document") ? found("document", SHARED.document) : state.document;
+  const { start, length } = data.documents[number] ?? { start: 0, length: 0 };
+  const inText = [null, ...upTo(start + length, start)];
   return Object.fromEntries(
-    Object.entries(SHARED).flatMap(([key, allowed]) => {
-      const found = allowed.find((each) => String(each) === said.get(key));
-      return found === undefined ? [] : [[key, found]];
+    Object.entries({ ...SHARED, token: inText, source: inText }).flatMap(([key, allowed]) => {
+      const chosen = found(key, allowed);
+      return chosen === undefined ? [] : [[key, chosen]];
     }),
   );
 }
@@ -56,7 +81,7 @@ export function writeAddress() {
 
 /** Before the first drawing, and when somebody pastes another link. */
 export function readAddress() {
-  if (location.hash.includes("=")) change(read(location.hash));
+  if (location.hash.includes("=")) change(read(new URLSearchParams(location.hash.slice(1))));
 }
 
 addEventListener("hashchange", readAddress);

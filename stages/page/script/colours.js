@@ -10,6 +10,28 @@ const VIRIDIS = ["#440154", "#472c7a", "#3b518b", "#2c718e", "#21908d", "#27ad81
 // Okabe and Ito's colours, which people with any common colour blindness tell apart.
 const KINDS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#B8A600"];
 
+const luminance = (colour) => {
+  const { r, g, b } = d3.rgb(colour);
+  const [red, green, blue] = [r, g, b].map((each) => {
+    const share = Math.min(Math.max(each, 0), 255) / 255;
+    return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+
+/** WCAG's contrast of a colour with the paper. */
+function contrast(colour) {
+  const [dark, light] = [luminance(colour), luminance(state.colours.paper)].toSorted((a, b) => a - b);
+  return (light + 0.05) / (dark + 0.05);
+}
+
+/** A colour, darker or lighter where it would not stand out from the paper by so much. */
+export function legible(colour, least = 3) {
+  const found = d3.lab(colour);
+  while (contrast(found) < least && found.l > 0 && found.l < 100) found.l += state.dark ? 2 : -2;
+  return found.toString();
+}
+
 /** A colour of the scale; the end that the paper would swallow is left out. */
 function viridis(share) {
   const at = (state.dark ? 0.2 + 0.8 * share : 0.88 * share) * (VIRIDIS.length - 1);

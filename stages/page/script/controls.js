@@ -1,7 +1,9 @@
 // The controls, which say what is chosen and change it; the name of the selected token; the walk through the model.
 
+import { besideNow } from "./beside.js";
 import { checkpoints, data, holds, layouts, nameOf, positionOf } from "./data.js";
 import { byId, element, fill, isolated } from "./elements.js";
+import { canDiffer, shades } from "./measures.js";
 import { change, state } from "./state.js";
 
 const named = (names, of) => names.map((name) => [name, of[name]]);
@@ -18,20 +20,60 @@ const SELECTS = [
   ["colour", "colour"],
   ["shape", "shape"],
   ["layer", "layer", data.labels.layers.map((name, layer) => [layer, name]).slice(1)],
-  ["checkpoint", "checkpoint", measured],
   ["ratio-method", "method", named(data.ratios.methods, data.labels.methods)],
   ["matrix", "matrix", named(data.matrices, data.labels.matrices)],
+  ["shade", "shade", shades],
   ["head", "head"],
   ["step-measure", "stepMeasure", Object.entries(data.labels.stepMeasures)],
 ];
 
-for (const [id, key, options] of SELECTS) {
+/** A control that leaves no choice in this run is not shown. */
+function offer(id, options) {
   if (options) fill(byId(id), options);
+  byId(id).closest("label").hidden = byId(id).options.length < 2;
+}
+
+for (const [id, key, options] of SELECTS) {
+  offer(id, options);
   byId(id).addEventListener("change", ({ target: { value: chosen } }) => {
     change({ [key]: Number.isNaN(Number(chosen)) ? chosen : Number(chosen) });
   });
 }
-byId("everyone").addEventListener("change", ({ target }) => change({ everyone: target.checked }));
+
+// Of the models, the third is what fine-tuning changed; it is shown of the words; elsewhere the fine-tuned model.
+offer("checkpoint", canDiffer ? [...measured, ["difference", "Difference (fine-tuned minus pretrained)"]] : measured);
+byId("checkpoint").addEventListener("change", ({ target: { value: chosen } }) => {
+  const difference = chosen === "difference";
+  change({ difference, checkpoint: difference ? checkpoints.at(-1) : chosen });
+});
+
+const besides = data.documents.map((each, number) => [number, each.name]);
+/** The other model of the same text, and the other texts. */
+export function drawBesides() {
+  const models = measured.filter(([name]) => !state.difference && name !== state.checkpoint);
+  const texts = besides.filter(([number]) => number !== state.document);
+  const now = besideNow() ?? "none";
+  offer("beside-choice", [["none", "nothing"], ...models, ...texts]);
+  offer("map-beside", [["none", "nothing"], ...texts]); // of models the captured one alone has maps
+  byId("beside-choice").value = now;
+  byId("map-beside").value = checkpoints.includes(now) ? "none" : now;
+}
+for (const id of ["beside-choice", "map-beside"]) {
+  byId(id).addEventListener("change", ({ target: { value: chosen } }) =>
+    change({ beside: Number.isNaN(Number(chosen)) ? chosen : Number(chosen) }),
+  );
+}
+
+byId("depth").max = data.ratios.layers;
+byId("depth").closest("label").hidden = data.ratios.layers < 2;
+byId("depth").addEventListener("input", ({ target }) => change({ layer: Number(target.value) }));
+if (data.documents.length < 2) {
+  byId("everyone").closest("label").hidden = true;
+  byId("colour").querySelector("[value=document]").remove();
+}
+for (const key of ["everyone", "excursions"]) {
+  byId(key).addEventListener("change", ({ target }) => change({ [key]: target.checked }));
+}
 byId("clear").addEventListener("click", () => {
   change({ token: null });
   byId("words").focus();
@@ -40,15 +82,16 @@ byId("clear").addEventListener("click", () => {
 /** Attention alone is there by head. */
 export function drawHeads() {
   const attention = state.matrix === "attention";
-  const each = Array.from({ length: data.heads }, (_, i) => [i, `head ${i + 1}`]);
-  fill(byId("head"), attention ? [["mean", "mean of the heads"], ...each] : [[state.head, "–"]]);
-  byId("head").disabled = !attention;
+  const each = Array.from({ length: data.attention.number }, (_, i) => [i, `head ${i + 1}`]);
+  offer("head", attention && each.length > 1 ? [["mean", "mean of the heads"], ...each] : [[state.head, "–"]]);
 }
 
 /** Every control says what the state holds; the heads must be there by now. */
 export function drawControls() {
   for (const [id, key] of SELECTS) byId(id).value = state[key];
-  byId("everyone").checked = state.everyone;
+  byId("checkpoint").value = state.difference ? "difference" : state.checkpoint;
+  byId("depth").value = state.layer;
+  for (const key of ["everyone", "excursions"]) byId(key).checked = state[key];
 }
 
 export function drawSelection() {
@@ -82,7 +125,7 @@ function forward() {
 
 function play() {
   if (after(state.point) < 0) change({ point: after(-1) });
-  change({ timer: setInterval(forward, 1000 / data.framesPerSecond) });
+  change({ timer: setInterval(forward, 1000 / data.pointsPerSecond) });
 }
 
 byId("play").addEventListener("click", () => (state.timer === null ? play() : pause()));

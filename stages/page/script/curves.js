@@ -1,113 +1,158 @@
-// The views Mixing and Steps: curves over the layers.
+// The view Mixing: a panel for each ratio, over the layers.
 
-import { drawChart, forChart, pointsAt } from "./charts.js";
-import { CAPTURED, checkpoints, cosinesOf, data, nameOf, ratioOf } from "./data.js";
-import { byId, inText } from "./elements.js";
+import {
+  LAYERS,
+  axesOf,
+  caption,
+  columnsOf,
+  curveOf,
+  keep,
+  namesOf,
+  niceFrom,
+  put,
+  scalesOf,
+  widthOf,
+} from "./charts.js";
+import { legible } from "./colours.js";
+import { checkpoints, data, nameOf, ratioOf } from "./data.js";
+import { byId, drawing, inText, percent } from "./elements.js";
+import { register } from "./panes.js";
 import { change, state } from "./state.js";
 
-const SYMBOLS = "triangle-down square pentagon triangle-up triangle-left triangle-right x circle hexagon".split(" ");
-const BLACK = "#000000";
-const SHARE = ".1%";
-const LENGTH = ".3f";
+const mixing = byId("mixing-chart");
+const PANEL = { least: 245, tall: 212 }; // pixels
+const PRINTED_PANEL = { least: 190, tall: 145 };
+const EDGE_OF_NAME = 8;
+const LETTER_WIDTH = 6.6; // pixels, of a panel's name
+const ROOM = { top: 34, right: 78, bottom: 26, left: 12 };
+const NUMBERS = 34; // pixels for those of the first column
+const BELOW = 20; // pixels under the panels, for what the axis is of
 
-/** Draw curves over the layers, with a mark at the chosen one. */
-function drawByLayer(chart, traces, top, yaxis, heard) {
-  const lines = { gridcolor: state.colours.line, zerolinecolor: state.colours.line, linecolor: state.colours.line };
-  const line = { color: state.colours.soft, width: 1, dash: "dot" };
-  const layout = {
-    margin: { l: 56, r: 16, t: top, b: 48 },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
-    shapes: [{ type: "line", x0: state.layer, x1: state.layer, yref: "paper", y0: 0, y1: 1, line }],
-    xaxis: { ...lines, title: { text: "layer" }, dtick: data.ratios.layers > 16 ? 2 : 1 },
-    yaxis: { ...lines, ...yaxis },
-  };
-  drawChart(chart, traces, layout, heard);
+const tenths = (share) => `${(100 * share).toFixed(1)} %`;
+const withInterval = (row) =>
+  tenths(row.mean) + (row.ci_low === null ? "" : ` (${tenths(row.ci_low)} to ${tenths(row.ci_high)})`);
+
+function lookOf(checkpoint) {
+  if (checkpoint === "pretrained") return { colour: legible("#E69F00"), dash: "6 4" };
+  return { colour: legible(state.dark ? "#56B4E9" : "#0072B2"), dash: "none" };
 }
 
-/** A curve of means with its interval; numbers are told in `format`. */
-function band(rows, name, line, marker, format) {
-  const [x, low, high, y] = ["layer", "ci_low", "ci_high", "mean"].map((column) => rows.map((row) => row[column]));
-  const common = { type: "scatter", x, legendgroup: name };
-  const edge = {
-    ...common,
-    mode: "lines",
-    line: { color: line.color, width: 0 },
-    hoverinfo: "skip",
-    showlegend: false,
-  };
-  const customdata = rows.map((row) => [row.ci_low, row.ci_high]);
-  const ends = low.some((end) => end !== null) ? ` (%{customdata[0]:${format}} to %{customdata[1]:${format}})` : "";
-  const hovertemplate = `layer %{x}: %{y:${format}}${ends}`;
-  const looks = { mode: "lines+markers", name, line: { ...line, width: 2.2 }, marker, customdata, hovertemplate };
+const rowsOf = (checkpoint, method) =>
+  data.curves.filter((row) => row.checkpoint === checkpoint && row.method === method);
+
+/** The means of a checkpoint by one ratio, and the selected token's own values. */
+function curvesOf(checkpoint, method) {
+  const rows = rowsOf(checkpoint, method);
+  const name = data.labels.checkpoints[checkpoint];
+  const [points, low, high] = ["mean", "ci_low", "ci_high"].map((key) => rows.map((row) => [row.layer, row[key]]));
+  const label = checkpoints.length > 1 ? inText(name) : "mean";
+  const mean = { ...lookOf(checkpoint), name, label, method, points, low, high };
+  if (state.token === null || rows.length === 0) return [mean];
+  const own = rows.map(({ layer }) => [layer, ratioOf(state.token, layer, checkpoint, method)]);
+  const looks = { colour: mean.colour, dash: "1.5 3", wide: 1.5, open: true, symbol: d3.symbolDiamond };
+  return [mean, { ...looks, name: `${nameOf(state.token)}, ${inText(name)}`, method, points: own }];
+}
+
+function titleOf(method, layer) {
+  const found = checkpoints.flatMap((checkpoint) => {
+    const row = rowsOf(checkpoint, method).find((each) => each.layer === layer);
+    return row ? [`${inText(data.labels.checkpoints[checkpoint])} ${withInterval(row)}`] : [];
+  });
+  return `${data.labels.layers[layer]}: ${found.join(", ")}`;
+}
+
+const panelSize = () => (state.printing ? PRINTED_PANEL : PANEL);
+
+/** A name in as many lines as it needs. */
+function linesOfName(name, width) {
+  const most = Math.floor(width / LETTER_WIDTH);
+  const lines = [];
+  for (const word of name.split(" ")) {
+    const last = lines.at(-1);
+    if (last && last.length + 1 + word.length <= most) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+/** The parts of one ratio's panel whose corner is at `x` and `y`. */
+function panelOf({ method, curves }, { x, y, width, first, last }, domain) {
+  const left = x + ROOM.left + (first ? NUMBERS : 0);
+  const height = panelSize().tall - ROOM.top - ROOM.bottom;
+  const plot = { left, top: y + ROOM.top, width: x + width - ROOM.right - left, height };
+  const scales = scalesOf(plot, domain);
+  const chosen = method === state.method;
+  const looks = { fill: chosen ? state.colours.ink : state.colours.soft, "font-weight": chosen ? 700 : 400 };
+  const name = linesOfName(data.labels.methods[method], x + width - plot.left - EDGE_OF_NAME);
+  const under = { x: plot.left, y: y + ROOM.top - 7, width: plot.width, height: 2, fill: state.colours.ink };
   return [
-    { ...edge, y: low },
-    { ...edge, y: high, fill: "tonexty", fillcolor: `${line.color}33` },
-    { ...common, y, ...looks },
+    ...name.map((line, n) => caption(line, { x: plot.left, y: y + 20 - 13 * (name.length - 1 - n), ...looks })),
+    ...(chosen ? [drawing("rect", { ...under, class: "chosen" })] : []),
+    ...columnsOf(plot, scales, (layer) => titleOf(method, layer), { method }),
+    ...axesOf(plot, scales, percent, { x: last, y: first }),
+    ...curves.flatMap((each) => curveOf(each, scales)),
+    ...namesOf(curves, plot, scales),
   ];
 }
 
-/** The selected token's own values, pairs of layer and value. */
-function ownTrace(places, label, format, looks) {
-  const name = forChart(nameOf(state.token)) + label;
-  return { ...pointsAt(places, name), hovertemplate: `layer %{x}: %{y:${format}}`, ...looks };
-}
-
-function lookOf(checkpoint) {
-  if (checkpoint === "pretrained") return { color: "#E69F00", dash: "dash" };
-  return { color: state.dark ? "#56B4E9" : "#0072B2", dash: "solid" };
-}
-
-function tracesOfCheckpoint(checkpoint) {
-  const look = lookOf(checkpoint);
-  const rows = data.curves.filter((row) => row.checkpoint === checkpoint && row.method === state.method);
-  const name = data.labels.checkpoints[checkpoint];
-  const traces = band(rows, name, look, { size: 7 }, SHARE);
-  if (state.token === null) return traces;
-  const ratios = rows.map(({ layer }) => [layer, ratioOf(state.token, layer, checkpoint, state.method)]);
-  const line = { color: look.color, dash: "dot", width: 1.5 };
-  const looks = { mode: "lines+markers", showlegend: true, line, marker: { symbol: "diamond-open", size: 9 } };
-  return [...traces, ownTrace(ratios, `, ${inText(name)}`, SHARE, looks)];
-}
+const panels = () => {
+  const methods = data.ratios.methods.filter((method) => data.curves.some((row) => row.method === method));
+  return methods.map((method) => ({ method, curves: checkpoints.flatMap((each) => curvesOf(each, method)) }));
+};
 
 export function drawMixing() {
-  const yaxis = { title: { text: "length ratio of other tokens" }, tickformat: ".0%", rangemode: "tozero" };
-  drawByLayer(byId("mixing-chart"), checkpoints.flatMap(tracesOfCheckpoint), 60, yaxis, {
-    plotly_click: (event) => change({ layer: event.points[0].x }),
+  const shown = panels();
+  const width = widthOf(mixing);
+  const columns = Math.max(1, Math.min(shown.length, Math.floor((width - NUMBERS) / panelSize().least)));
+  const wide = (width - NUMBERS) / columns;
+  const values = shown.flatMap(({ curves }) => curves.flatMap(({ points, high = [] }) => [...points, ...high]));
+  const domain = niceFrom(0, d3.max(values, ([, value]) => value) || 1);
+  const parts = shown.flatMap((panel, i) => {
+    const [column, row] = [i % columns, Math.floor(i / columns)];
+    const at = { x: column * wide + (column > 0 ? NUMBERS : 0), y: row * panelSize().tall };
+    const looks = { width: wide + (column > 0 ? 0 : NUMBERS), first: column === 0, last: i + columns >= shown.length };
+    return panelOf(panel, { ...at, ...looks }, domain);
   });
+  const height = Math.ceil(shown.length / columns) * panelSize().tall + BELOW;
+  const axis = caption("layer; length ratio of other tokens upwards", { x: NUMBERS + ROOM.left, y: height - 4 });
+  const name = `Mixing ratio by layer, ${shown.length} ratios; by ${data.labels.methods[state.method]}: ${inText(
+    LAYERS.map((layer) => titleOf(state.method, layer)).join("; "),
+  )}`;
+  put(mixing, width, height, name, [...parts, axis]);
+  keep(mixing, () => shown.flatMap(({ curves }) => curves));
 }
+
+mixing.addEventListener("click", ({ target }) => {
+  const { layer, method } = target.dataset;
+  if (layer) change({ layer: Number(layer), method });
+});
 
 const points = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(1)}`;
 
 export function drawDifference() {
   const row = data.differences.find((each) => each.layer === state.layer && each.method === state.method);
   const [mean, low, high] = row ? [row.difference, row.ci_low, row.ci_high].map(points) : [];
-  const said = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} percentage points (95 % interval ${low} to ${high}).`;
-  byId("difference").textContent = row ? said : "";
+  const words = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} percentage points (95 % interval ${low} to ${high}).`;
+  byId("difference").textContent = row ? words : "";
 }
 
-function tracesOfStep(step, rows) {
-  const drawn = data.stepColors[step];
-  const color = drawn === BLACK ? state.colours.ink : drawn; // which can be seen on dark paper too
-  const name = data.labels.steps[step];
-  const traces = band(
-    rows,
-    name,
-    { color, dash: "solid" },
-    { size: 8, symbol: SYMBOLS[Object.keys(data.stepColors).indexOf(step)] },
-    LENGTH,
+/** A table's rows, of curves. */
+export const rowsOfCurves = (curves, first) =>
+  curves.flatMap((each) =>
+    each.points.map(([layer, value], i) => [
+      each[first],
+      each.name,
+      layer,
+      value,
+      each.low?.[i][1] ?? null,
+      each.high?.[i][1] ?? null,
+    ]),
   );
-  if (state.token === null || state.stepMeasure !== "cosine_input" || state.checkpoint !== CAPTURED) return traces;
-  const own = cosinesOf(state.token, step).map((cosine, i) => [i + 1, cosine]);
-  const marker = { symbol: "diamond-open", size: 12, color, line: { width: 2 } };
-  return own.length === 0 ? traces : [...traces, ownTrace(own, "", LENGTH, { legendgroup: name, marker })];
-}
 
-export function drawSteps() {
-  const rows = data.steps.filter((row) => row.checkpoint === state.checkpoint && row.measure === state.stepMeasure);
-  const steps = Object.keys(data.stepColors).filter((step) => rows.some((row) => row.step === step));
-  const ofStep = (step) => rows.filter((row) => row.step === step);
-  const traces = steps.flatMap((step) => tracesOfStep(step, ofStep(step)));
-  const label = byId("step-measure").querySelector(`[value=${state.stepMeasure}]`).textContent;
-  const title = { text: label.length > 40 ? "relative to the input" : label };
-  drawByLayer(byId("steps-chart"), traces, 84, { title });
-}
+register("mixing-chart", () => ({
+  columns: ["ratio", "of", "layer", "length ratio of others", "95 % from", "to"],
+  rows: rowsOfCurves(
+    panels().flatMap(({ curves }) => curves),
+    "method",
+  ),
+}));

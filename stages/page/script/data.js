@@ -12,7 +12,8 @@ async function unpacked(text) {
   return JSON.parse(await new Response(stream).text());
 }
 
-function bytes(text) {
+/** Of base64. */
+export function bytes(text) {
   const raw = atob(text);
   const found = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
@@ -76,22 +77,6 @@ const largestOf = once((all) => all.reduce((most, code) => Math.max(most, value(
 /** The largest ratio of all tokens and layers, which has the strongest colour. */
 export const largestRatio = (checkpoint, method) => largestOf(ratios[checkpoint][method]);
 
-/** The ends of the middle 90 % of numbers. */
-function middle(numbers) {
-  const sorted = numbers.toSorted((a, b) => a - b);
-  return [Math.floor(0.05 * (sorted.length - 1)), Math.ceil(0.95 * (sorted.length - 1))].map((at) => sorted[at]);
-}
-
-/** Between which ratios most tokens of a layer lie; the same two where there are none. */
-export const usualRatios = (layer, checkpoint, method) => usual(`${layer} ${checkpoint} ${method}`);
-const usual = once((key) => {
-  const [layer, checkpoint, method] = key.split(" ");
-  const known = tokens
-    .map((token) => ratioOf(token, Number(layer), checkpoint, method))
-    .filter((share) => share !== null);
-  return known.length === 0 ? [0, 0] : middle(known);
-});
-
 const UNIT = [0, 1];
 
 /** Limits of x and y of a layout. Maps in planes of their own are each scaled to a square. */
@@ -100,11 +85,30 @@ export const limits = (layout) => (inOnePlane(layout) ? maps[layout].ranges[0] :
 /** Whether a layout holds a capture point; those of one plane lack points whose vectors are of another width. */
 export const holds = (layout, point) => !maps[layout].absent.includes(point);
 
-/** Where a token lies on the map of a point; null where it is on none (umap.max_points). */
+const ofPoint = once((key) => {
+  const [layout, point] = key.split(" ");
+  return ["x", "y"].map((axis, i) => {
+    const [low, high] = limits(layout)[i];
+    const here = maps[layout][axis].subarray(point * tokens.length, (Number(point) + 1) * tokens.length);
+    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
+  });
+});
+
+/** Where all tokens lie on the map of a point, `[x, y]` by token; NaN for those on none (umap.max_points). */
+export const placesOf = (layout, point) => ofPoint(`${layout} ${point}`);
+
+/** Where a token lies on the map of a point; null where it is on none. */
 export function place(layout, point, token) {
-  const at = point * tokens.length + token;
-  const [x, y] = limits(layout);
-  return maps[layout].x[at] === UNKNOWN ? null : [value(maps[layout].x[at], ...x), value(maps[layout].y[at], ...y)];
+  const [x, y] = placesOf(layout, point);
+  return Number.isNaN(x[token]) ? null : [x[token], y[token]];
+}
+
+const nearest = codes(data.nearest.tokens);
+
+/** A token's nearest others among the vectors of a capture point, in the full space, the nearest first. */
+export function nearestTo(token, point) {
+  const from = (point * tokens.length + token) * data.nearest.number;
+  return [...nearest.subarray(from, from + data.nearest.number)].filter((other) => other !== UNKNOWN);
 }
 
 const CELLS = 32; // of a map, each way
@@ -130,23 +134,44 @@ export function cosinesOf(token, step) {
   return Array.from({ length: all.length / tokens.length }, (_, i) => value(all[i * tokens.length + token], -1, 1));
 }
 
-const decoded = once((part) => ({ sources: codes(part.sources), shares: bytes(part.shares) }));
+const decoded = once((part) => ({
+  sources: codes(part.sources),
+  shares: bytes(part.shares),
+  own: codes(part.own),
+}));
+
+/** A text's matrix, and the row of a token in it; null where the text's matrices are not on the page. */
+function rowOf(token, layer, checkpoint, matrix) {
+  const { name, length } = data.documents[documentOf[token]];
+  const matrices = data.contributions[name];
+  if (!matrices || matrix === undefined) return null;
+  const part = matrices[checkpoint][matrix];
+  return { keep: part.keep, ...decoded(part), at: (layer - 1) * length + positionOf(token) };
+}
+
+/** A token's own share of what it took; null where it is not on the page or not to be trusted. */
+export function ownShareOf(token, layer, checkpoint, matrix) {
+  const row = rowOf(token, layer, checkpoint, matrix);
+  return row && value(row.own[row.at], 0, 1);
+}
 
 /**
  * The largest shares that a token took, its sources in order; null where the text's matrices are not on the page, and
- * empty where the token's row is not to be trusted. `head` is a number or "mean".
+ * empty where the token's row is not to be trusted.
  */
-export function sourcesOf(token, layer, checkpoint, matrix, head) {
-  const { name, start, length } = data.documents[documentOf[token]];
-  const matrices = data.contributions[name];
-  if (!matrices || matrix === undefined) return null;
-  const byHead = matrix === "attention" && head !== "mean";
-  const part = matrices[checkpoint][byHead ? "heads" : matrix];
-  const { sources, shares } = decoded(part);
-  const row = byHead ? (layer - 1) * part.number + head : layer - 1;
-  const from = (row * length + positionOf(token)) * part.keep;
+export function sourcesOf(token, layer, checkpoint, matrix) {
+  const row = rowOf(token, layer, checkpoint, matrix);
+  if (row === null) return null;
+  const { sources, shares, keep } = row;
+  const { start } = data.documents[documentOf[token]];
+  const from = row.at * keep;
   if (sources[from] === UNKNOWN) return [];
-  return Array.from({ length: part.keep }, (_, i) => from + i)
+  return Array.from({ length: keep }, (_, i) => from + i)
     .map((at) => ({ token: start + sources[at], share: (shares[at] / 255) ** 2 }))
     .filter((each) => each.share > 0);
 }
+
+const scores = mapValues(data.importance, ({ values, limit }) => ({ values: codes(values), limit }));
+
+/** A token's score for the predicted class's logit; null where it has none. */
+export const importanceOf = (token, name) => value(scores[name].values[token], -scores[name].limit, scores[name].limit);

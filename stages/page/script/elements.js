@@ -38,6 +38,10 @@ export const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u20
 export const inText = (label) => label[0].toLowerCase() + label.slice(1);
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
+/** A number with its sign, whether above or below zero. */
+export const signed = (number, digits = 3) =>
+  `${number > 0 ? "+" : number < 0 ? "\u2212" : ""}${Math.abs(number).toFixed(digits)}`;
+
 // Whatever stops the script before the views are drawn is said on the page.
 addEventListener("unhandledrejection", ({ reason }) => {
   if (document.documentElement.dataset.ready) return;

@@ -1,39 +1,76 @@
 // The views, and how they look on the screen and printed.
 
 import { readAddress, writeAddress } from "./address.js";
-import { PRINTED } from "./charts.js";
+import { buildBeside, drawBeside } from "./beside.js";
+import { drawHovered } from "./camera.js";
+import { drawCard, drawCourse } from "./card.js";
 import { drawMapLegend } from "./colours.js";
-import { drawControls, drawHeads, drawPlay, drawPoint, drawSelection } from "./controls.js";
-import { drawDifference, drawMixing, drawSteps } from "./curves.js";
+import { drawBesides, drawControls, drawHeads, drawPlay, drawPoint, drawSelection } from "./controls.js";
+import { drawDifference, drawMixing } from "./curves.js";
+import { data } from "./data.js";
 import { byId } from "./elements.js";
-import { drawMap, drawMovement, drawQuality } from "./map.js";
+import { beginFramed, framed, tellChosen } from "./framed.js";
+import { drawHeadLines } from "./heads.js";
+import { drawHeadsNote, drawHeadsSaid } from "./headwords.js";
+import { drawMap, drawNote } from "./map.js";
+import { drawNeuron } from "./neuron.js";
 import { drawOverview, drawTypical } from "./overview.js";
+import { drawNearest } from "./nearest.js";
+import { register } from "./panes.js";
+import { drawPointing } from "./pointing.js";
+import { drawMovement, drawQuality } from "./quality.js";
 import { drawFound } from "./search.js";
-import { change, show, state } from "./state.js";
-import { buildWords, drawPointed, drawSources, drawTextLegend, drawWords } from "./text.js";
+import { change, drawEverything, drawOneByOne, show, showSeen, state } from "./state.js";
+import { drawSteps } from "./steps.js";
+import { drawStory } from "./story.js";
+import { buildWords, drawMarks, drawPointed, drawSelected, drawShades, drawTextLegend, drawTextName } from "./text.js";
+import { drawHeadMatrix, drawPressed, drawThumbnails } from "./thumbnails.js";
+import { wordsDrawing, wordsTable } from "./wordfiles.js";
 
+// Those that are drawn when they are seen, by the element of each.
+const PANES = { overview: drawOverview, "map-chart": drawMap, "mixing-chart": drawMixing, "steps-chart": drawSteps };
+const HEAD_PANES = {
+  "heads-lines": drawHeadLines,
+  "heads-square": drawHeadMatrix,
+  "heads-all": drawThumbnails,
+  neuron: drawNeuron,
+};
 const root = document.documentElement;
 const scheme = matchMedia("(prefers-color-scheme: dark)");
-const COLOURS = ["paper", "panel", "line", "ink", "soft", "mark", "took", "shade"]; // of the style sheet
+const COLOURS = "paper panel line edge ink soft mark took gave shade less".split(" "); // of the style sheet
 
-/** Paper has a width of its own, and is white. */
+/** Paper is white, and has a width of its own. */
 function look(printing) {
   root.classList.toggle("printing", printing);
   const style = getComputedStyle(root);
   const colours = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-  const width = printing ? PRINTED.width : byId("overview").clientWidth;
-  change({ printing, dark: scheme.matches && !printing, colours, width });
+  change({ printing, dark: scheme.matches && !printing, colours });
 }
 
+register("words", wordsTable, wordsDrawing);
 look(false);
 readAddress();
-show(drawHeads, drawControls, drawSelection, drawOverview, drawTypical, drawMixing, drawDifference, drawSteps);
-show(drawPlay, drawPoint, drawMap, drawMapLegend, drawQuality, drawMovement);
-show(buildWords, drawWords, drawPointed, drawTextLegend, drawSources, drawFound, writeAddress);
+show(drawHeads, drawControls, drawBesides, drawSelection, drawTypical, drawDifference);
+show(drawPlay, drawPoint, drawNote, drawMapLegend, drawQuality, drawMovement, drawHovered, drawPointing);
+show(buildWords, drawShades, drawMarks, drawSelected, drawPointed, drawTextLegend, drawTextName, drawFound);
+show(drawStory, buildBeside, drawBeside, drawCard, drawCourse, drawNearest, framed ? tellChosen : writeAddress);
+for (const [id, draw] of Object.entries(PANES)) showSeen(byId(id), draw);
+if (data.attention.number > 0) {
+  show(drawHeadsNote, drawHeadsSaid, drawPressed);
+  for (const [id, draw] of Object.entries(HEAD_PANES)) showSeen(byId(id), draw);
+}
 scheme.addEventListener("change", () => look(state.printing));
-addEventListener("beforeprint", () => look(true));
-addEventListener("afterprint", () => {
-  look(false);
-  for (const id of ["map-chart", "mixing-chart", "steps-chart"]) Plotly.Plots.resize(byId(id));
+addEventListener("beforeprint", () => {
+  look(true);
+  drawEverything();
 });
+addEventListener("afterprint", () => look(false));
+// What a glide to a link's end passes by would be drawn on the way, grow, and move that end.
+const followsLink = ({ target }) => target.closest("a[href^='#']") && drawEverything();
+document.addEventListener("click", followsLink, { capture: true });
+if (framed) beginFramed();
 root.dataset.ready = "yes";
+// A pane that grew when it comes into sight would push away what someone is about to click.
+drawOneByOne(() => {
+  root.dataset.drawn = "yes";
+});

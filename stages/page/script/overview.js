@@ -1,27 +1,30 @@
 // The first picture: how much every measured review is mixed in each layer, and where the chosen text stands among them.
 
+import { LAYERS, widthOf } from "./charts.js";
 import { checkpoints, data, meanRatioOf, reviewRatiosOf } from "./data.js";
 import { byId, drawing, element, inText, percent } from "./elements.js";
+import { register } from "./panes.js";
 import { change, state } from "./state.js";
 
 const TALL = 320;
 const EDGES = { top: 26, right: 118, bottom: 42, left: 52 };
 const LINE = 15; // pixels between labels
 const GOLDEN = 0.618; // spreads dots of one layer sideways, the first in the middle
-const layers = Array.from({ length: data.ratios.layers }, (_, i) => i + 1);
+const figure = byId("overview");
 
 const meansOf = (checkpoint) =>
   data.curves.filter((row) => row.checkpoint === checkpoint && row.method === state.method);
 
-function scales(largest) {
-  const [width, height] = [state.width - EDGES.left - EDGES.right, TALL - EDGES.top - EDGES.bottom];
-  const step = width / layers.length;
+function scales(largest, all) {
+  const [width, height] = [all - EDGES.left - EDGES.right, TALL - EDGES.top - EDGES.bottom];
+  const step = width / LAYERS.length;
   const tick = largest > 0.5 ? 0.2 : largest > 0.2 ? 0.1 : 0.05;
   const top = Math.min(1, Math.ceil(largest / tick) * tick);
   const ticks = Array.from({ length: Math.round(top / tick) + 1 }, (_, i) => i * tick);
   return {
     step,
     ticks,
+    right: all - EDGES.right,
     x: (layer) => EDGES.left + (layer - 0.5) * step,
     y: (share) => EDGES.top + height * (1 - share / top),
   };
@@ -29,21 +32,21 @@ function scales(largest) {
 
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-function axes({ x, y, step, ticks }) {
+function axes({ x, y, step, ticks, right }) {
   const { line, soft } = state.colours;
   const text = { fill: soft, "font-size": 12 };
   const bottom = TALL - EDGES.bottom;
   const every = step < 22 ? 2 : 1;
   return [
     ...ticks.flatMap((share) => [
-      drawing("line", { x1: EDGES.left, x2: state.width - EDGES.right, y1: y(share), y2: y(share), stroke: line }),
+      drawing("line", { x1: EDGES.left, x2: right, y1: y(share), y2: y(share), stroke: line }),
       drawing("text", { ...text, x: EDGES.left - 8, y: y(share) + 4, "text-anchor": "end" }, percent(share)),
     ]),
-    ...layers
-      .filter((layer) => (layer - 1) % every === 0)
-      .map((layer) => drawing("text", { ...text, x: x(layer), y: bottom + 18, "text-anchor": "middle" }, layer)),
+    ...LAYERS.filter((layer) => (layer - 1) % every === 0).map((layer) =>
+      drawing("text", { ...text, x: x(layer), y: bottom + 18, "text-anchor": "middle" }, layer),
+    ),
     drawing("text", { ...text, x: 2, y: 12 }, "mixing ratio"),
-    drawing("text", { ...text, x: (x(1) + x(layers.length)) / 2, y: bottom + 36, "text-anchor": "middle" }, "layer"),
+    drawing("text", { ...text, x: (x(1) + x(LAYERS.length)) / 2, y: bottom + 36, "text-anchor": "middle" }, "layer"),
   ];
 }
 
@@ -51,7 +54,7 @@ function axes({ x, y, step, ticks }) {
 function dots({ x, y, step }) {
   const { names } = data.reviews;
   const documents = new Map(data.documents.map((each, number) => [each.name, number]));
-  return layers.flatMap((layer) =>
+  return LAYERS.flatMap((layer) =>
     reviewRatiosOf(layer, state.checkpoint, state.method).flatMap((share, i) => {
       if (share === null) return [];
       const captured = documents.has(names[i]);
@@ -77,13 +80,13 @@ function ribbon(rows, { x, y }, colour) {
 }
 
 /** Names beside the ends of the lines, moved apart where they would lie on one another. */
-function labels(ends) {
+function labels(ends, right) {
   let free = -Infinity;
   return ends
     .toSorted((a, b) => a.y - b.y)
     .map(({ name, y, colour }) => {
       free = Math.max(free + LINE, y + 4);
-      const at = { x: state.width - EDGES.right + 4, y: free, fill: colour, "font-size": 12.5 };
+      const at = { x: right + 4, y: free, fill: colour, "font-size": 12.5 };
       return drawing("text", { ...at, "font-weight": 600 }, name);
     });
 }
@@ -121,7 +124,7 @@ function ownLine(own, { x, y }) {
 /** Where a click chooses a layer; the chosen one has a ground of its own. */
 function columns({ x, step }) {
   const size = { y: EDGES.top, width: step, height: TALL - EDGES.top - EDGES.bottom };
-  return layers.map((layer) => {
+  return LAYERS.map((layer) => {
     const fill = layer === state.layer ? state.colours.panel : "transparent";
     const title = drawing("title", {}, data.labels.layers[layer]);
     return drawing("rect", { ...size, x: x(layer) - step / 2, fill, "data-layer": layer }, title);
@@ -129,13 +132,14 @@ function columns({ x, step }) {
 }
 
 export function drawOverview() {
-  const own = layers.map((layer) => meanRatioOf(state.document, layer, state.checkpoint, state.method));
-  const all = layers.flatMap((layer) => reviewRatiosOf(layer, state.checkpoint, state.method));
+  const own = LAYERS.map((layer) => meanRatioOf(state.document, layer, state.checkpoint, state.method));
+  const all = LAYERS.flatMap((layer) => reviewRatiosOf(layer, state.checkpoint, state.method));
   const means = checkpoints.flatMap(meansOf).map((row) => row.mean);
-  const scale = scales(Math.max(0.05, ...all, ...own, ...means));
+  const width = widthOf(figure);
+  const scale = scales(Math.max(0.05, ...all, ...own, ...means), width);
   const lines = [...checkpoints.map((name) => meanLine(name, scale)), ownLine(own, scale)];
   const chart = byId("overview-chart");
-  const size = { viewBox: `0 0 ${state.width} ${TALL}`, width: state.width, height: TALL };
+  const size = { viewBox: `0 0 ${width} ${TALL}`, width, height: TALL };
   for (const [key, value] of Object.entries(size)) chart.setAttribute(key, value);
   const said = meansOf(state.checkpoint).map((row) => `layer ${row.layer} ${percent(row.mean)}`);
   chart.setAttribute("aria-label", `Mean mixing ratio: ${said.join(", ")}.`);
@@ -144,7 +148,10 @@ export function drawOverview() {
     ...axes(scale),
     ...dots(scale),
     ...lines.flatMap(({ parts }) => parts),
-    ...labels(lines.map(({ end }) => end)),
+    ...labels(
+      lines.map(({ end }) => end),
+      scale.right,
+    ),
   );
 }
 
@@ -166,6 +173,9 @@ byId("overview-chart").addEventListener("click", ({ target }) => {
   const { document: chosen, layer } = target.dataset;
   if (layer) change({ layer: Number(layer), ...(chosen ? { document: Number(chosen) } : {}) });
 });
-new ResizeObserver(([{ contentRect }]) => {
-  if (!state.printing) change({ width: Math.round(contentRect.width) });
-}).observe(byId("overview"));
+register("overview-chart", () => {
+  const rows = LAYERS.flatMap((layer) =>
+    reviewRatiosOf(layer, state.checkpoint, state.method).map((share, i) => [data.reviews.names[i], layer, share]),
+  );
+  return { columns: ["review", "layer", `mean length ratio of others (${state.method})`], rows };
+});
