@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
+from verify.clone import clone_at, git
 from verify.difference import differences
 from verify.surroundings import CLONES, Surroundings, check_emulator, emulated, run
 
@@ -32,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.cpus:
         check_emulator()
     repository = options.repository.resolve()
-    if _git(repository, "status", "--porcelain", "--untracked-files=no"):
+    if git(repository, "status", "--porcelain", "--untracked-files=no"):
         print("changes that are not committed are in no clone: the last commit is verified")
-    commit = _git(repository, "rev-parse", "HEAD")
+    commit = git(repository, "rev-parse", "HEAD")
     work = Path(tempfile.mkdtemp(prefix="verify-", dir=options.folder))
     try:
         # An emulated processor is one core, and keeps one busy.
@@ -66,32 +64,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _run(clone: Surroundings, repository: Path, commit: str, work: Path, options: argparse.Namespace) -> Path:
     folder = work / clone.name / "clone"
     folder.parent.mkdir(parents=True)
-    subprocess.run(["git", "clone", "--quiet", repository, folder], check=True)
-    _git(folder, "checkout", "--quiet", commit)
-    settings = list(options.set)
-    if options.profile:
-        lines = options.profile.read_text(encoding="utf-8").splitlines()
-        settings = [line for line in lines if line and not line.startswith("#")] + settings
-    if settings:
-        _set(folder / "params.yaml", settings)
+    clone_at(commit, repository, folder, options.profile, options.set)
     start = time.monotonic()
     run(clone, folder, [sys.executable, "-m", "dvc", "repro", "--force", *options.until], work / f"{clone.name}.log")
     print(f"{clone.name}: {time.monotonic() - start:.0f} s", flush=True)
     return folder
-
-
-def _set(file: Path, settings: list[str]) -> None:
-    yaml = YAML()
-    values = yaml.load(file.read_text(encoding="utf-8"))
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        *sections, key = name.split(".")
-        section = values
-        for each in sections:
-            section = section[each]
-        section[key] = YAML(typ="safe").load(value)
-    with file.open("w", encoding="utf-8") as opened:
-        yaml.dump(values, opened)
 
 
 def _compared(clones: list[Surroundings], folders: list[Path]) -> list[str]:
@@ -103,13 +80,8 @@ def _compared(clones: list[Surroundings], folders: list[Path]) -> list[str]:
 
 def _committed(repository: Path, folder: Path) -> list[str]:
     """What of the committed results the run does not give."""
-    changed = _git(folder, "status", "--porcelain").split("\n")
+    changed = git(folder, "status", "--porcelain").split("\n")
     return [f"not as committed: {line[3:]}" for line in changed if line]
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.rstrip("\n")
 
 
 if __name__ == "__main__":

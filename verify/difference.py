@@ -15,18 +15,18 @@ import zarr
 
 def differences(first: Path, second: Path) -> list[str]:
     """One line for each output of the pipeline that differs between two clones, and for `dvc.lock`."""
-    return [found for path in outputs(first) if (found := _of_trees(first, second, path)) is not None]
+    return [found for path in [*outputs(first), "dvc.lock"] if (found := _of_trees(first, second, path)) is not None]
 
 
-def outputs(clone: Path) -> list[str]:
-    """Everything that `dvc.yaml` declares as an output, and `dvc.lock`."""
+def outputs(clone: Path, stage: str | None = None) -> list[str]:
+    """Everything that `dvc.yaml` declares as an output, of all stages or of one."""
     stages = yaml.safe_load((clone / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     found = []
-    for stage in stages.values():
+    for each in [stages[stage]] if stage else stages.values():
         for kind in ("outs", "metrics", "plots"):
-            outs = stage.get("do", stage).get(kind, ())
+            outs = each.get("do", each).get(kind, ())
             found += [out if isinstance(out, str) else next(iter(out)) for out in outs]
-    return [*found, "dvc.lock"]
+    return found
 
 
 def _of_trees(first: Path, second: Path, path: str) -> str | None:
