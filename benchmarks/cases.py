@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks import long_texts, mixing
+from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
 from stages.arithmetic.settings import PORTABLE
 from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
-from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.maps import MAPS, QUALITY
 from stages.parameters import UmapParameters, read_parameters
 
-PLAIN_STORES = Path("plain")
 PAGES = Path("pages")
 MAP = Path("map.parquet")
 ENGINES = ("compiled", "umap-learn")
@@ -36,100 +33,6 @@ ENGINES = ("compiled", "umap-learn")
 def vectors() -> list[Any]:
     """The captured vectors `[tokens, hidden]` of every point, in forward order."""
     return [read_features(ACTIVATIONS, site).astype(np.float32) for site in stored_sites(ACTIVATIONS)]
-
-
-# Capture.
-
-
-def capture_pipeline() -> None:
-    from stages import capture
-
-    capture.main(read_parameters())
-
-
-def _batches() -> tuple[Any, list[list[int]], Iterator[tuple[list[int], Any]]]:
-    """The pipeline's own model, token ids, and padded batches in its order."""
-    from stages.maps.neighbours import device
-    from stages.models.encoding import batches_by_tokens, encode, padded
-    from stages.models.loading import load_classifier, load_tokenizer
-
-    capture = read_parameters().capture
-    tokenizer = load_tokenizer(FINETUNED)
-    base = load_classifier(FINETUNED).base_model.to(device())
-    encoded = encode(tokenizer, capture.texts, capture.max_length)
-    batches = batches_by_tokens([len(text) for text in encoded], capture.batch_tokens)
-    inputs = ((batch, padded([encoded[i] for i in batch], tokenizer.pad_token_id, base.device)) for batch in batches)
-    return base, encoded, inputs
-
-
-def capture_forward() -> None:
-    """Nothing but the forward passes."""
-    import torch
-
-    base, _, batches = _batches()
-    with torch.inference_mode():
-        for _, inputs in batches:
-            base(**inputs).last_hidden_state.cpu()
-
-
-def capture_plain() -> None:
-    """A hook at every point, its rows in one array, `numpy.save` of each at the end."""
-    import torch
-
-    from stages.models.families import family_of
-
-    base, encoded, batches = _batches()
-    seen: dict[str, Any] = {}
-
-    def keep(name: str, side: str) -> Callable[..., None]:
-        def hook(_module: Any, inputs: Any, output: Any) -> None:
-            seen[name] = inputs[0] if side == "input" else output
-
-        return hook
-
-    family, points = family_of(base.config), read_parameters().capture.points
-    (stack,) = family.stacks
-    layers = [path for path, _ in base.named_modules() if stack.is_layer(path)]
-    places = {
-        "layer_00/word_embedding": (family.word_embedding, "output"),
-        "layer_00/embedding_output": (layers[0], "input"),
-    }
-    for number, layer in enumerate(layers, start=1):
-        for point, (path, side) in stack.places().items():
-            places[f"layer_{number:02d}/{point}"] = (f"{layer}.{path}".rstrip("."), side)
-    for name, (path, side) in places.items():
-        if name.partition("/")[2] in points:
-            base.get_submodule(path).register_forward_hook(keep(name, side))
-    starts = np.cumsum([0, *map(len, encoded)])
-    rows: dict[str, Any] = {}
-    with torch.inference_mode():
-        for batch, inputs in batches:
-            base(**inputs)
-            for name, value in seen.items():
-                block = value.half().cpu().numpy()
-                if name not in rows:
-                    rows[name] = np.empty((starts[-1], block.shape[-1]), np.float16)
-                for place, i in enumerate(batch):
-                    rows[name][starts[i] : starts[i + 1]] = block[place, : len(encoded[i])]
-    for name, array in rows.items():
-        path = PLAIN_STORES / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, array)
-
-
-def capture_same() -> str:
-    sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
-    for site in sites:
-        stored, plain = read_features(ACTIVATIONS, site), np.load(PLAIN_STORES / f"{site}.npy")
-        # The stage's batches begin anew with each shard, and other batches give other last digits.
-        if not np.allclose(stored.astype(np.float64), plain, rtol=1e-3, atol=1e-4):
-            raise AssertionError(f"{site}: {np.abs(stored.astype(float) - plain).max()} apart")
-    tokens, hidden = stored.shape
-    return (
-        f"{texts} texts, {tokens} tokens, {len(sites)} points of {hidden} numbers. The same batches in all three, with "
-        "`sdpa`, but that the stage's begin anew with each shard. The stores' rows are those of the plain writer "
-        "within the last digit of float16."
-    )
 
 
 # Maps.
@@ -301,17 +204,15 @@ def _engines(layout: str) -> Case:
     )
 
 
-def _capture(model: str, folder: str) -> Case:
-    ways = {"bare forward passes": capture_forward, "pipeline": capture_pipeline, "hooks, numpy.save": capture_plain}
-    return Case(f"Capture, {model}", folder, capture_same, ways)
-
-
 CASES: dict[str, Case] = {
-    "capture": _capture("default model", "default"),
-    "capture-bert": _capture("BERT-base's shape", "bert"),
+    "capture": capturing.case("default model", "default"),
+    "capture-bert": capturing.case("BERT-base's shape", "bert"),
+    "peers": capturing.peers("default model", "default"),
     "mixing": mixing.case("default model", "full"),
     "mixing-bert": mixing.case("BERT-base's shape", "bert"),
     "long": long_texts.CASE,
+    "measure-corpora": corpora.case("measure"),
+    "capture-corpora": corpora.case("capture"),
     "joint": Case(
         "Joint map (plain: umap.UMAP on scikit-learn's exact neighbours)",
         "maps",

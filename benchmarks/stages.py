@@ -28,17 +28,19 @@ import numpy as np
 import pandas as pd
 from ruamel.yaml import YAML
 
+from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
 from stages.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
 from stages.outputs.activations import ACTIVATIONS, read_tokens, stored_sites
-from stages.outputs.checkpoints import FINETUNED
+from stages.outputs.checkpoints import FINETUNED, PRETRAINED
 from stages.outputs.mixing import MIXING, TOKENS
 from stages.outputs.reviews import REVIEWS, split_file
 from stages.parameters import Parameters
 from stages.sites import Site
 from stages.vocabulary import CAPTURED_CHECKPOINT
 
+PAGE_TITLE = "The page in a browser"  # by benchmarks.page
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
 
 
@@ -46,7 +48,7 @@ class Size(NamedTuple):
     """Texts of the default model, texts of BERT-base's shape, tokens of a text at most, layers of that shape."""
 
     texts: int = 200
-    bert_texts: int = 24
+    bert_texts: int = 60
     tokens: int = 256
     layers: int = 12
 
@@ -65,7 +67,8 @@ IN_PORTABLE = ", portable arithmetic"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
+    usual = [name for name in CASES if name != "peers"]  # whose libraries are in no lock
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=usual, metavar="CASE")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
     parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="on both sides")
     parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
@@ -92,7 +95,7 @@ def keep(made: str) -> None:
     _, *before = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
     sections = {each.partition("\n")[0]: each.strip() for each in (*before, made.removeprefix(TITLE))}
     titles = [case.title + ending for case in CASES.values() for ending in ("", IN_PORTABLE)]
-    ordered = [sections[title] for title in titles if title in sections]
+    ordered = [sections[title] for title in (*titles, PAGE_TITLE) if title in sections]
     RESULTS.write_text("\n".join([HEAD, *(f"{TITLE}{each}\n" for each in ordered)]), encoding="utf-8")
 
 
@@ -100,9 +103,9 @@ def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> 
     """A case's heading, what made it, what was compared, and its table."""
     case = CASES[name]
     folder, compiled = root / case.folder, root / "compiled"
-    for way in case.ways:
+    for way in list(case.ways)[: 1 if case.growing else None]:
         timed(name, way, folder, threads, compiled)
-    _, checked = fresh_process(["-m", "benchmarks.cases", name, "check"], folder, threads, compiled)
+    checked = "" if case.growing else check(name, folder, threads, compiled)
     found: dict[str, dict[str, list[Run]]] = {}
     for state in case.states:
         runs = found[state] = defaultdict(list)
@@ -110,11 +113,18 @@ def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> 
             for way in case.ways:
                 for each, run in timed(name, way, folder, threads, compiled, cold=state == COLD).items():
                     runs[each].append(run)
+    checked = checked or check(name, folder, threads, compiled)
     return f"{TITLE}{case.title}\n\n{made_by}\n\n{checked}\n\n{table(found, case.references)}\n"
 
 
+def check(name: str, folder: Path, threads: int, compiled: Path) -> str:
+    """What a case says of the files that its ways left."""
+    _, said = fresh_process(["-m", "benchmarks.cases", name, "check"], folder, threads, compiled)
+    return said
+
+
 def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic: str) -> None:
-    """Those of the folders in which the cases run: `default`, `full`, `bert`, and `maps` with captured vectors."""
+    """Those of the folders where the cases run: `default`, `full`, `bert`, `corpora`, `maps` with captured vectors."""
     finetuned, model = REPOSITORY / FINETUNED, root / "bert-shaped"
     reviews = pd.read_parquet(REPOSITORY / split_file("train"))["text"].tolist()
 
@@ -125,21 +135,39 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
     texts = [joined(i, 1 + i % 4) for i in range(max(size.texts, size.bert_texts))]
     full = [joined(i, size.tokens // 10) for i in range(size.texts)]
     inputs = {
-        "default": (finetuned, texts[: size.texts]),
+        "default": (finetuned, real_reviews(size.texts) or texts[: size.texts]),
         "full": (finetuned, full),
-        "bert": (model, texts[: size.bert_texts]),
+        "bert": (model, real_reviews(size.bert_texts) or texts[: size.bert_texts]),
         "maps": (model, [joined(0, 30)]),
     }
     if folders & {"bert", "maps"}:
-        _bert_shaped(model, size.layers)
-    for name in folders:
-        _folder(root / name, *inputs[name], size.tokens, arithmetic)
+        _bert_shaped(model, num_hidden_layers=size.layers)
+    for name in folders - {"corpora", "reviews"}:
+        longest = 2 * size.tokens if name in ("default", "bert") else size.tokens
+        _folder(root / name, *inputs[name], longest, arithmetic)
+    if "corpora" in folders:
+        _corpora(root / "corpora", reviews, arithmetic)
+    if "reviews" in folders:
+        most = max(corpora.DOCUMENTS)
+        _bert_shaped(root / "reviews" / FINETUNED, **corpora.WIDE)
+        texts = 2 * (real_reviews(most) or reviews)
+        starts = (i % (len(texts) // 2) for i in range(most))
+        _write_reviews(root / "reviews", [" ".join(texts[i : i + 8])[: 9 * corpora.LONG] for i in starts])
+        write_parameters(root / "reviews", arithmetic, **corpora.CAPTURED)
     if "maps" in folders:
         maps = root / "maps"
         fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")
         tokens = read_tokens(maps / ACTIVATIONS)
         _write_map(maps, stored_sites(maps / ACTIVATIONS), tokens)
         write_ratios(maps, tokens, size.layers)
+
+
+def real_reviews(number: int) -> list[str]:
+    """So many reviews of IMDb's test split, where IMDB_FOLDER names a copy in the hub's layout; else none."""
+    if not (named := os.environ.get("IMDB_FOLDER")):
+        return []
+    (file,) = Path(named).rglob("test-*.parquet")
+    return list(pd.read_parquet(file)["text"].sample(number, random_state=0))
 
 
 def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic: str) -> Path:
@@ -151,12 +179,26 @@ def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic
     return folder
 
 
-def _bert_shaped(folder: Path, layers: int) -> Path:
+def _corpora(folder: Path, reviews: list[str], arithmetic: str) -> None:
+    """A tiny model as both checkpoints, and as many test reviews as the largest corpus has."""
+    for checkpoint in (PRETRAINED, FINETUNED):
+        _bert_shaped(folder / checkpoint, **corpora.MODEL)
+    _write_reviews(folder, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(corpora.DOCUMENTS))])
+    write_parameters(folder, arithmetic, **corpora.PARAMETERS)
+
+
+def _write_reviews(folder: Path, texts: list[str]) -> None:
+    (folder / REVIEWS).mkdir(parents=True)
+    table = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 2})
+    table.to_parquet(folder / split_file("test"), index=False)
+
+
+def _bert_shaped(folder: Path, **shape: int) -> Path:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(num_hidden_layers=layers)).save_pretrained(folder)
+    BertForSequenceClassification(BertConfig(**shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(REPOSITORY / FINETUNED / name, folder)
     return folder

@@ -56,6 +56,8 @@ class Case(NamedTuple):
     """`COLD`, `WARM`: with nothing that numba compiled before, and with what earlier runs left on disk."""
     references: Sequence[str] = ()
     """Ways that the others are set against, where it is not the first."""
+    growing: bool = False
+    """The same work, more of it in each way: the first alone warms up, and the check is of the last."""
 
 
 COLD, WARM = "nothing compiled", "compiled before"
@@ -92,6 +94,8 @@ def timed(case: str, way: str, folder: Path, threads: int, compiled: Path, cold:
     seconds, _ = fresh_process(["-m", "benchmarks.cases", case, way], folder, threads, compiled)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
     inside = {name: Run(each, None) for name, each in measured["seconds"].items()}
+    if list(inside) == [way]:
+        return {way: Run(inside[way].seconds, measured["peak_mb"])}
     return inside or {way: Run(seconds, measured["peak_mb"])}
 
 
@@ -138,13 +142,14 @@ def machine(threads: int) -> str:
     torch, numba, joblib, gpu = fresh_process(["-c", asked], REPOSITORY, threads, REPOSITORY)[1].split("; ")
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return (
-        f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {gpu}; load before "
+        f"{processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {gpu}; load before "
         f"{load:.1f}.\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
         f"{joblib}.\nPython {platform.python_version()}, {packages}."
     )
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the machine calls its processor."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
