@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 from transformers import AutoConfig
 
+from docs import measured
 from docs.claims import PLOTS, STUDY, Read, default_run, study
 from stages.mixing.controls import CONTROLS
 from stages.mixing.identities import IDENTITIES
@@ -27,7 +28,7 @@ from stages.models.families import Family, family_of, known_families
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
-DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/study/README.md")
+DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md", "docs/study/README.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -54,6 +55,8 @@ def tables() -> dict[str, str]:
         "controls": _markdown(("control", "name", "what is measured", "forward pass"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
+        "plan": _markdown(measured.PLAN, measured.plan()),
+        "capture": _markdown(measured.CAPTURE, measured.capture()),
         "identities": _markdown(
             ("identity", "what it says"), [(f"`{name}`", text) for name, text in IDENTITIES.items()]
         ),

@@ -1,0 +1,83 @@
+"""What `benchmarks/RESULTS.md` says was measured, for README, and what a billion tokens take by it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
+PLAN = ("work", "tokens a second", "core-hours", "kept")
+CAPTURE = ("way", "time", "ratio", "written", "peak memory")
+PEERS = "Capture, default model, beside nnsight and TransformerLens"
+BILLION = 10**9
+SECONDS = 3600
+FLOAT16 = 2  # bytes
+
+
+class Work(NamedTuple):
+    """A row of the plan: a section of the results, and one of its ways."""
+
+    name: str
+    section: str
+    way: str
+
+
+WORKS = (
+    Work("forward passes of the default model", "Capture, default model", "bare forward passes"),
+    Work("`capture` of it", "Capture, default model", "stage capture"),
+    Work("forward passes of BERT-base's shape", "Capture, BERT-base's shape", "bare forward passes"),
+    Work("`capture` of it", "Capture, BERT-base's shape", "stage capture"),
+    Work("six ratios of the default model", "Mixing ratios, default model", "mixing ratios"),
+    Work("all that `measure` reads of it", "Mixing ratios, default model", "all that `measure` reads from a batch"),
+)
+
+
+def plan() -> list[tuple[str, ...]]:
+    """A row for each of `WORKS`."""
+    sections = _sections()
+    return [_row(work, sections[work.section]) for work in WORKS]
+
+
+def capture() -> list[tuple[str, ...]]:
+    """A row for each way beside libraries that look into models, all of which wrote the same numbers."""
+    section = _sections()[PEERS]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if " MB |" in line]
+    written = _number(r"([\d,]+) MB\.", section)
+    return [
+        (cells[0], cells[2], cells[4], "nothing" if "bare" in cells[0] else _pace(written, cells[2]), cells[5])
+        for cells in rows
+    ]
+
+
+def _pace(megabytes: int, seconds: str) -> str:
+    return f"{megabytes / float(seconds.removesuffix(' s')):.0f} MB/s"
+
+
+def _sections() -> dict[str, str]:
+    """By heading."""
+    return {each.partition("\n")[0]: each for each in RESULTS.read_text(encoding="utf-8").split("\n## ")[1:]}
+
+
+def _row(work: Work, section: str) -> tuple[str, ...]:
+    pace = _number(r"(\d+) tokens", section) / _median(section, work.way)
+    cores = _number(r"(\d+) cores", section)
+    kept = "sums"
+    if "capture" in work.name:
+        points, width = (_number(pattern, section) for pattern in (r"(\d+) points", r"points of (\d+) numbers"))
+        kept = f"{points * width * FLOAT16 * BILLION / 1e12:.0f} TB ({points} points)"
+    if "forward" in work.name:
+        kept = "nothing"
+    return work.name, f"{pace:,.0f}", f"{cores * BILLION / pace / SECONDS:,.0f}", kept
+
+
+def _number(pattern: str, section: str) -> int:
+    found = re.search(pattern, section)
+    if not found:
+        raise ValueError(f"{RESULTS}: no {pattern} in {section[:80]!r}")
+    return int(found[1].replace(",", ""))
+
+
+def _median(section: str, way: str) -> float:
+    cells = next(line.split(" | ") for line in section.splitlines() if line.startswith(f"| {way} | "))
+    return float(cells[2].removesuffix(" s"))
