@@ -1,4 +1,4 @@
-"""An installed Chromium, driven through Playwright."""
+"""An installed Chromium or Firefox, driven through Playwright."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    "firefox": ("firefox-esr", "firefox"),
+}
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -24,18 +27,21 @@ FLAGS = [
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
+def browser(kind: str = "chromium") -> Iterator[Any]:
     """A headless browser; the test skips where none is installed, and fails instead where REQUIRE_BROWSER is set."""
     from playwright.sync_api import sync_playwright
 
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
+    found = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
     if found is None:
-        message = f"no installed browser found (looked for {', '.join(NAMES)})"
+        message = f"no installed browser found (looked for {', '.join(NAMES[kind])})"
         if os.environ.get("REQUIRE_BROWSER"):
             pytest.fail(message)
         pytest.skip(message)
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, headless=True, args=FLAGS)
+        if kind == "firefox":  # as its makers build it, through WebDriver BiDi
+            started = playwright.firefox.launch(executable_path=found, channel="moz-firefox", headless=True)
+        else:
+            started = playwright.chromium.launch(executable_path=found, headless=True, args=FLAGS)
         yield started
         started.close()
 
@@ -52,17 +58,19 @@ class Opened:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("html[data-ready]", state="attached")
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
 
     def _hear(self, message: Any) -> None:
         if message.type == "error":
             self.errors.append(message.text)
 
     def traces(self, chart: str) -> list[dict[str, Any]]:
-        """What a chart draws."""
+        """What a chart draws, once it is seen: `x` and `y` of each curve or kind of points, and what else it says."""
+        self.page.locator(f"#{chart}").scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"#{chart}:not([data-stale])")
         found: list[dict[str, Any]] = self.page.evaluate(
-            "id => document.getElementById(id).data.map(t => ({mode: t.mode, name: t.name || '', x: [...t.x], "
-            "y: [...t.y], text: t.text, color: t.marker && t.marker.color}))",
+            "id => document.getElementById(id).drawn().map(({ points, ...rest }) => "
+            "({ ...rest, symbol: null, x: points.map(at => at[0]), y: points.map(at => at[1]) }))",
             chart,
         )
         return found

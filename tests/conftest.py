@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from browser import Opened, browser
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -29,7 +30,8 @@ from transformers import (
 )
 
 from stages.arithmetic import kernels
-from stages.outputs.reports import write_plot
+from stages.outputs.reports import PAGE, write_plot
+from stages.outputs.validation import write_captured_scores
 
 kernels.use(settings.PORTABLE)
 
@@ -115,6 +117,7 @@ def write_captured_texts(documents: Sequence[str]) -> None:
     """As `validate` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
     write_plot("captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
 COMMIT = "c" * 40
@@ -224,3 +227,41 @@ def imdb_folder() -> Path:
     if not named:
         pytest.skip("IMDB_FOLDER names no folder with IMDb reviews in the hub's layout")
     return Path(named)
+
+
+@pytest.fixture(scope="session")
+def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its page, made once for all modules that look at one."""
+    from page_run import make_run
+
+    return make_run(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def run(page_folder: Path) -> Iterator[Path]:
+    """The same as the current folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(page_folder)
+        yield page_folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(run: Path, chromium: Any) -> Iterator[Opened]:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900})
+    yield shown
+    shown.close()
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run to take parts away from."""
+    folder = tmp_path / "copy"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("models"))
+    monkeypatch.chdir(folder)
+    return folder

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from conftest import REPOSITORY, write_captured_texts, write_commits
+from head_parts import random_parts
 
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
+from stages.outputs.heads import heads_folder, write_heads
 from stages.outputs.mixing import HEADS, MIXING, contributions_folder, write_matrix
 from stages.outputs.reports import write_plot
 from stages.sites import DECODER_INPUT, Site
@@ -36,6 +38,8 @@ class FamilyRun:
     ratios: tuple[str, ...]
     matrices: tuple[str, ...]
     tokens: tuple[str, ...]
+    parts: tuple[str, ...] = ("input_norm", "feed_forward_norm")
+    """Norms of each layer, by their names in the table of families, and `parallel`."""
     special: dict[str, str] = field(default_factory=dict)
     """Classes of the special tokens."""
     widths: dict[str, int] = field(default_factory=dict)
@@ -76,6 +80,7 @@ PARALLEL = FamilyRun(
     ratios=("attn_w", "attn_n"),
     matrices=("attention", "norm", "value_zeroing"),
     tokens=tuple(BYTES),
+    parts=("input_norm", "feed_forward_norm", "parallel"),
 )
 OTHER_WIDTHS = FamilyRun(
     points=PRE_LN.points,
@@ -95,6 +100,7 @@ BESIDE_AN_ENCODER = FamilyRun(
     ratios=tuple(RATIOS),
     matrices=("attention", "norm", "value_zeroing", "alti", "globenc"),
     tokens=("<s>", *BYTES, "</s>"),
+    parts=("attention_norm", "cross_attention_norm", "output_norm"),
     special={"<s>": "cls", "</s>": "sep"},
     decoder_start="</s>",
 )
@@ -122,6 +128,8 @@ def write_family_run(family: FamilyRun) -> pd.DataFrame:
         by_head = _causal(generator, family.layers * HEADS_NUMBER, length)
         by_head = by_head.reshape(family.layers, HEADS_NUMBER, length, length)
         write_matrix(place, HEADS, by_head, ("layer", "head", "token", "source"), {})
+        parts = random_parts(generator, (family.layers, HEADS_NUMBER, length, 4), causal=True)
+        write_heads(heads_folder(checkpoint, "text/0"), parts)
     _write_reports(family, ratios, generator)
     return tokens
 
@@ -187,3 +195,6 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
                     where = {"checkpoint": checkpoint, "layer": layer, "step": step, "measure": measure}
                     steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
     write_plot("steps", pd.DataFrame(steps))
+    stacks = (0, 1) if family.decoder_start else (0,)
+    parts = [(stack, part) for stack in stacks for part in family.parts if stack or not part.startswith("cross")]
+    write_plot("layer_parts", pd.DataFrame(parts, columns=["stack", "part"]))

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 
 @contextmanager
@@ -27,6 +28,8 @@ def server(*command: str) -> Iterator[int]:
             for line in process.stderr:
                 said.append(line)
                 if found := re.search(r"[Rr]unning on \S*127\.0\.0\.1:(\d+)", line):
+                    # It says a line for each request, and would stop where nobody reads them.
+                    Thread(target=process.stderr.read, daemon=True).start()
                     yield int(found[1])
                     break
             else:

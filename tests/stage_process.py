@@ -1,6 +1,6 @@
 """A stage in a process of its own, and killed at a moment that the stage itself reaches, not a clock.
 
-    python -m stage_process stages.capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN] [--signal NAME]
+    python -m stage_process stages.capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN [--kill-by SIGNAL]]
 
 The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and `PATTERN` is
 found in the event and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has
@@ -25,7 +25,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 LIMIT = 3600  # seconds; it ends what hangs, and decides no test
-EVENTS = ("open", "os.remove", "os.rename", "shutil.rmtree")
+EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "shutil.rmtree")
 
 
 def run_stage(
@@ -37,26 +37,34 @@ def run_stage(
     constants: dict[str, int] | None = None,
     kill_at: str | None = None,
     kill_by: signal.Signals = signal.SIGKILL,
+    kill_rank: int = 0,
     processes: int = 1,
 ) -> str:
     """Run a stage of the repository `code` in `folder`; what it wrote to stderr. It must succeed, or be killed.
 
     `packages` are folders of installed packages before all others; `constants` are set before the stage starts, by
-    `module:name`.
+    `module:name`. Of several processes that of `kill_rank` is killed, and the launcher must fail.
     """
     launcher = [sys.executable]
     if processes > 1:
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = stage_command(launcher, stage, constants)
+    if kill_at:
+        command += ["--kill-at", kill_at, "--kill-by", kill_by.name, "--kill-rank", str(kill_rank)]
+    run = run_to_its_end(command, folder, {"PYTHONPATH": os.pathsep.join(map(str, [*packages, code, TESTS]))})
+    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
+    killed = ends[kill_by] if processes == 1 else 1
+    assert run.returncode == (killed if kill_at else 0), run.stderr
+    return run.stderr
+
+
+def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None = None) -> list[str]:
+    """This module as a command of `launcher`, which is Python or torch's."""
     command = [*launcher, "-m", "stage_process", f"stages.{stage}"]
     for name, value in (constants or {}).items():
         command += ["--set", f"{name}={value}"]
-    if kill_at:
-        command += ["--kill-at", kill_at, "--signal", kill_by.name]
-    run = run_to_its_end(command, folder, {"PYTHONPATH": os.pathsep.join(map(str, [*packages, code, TESTS]))})
-    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 1}
-    assert run.returncode == (ends[kill_by] if kill_at else 0), run.stderr
-    return run.stderr
+    return command
 
 
 def run_to_its_end(
@@ -90,7 +98,8 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--kill-at")
-    parser.add_argument("--signal", default="SIGKILL")
+    parser.add_argument("--kill-by", default="SIGKILL")
+    parser.add_argument("--kill-rank", default="0")
     arguments = parser.parse_args()
     for setting in arguments.set:
         name, value = setting.split("=")
@@ -99,8 +108,8 @@ def main() -> None:
         setattr(import_module(module), attribute, int(value))
     # What is started in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if arguments.kill_at:
-        kill_at(arguments.kill_at, signal.Signals[arguments.signal])
+    if arguments.kill_at and os.environ.get("RANK", "0") == arguments.kill_rank:
+        kill_at(arguments.kill_at, signal.Signals[arguments.kill_by])
     sys.argv = sys.argv[:1]
     runpy.run_module(arguments.module, run_name="__main__")
 

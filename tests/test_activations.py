@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -53,6 +54,58 @@ def test_small_store_has_no_padding_rows_and_no_compression_but_a_checksum(tmp_p
     assert not metadata.get("consolidated_metadata")
     size = sum(path.stat().st_size for path in folder.rglob("c/**/*") if path.is_file())
     assert size == 256 * 768 * 2 + 4
+
+
+@pytest.mark.parametrize("tokens", [10, 16, 96, 100, 103])
+def test_files_are_the_bytes_that_zarr_writes(tmp_path: Path, small_shards: None, tokens: int) -> None:
+    features = np.random.default_rng(0).normal(size=(tokens, 24)).astype("float16")
+    plan = write_store(tmp_path / "ours", features)
+    store.create_stores(tmp_path / "zarr", [SITE], plan)
+    theirs = zarr.open_array(tmp_path / "zarr" / f"{SITE}.zarr", mode="r+").with_config({"write_empty_chunks": True})
+    theirs[:] = features
+    written = [
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("c/*/*")}
+        for root in (tmp_path / "ours", tmp_path / "zarr")
+    ]
+    assert plan.sharded == (tokens > 16)
+    assert len(written[0]) == (plan.units if plan.sharded else -(-tokens // plan.chunk_rows))
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("tokens", [10, 31])
+def test_rows_may_come_in_any_order_and_count_once_all_are_there(
+    tmp_path: Path, small_shards: None, tokens: int
+) -> None:
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(tokens, 24)).astype("float16")
+    write_store(tmp_path / "at once", features)
+    plan = store.plan_store(tokens, 24, "float16")
+    store.create_stores(tmp_path / "pieces", [SITE], plan)
+    opened = store.open_blocks(tmp_path / "pieces", [SITE])
+    for rows in map(plan.rows_of, range(plan.units)):
+        digest = hashlib.sha256()
+        block = opened(SITE, rows, digest)
+        for start in generator.permutation(np.arange(rows.start, rows.stop, 7)).tolist():
+            assert not [path for path in block.files if path.exists()]
+            block.put([(start - rows.start, features[start : min(start + 7, rows.stop)])])
+        assert digest.hexdigest() == hashlib.sha256(features[rows].tobytes()).hexdigest()
+    written = [
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "at once", tmp_path / "pieces")
+    ]
+    written[0] = {path: content for path, content in written[0].items() if path.suffix != ".parquet"}
+    assert written[0] == written[1]
+
+
+def test_block_that_is_not_whole_leaves_nothing(tmp_path: Path) -> None:
+    store.create_stores(tmp_path, [SITE], store.plan_store(50, 24, "float16"))
+    before = sorted(tmp_path.rglob("*"))
+    block = store.open_blocks(tmp_path, [SITE])(SITE, slice(0, 50))
+    block.put([(3, np.ones((9, 24), dtype="float16"))])
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) != before
+    block.discard()
+    assert not list(tmp_path.rglob("*.part"))
+    assert [path for path in before if path.is_file()] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("tokens", [10, 103])

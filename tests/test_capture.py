@@ -19,8 +19,10 @@ from stages.errors import InputError
 from stages.models.loading import load_classifier
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.reviews import read_split
 from stages.parameters import read_parameters
 from stages.resume import unfinished_folder
+from stages.reviews.chosen import chosen_rows
 from stages.sites import LAYER_POINTS, POINTS, Site
 
 ALL_POINTS = list(POINTS)
@@ -218,11 +220,27 @@ def test_texts_that_are_cut_or_unknown_are_named(
     ]
 
 
+def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
+    workspace: Workspace, tiny_bert: Path
+) -> None:
+    run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
+    stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
+    rows = chosen_rows(parameters.capture, parameters.seed)
+    assert list(stored) == [f"test/{row}" for row in rows]
+    assert list(stored.values()) == reviews["text"][rows].tolist()
+    assert rows[0] == 7
+    assert rows[1:] == sorted(set(rows) - {7})
+    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed)
+    assert set(rows) == {7, *drawn}
+    assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
+    assert len({tuple(chosen_rows(parameters.capture, seed)) for seed in range(5)}) > 1
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"documents": [12]}, r"capture\.documents: there is no test review 12; rows 0 to 11"),
-        ({"documents": []}, r"capture\.documents and capture\.texts are both empty"),
+        ({"documents": []}, r"capture\.documents and capture\.texts are empty and capture\.drawn is 0"),
         ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
     ],
 )

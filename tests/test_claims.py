@@ -98,6 +98,10 @@ def test_every_other_number_in_the_readme_is_one_that_the_code_has() -> None:
         "512 tokens, batch 64, AdamW 2e-5, 20 % warm-up",
         "512-token text of a 12-layer model stays under 15 MB",  # tests/test_page.py makes one
         "up to 4,096 tokens",
+        "and keys in 16 bits",  # tests/test_page_heads.py compares their weights
+        "png at 300 dpi",
+        "a contrast of 3:1 on white",  # tests/test_style.py
+        "Type 42",
         "2 + 5 L points",
         "32 for the default model and 62\nfor BERT-base",
         "its ratio is 0",

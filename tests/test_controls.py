@@ -16,7 +16,6 @@ from stages.mixing.controls import CONTROLS, shuffled_words
 from stages.mixing.documents import CLASSES, Document, chosen_documents
 from stages.mixing.statistics import resample
 from stages.models.loading import load_tokenizer
-from stages.parameters import MixingParameters
 
 TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
 
@@ -87,12 +86,6 @@ def test_one_word_and_none_stay_as_they_are() -> None:
 def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
     generator = np.random.default_rng(0)
     counts, methods, layers = np.array([3, 9, 5, 4, 12]), ["attn_w", "attn_n"], 2
-    documents = [
-        Document(f"test/{i}", np.zeros(n, np.int32), np.zeros(n, np.int8), n, False, np.zeros(n, np.int32))
-        for i, n in enumerate(counts)
-    ]
-    documents.insert(2, replace(documents[0], counted=0, captured=True))
-    mixing = MixingParameters(methods=methods, bootstrap_samples=300)
 
     def sums() -> npt.NDArray[np.float64]:
         return generator.uniform(size=(5, layers, 2)) * counts[:, None, None]
@@ -106,7 +99,12 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
     controls["random"] = {"random_weights": sums()}
     means = {name: resample(each, counts[:, None, None].astype(float), 300, 7) for name, each in true.items()}
     means["difference"] = means["finetuned"].minus(means["pretrained"])
-    tables = control_tables(controls, documents, means, mixing, 7)
+    tokens = counts[:, None, None].astype(float)
+    of_controls = {
+        name: {control: resample(each, tokens, 300, 7) for control, each in by_control.items()}
+        for name, by_control in controls.items()
+    }
+    tables = control_tables(of_controls, means, methods, counts)
     table, excess = (tables[name] for name in ("mixing_controls", "mixing_controls_difference"))
     keys = ["checkpoint", "control", "layer", "method"]
     assert list(table) == [*keys, "mean", "ci_low", "ci_high", "tokens", "documents"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scipy import stats
 
 from stages.mixing import gradients
 from stages.mixing.batches import BatchMeasurer
+from stages.mixing.corpus import Corpus, write_corpus
 from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
 from stages.mixing.documents import Document
 from stages.mixing.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
@@ -24,7 +26,6 @@ from stages.mixing.ratios import RATIOS
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base
 from stages.parameters import MixingParameters
-from stages.reviews.chosen import stratified_part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
@@ -195,20 +196,22 @@ def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
     assert (measures.by_head[1, 1:] > 0).all()
 
 
-def test_the_references_reviews_have_every_class_of_a_sorted_set(workspace: Any) -> None:
-    folder = workspace()
-    (folder / "data/reviews").mkdir(parents=True)
-    labels = np.repeat([0, 1], [60, 20])
-    pd.DataFrame({"text": "a", "label": labels}).to_parquet(folder / "data/reviews/test.parquet")
-    names = [f"test/{row}" for row in (*range(0, 60, 2), *range(60, 70))]  # 30 and 10
-    chosen = stratified_part(names, 8, seed=1)
-    rows = [int(name.removeprefix("test/")) for name in chosen]
-    assert np.bincount(labels[rows]).tolist() == [6, 2]
-    assert rows == sorted(rows)
-    assert set(chosen) <= set(names)
-    assert stratified_part(names, 8, seed=1) == chosen != stratified_part(names, 8, seed=2)
-    assert stratified_part(names, 99, seed=1) == names
-    assert stratified_part(names, 0, seed=1) == []
+def test_the_references_reviews_have_every_class_of_a_sorted_set(tmp_path: Path) -> None:
+    labels = np.repeat([0, 1], [30, 10])
+    one, none = np.ones(1, np.int32), np.zeros(1, np.int8)
+    reviews = [
+        Document(f"test/{row}", one, none, 1, captured=False, words=one, label=label)
+        for row, label in enumerate(labels.tolist())
+    ]
+    write_corpus(tmp_path, [replace(reviews[0], counted=0, captured=True), *reviews])
+    corpus = Corpus(tmp_path)
+    chosen = corpus.drawn(8, seed=1)
+    assert np.bincount(corpus.labels[chosen]).tolist() == [6, 2]
+    assert chosen == sorted(chosen)
+    assert 0 not in chosen  # it does not count
+    assert corpus.drawn(8, seed=1) == chosen != corpus.drawn(8, seed=2)
+    assert corpus.drawn(99, seed=1) == list(range(1, 41))
+    assert corpus.drawn(0, seed=1) == []
 
 
 def made_up(seed: int, tokens: int) -> DocumentDerivatives:

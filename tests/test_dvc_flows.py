@@ -22,7 +22,7 @@ from stages.parameters import Parameters
 # The stages that read a parameter's value. The page names every parameter, so `render` reads them all.
 READ_BY = {
     "arithmetic": "finetune capture measure validate reduce render",
-    "seed": "download finetune measure validate render",
+    "seed": "download finetune capture measure validate render",
     "dataset: name": "download render",
     "dataset: revision config train_split test_split text_column label_column group_column": "download render",
     "dataset: validation_fraction train_limit test_limit": "download render",
@@ -30,15 +30,15 @@ READ_BY = {
     "model: revision base_revision": "download render",
     "hub: time_limit": "render",
     "finetune: epochs batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
-    "capture: documents texts max_length": "capture measure validate render",
-    "capture: points dtype batch_tokens precision": "capture render",
+    "capture: documents drawn texts max_length": "capture measure validate render",
+    "capture: points dtype batch_tokens precision store": "capture render",
     "mixing: documents max_length batch_tokens bootstrap_samples": "measure validate render",
-    "mixing: methods matrices checkpoints": "measure render",
+    "mixing: methods matrices checkpoints tokens": "measure render",
     "mixing: gradient_documents gradient_max_length gradient_directions": "measure render",
     "faithfulness: documents max_length shares random_draws": "validate render",
     "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
     "umap: joint_points max_points engine stability_seeds": "reduce render",
-    "figures: formats dpi frequent_words frames_per_second": "render",
+    "figures: formats dpi frequent_words points_per_second": "render",
 }
 # The stages that run again after one whose outputs have changed.
 FOLLOWED_BY = {
@@ -52,8 +52,11 @@ FOLLOWED_BY = {
 }
 MAKE_PAGE = ("make", "--old-file", ".venv/.installed", "page")  # the packages are there
 PAGE = ("reports/index.html", "reports/figures")
-FEATURES = ("features/activations", "features/mixing/contributions", "features/mixing/tokens.parquet")
-OTHERS = ("data/reviews", "models", "features/validation")
+FEATURES = (
+    *("features/activations", "features/mixing/contributions", "features/mixing/heads"),
+    *("features/mixing/tokens.parquet", "features/validation/captured.parquet"),
+)
+OTHERS = ("data/reviews", "models", "features/validation/scores.parquet")
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 PATIENCE = 600  # seconds until a queue whose workers do not come is called broken; it decides nothing else
 
@@ -183,7 +186,7 @@ def test_experiments_run_here_apart_and_in_a_queue(run_once: Repository, tmp_pat
     runs = table.loc[["here", "apart", "queued-7", "queued-8"]]
     assert runs["umap.metric"].tolist() == ["cosine", *["euclidean"] * 3]
     assert runs["umap.seed"].tolist() == [2, 2, 7, 8]
-    assert runs["figures.dpi"].tolist() == [150, 40, 150, 150]
+    assert runs["figures.dpi"].tolist() == [300, 40, 300, 300]
     scores = table["reports/metrics/maps.json:number"]
     assert scores["apart"] == scores["main"]  # the metrics of the commit: its maps are the same
     assert scores[["main", "here", "queued-7", "queued-8"]].nunique() == 4

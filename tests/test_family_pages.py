@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import Opened, browser
+from browser import Opened
 from conftest import write_parameters
 from family_runs import BESIDE_AN_ENCODER, OTHER_WIDTHS, PARALLEL, PRE_LN, FamilyRun, write_family_run
 
@@ -34,7 +33,7 @@ def finished(folder: Path, family: FamilyRun) -> Path:
         folder,
         capture={"documents": [], "texts": ["The film was dull."]},
         umap={"n_epochs": 20, "stability_seeds": [3]},
-        figures={"formats": ["svg"], "dpi": 50, "frames_per_second": 20},
+        figures={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -55,12 +54,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[FamilyRun], Path]
         return folders[family]
 
     return find
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture
@@ -95,8 +88,12 @@ def names(opened: Opened, chart: str) -> set[str]:
 
 def on_the_map(opened: Opened, token: int) -> dict[str, str]:
     """Word and colour of a token at the chosen point; the word of the selected one is always there."""
-    trace = next(trace for trace in opened.traces("map-chart") if trace["name"] == "tokens")
-    return {"word": html.unescape(trace["text"][token]), "colour": trace["color"][token]}
+    traces = {trace["name"]: trace for trace in opened.traces("map-chart")}
+    words, shown = traces["words"], traces["tokens"]
+    return {
+        "word": words["text"][words["tokens"].index(token)],
+        "colour": shown["colours"][shown["tokens"].index(token)],
+    }
 
 
 FAMILIES = {"pre_ln": PRE_LN, "parallel": PARALLEL, "widths": OTHER_WIDTHS, "beside": BESIDE_AN_ENCODER}
@@ -123,8 +120,8 @@ def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[
         for point in range(len(sites)):
             page.locator("#point").fill(str(point))
             there = family.widths.get(sites[point].point) is None or layout == "separate"
-            tokens = next(trace for trace in shown.traces("map-chart") if trace["name"] == "tokens")
-            assert len(tokens["x"]) == len(family.tokens) * there
+            tokens = [trace for trace in shown.traces("map-chart") if trace["name"] == "tokens"]
+            assert sum(len(trace["x"]) for trace in tokens) == len(family.tokens) * there
             note = f"The {layout} layout leaves this capture point out."
             assert page.locator("#map-note").inner_text() == ("" if there else note)
     said = page.locator("body").inner_text()
@@ -135,7 +132,13 @@ def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[
     assert "undefined" not in said
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, id=name, marks=() if name == "beside" else pytest.mark.families)
+        for name, each in FAMILIES.items()
+    ],
+)
 def test_figures_name_what_the_family_has(
     family: FamilyRun, run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,11 +168,11 @@ def test_text_of_a_causal_model_without_special_tokens(opened: Callable[[FamilyR
     choose(page, "colour", "class")
     assert page.locator("#map-legend").inner_text().split() == ["punctuation", "word", "piece", "word"]
     page.locator("#token-0").click()
-    assert page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
+    assert page.locator("#token-0").get_attribute("title") == "The, position 0, share from others 0 %"
     assert page.locator("#sources li").count() == 0
-    assert "100 % of it is its own." in page.locator("#sources").inner_text()
+    assert "kept 100 % itself, 0 % from others." in page.locator("#kept").inner_text()
     page.locator(f"#token-{len(PRE_LN.tokens) - 1}").click()
-    assert "too small to be told from rounding" in page.locator("#sources").inner_text()
+    assert "too small to be told from rounding" in page.locator("#kept").inner_text()
     assert "After attention and skip connection of layer" in page.locator("#findings").inner_text()
     assert names(shown, "steps-chart") == {"Attention heads", "Output Linear", "Skip", "Feed-forward", "Last skip", "."}
 
@@ -195,7 +198,7 @@ def test_a_parallel_block_is_not_parted(opened: Callable[[FamilyRun], Opened]) -
     assert "they leave out how long the mixed vectors are." in said
     assert "does the joint map show the mixing" not in said.lower()
     page.locator("#point").fill("3")
-    moved = page.locator("#movement").inner_text()
+    moved = page.locator("#movement").text_content()
     whole = "In the whole of layer 1, moves on this map have a rank correlation with moves in the full space of "
     assert moved.startswith(whole)
     assert "mixing ratio" not in moved
@@ -284,7 +287,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     assert (on_the_map(shown, 0)["word"], on_the_map(shown, last)["colour"]) == ("<s>", started["colour"])
     page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
     trail = next(trace for trace in shown.traces("map-chart") if trace["name"] == "trail")
-    assert len(trail["x"]) == 4  # from the decoder's embedding on, without its attention heads
+    assert len(trail["x"]) == 3  # the decoder's embedding, after its attention, and where the slider is
     crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
     assert crossing["x"] == [3, 4]
 
@@ -330,6 +333,7 @@ def test_a_text_of_one_token_takes_from_nobody(
     family = replace(PRE_LN, tokens=("The",), special=special)
     monkeypatch.chdir(finished(tmp_path, family))
     shown = Opened(chromium, PAGE)
+    choose(shown.page, "shade", "ratio")
     assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
     assert pd.read_parquet("features/mixing/tokens.parquet")["attn_n"].eq(0).all()
     assert (FIGURES / "mixing_tokens_text_0.svg").is_file()

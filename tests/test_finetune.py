@@ -101,6 +101,7 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     assert len(curves[curves["split"] == "train"]) >= 10
 
 
+@pytest.mark.long
 def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Path, tiny_bert: Path) -> None:
     folder = prepared(tmp_path, tiny_bert)
     write_reviews(folder / "data/reviews", test=64)  # whole batches: the library fills a last one up
@@ -119,6 +120,7 @@ def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Pat
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(torch.stack(scores), truth)), abs=1e-4)
 
 
+@pytest.mark.long  # half a minute
 def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> None:
     weights = []
     for processes in (1, 2):
@@ -152,6 +154,7 @@ def test_a_batch_that_processes_cannot_share_is_one_error(
         finetune.main(read_parameters())
 
 
+@pytest.mark.long
 def test_processes_that_dropout_brought_out_of_step_draw_one_order(tmp_path: Path) -> None:
     program = tmp_path / "order.py"
     program.write_text(
@@ -171,6 +174,7 @@ def test_processes_that_dropout_brought_out_of_step_draw_one_order(tmp_path: Pat
     assert (tmp_path / "0.txt").read_text() == (tmp_path / "1.txt").read_text() != ""
 
 
+@pytest.mark.long
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
     finetuned: Path, workspace: Workspace, tiny_bert: Path
 ) -> None:
@@ -255,10 +259,13 @@ def test_a_loss_that_explodes_is_one_error(workspace: Workspace, tiny_bert: Path
     assert not Path("models/finetuned").exists()
 
 
+@pytest.mark.long  # half a minute; test_stopping.py asks the same of a lighter stage
 def test_interrupted_stage_says_one_line_and_goes_on_where_it_was(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
     said = run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json", kill_by=signal.SIGINT)
-    assert [line for line in said.splitlines() if line] == ["stopped; `dvc repro` goes on from here"]
+    assert [line for line in said.splitlines() if line] == [
+        "stopped; what finetune has finished is kept in .unfinished/finetune: `dvc repro` goes on from there"
+    ]
     assert "going on from checkpoint-6\n" in run_stage(folder, "finetune")
 
 

@@ -91,10 +91,8 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str, monkeypatch
 
 
 # Each is compiled anew, up to half a minute of it.
-@pytest.mark.parametrize(
-    "metric",
-    [name if name in ("cosine", "euclidean") else pytest.param(name, marks=pytest.mark.long) for name in DISTINCT],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("metric", DISTINCT)
 def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right(
     metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -665,7 +663,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
         runs.append(outputs())
         assert cluster.scheduler.transition_counter > before
         assert in_parallel(threads, [(), ()], "threads") == [{1}, {1}]
-    assert len(runs[0]) == len(LAYOUTS) + 5
+    assert len(runs[0]) == len(LAYOUTS) + 6
     assert runs[1] == runs[0]
     assert runs[2] == runs[0]
 

@@ -57,7 +57,12 @@ class Recorder:
         self._section, self._prefix, self._seen = section, prefix, seen
 
     def __getattr__(self, key: str) -> Any:
+        said = getattr(type(self._section), key, None)
+        if isinstance(said, property):  # which reads keys itself
+            return said.fget(self) if said.fget else None
         value = getattr(self._section, key)
+        if isinstance(value, Recorder):
+            return value
         if key in type(self._section).model_fields:
             if hasattr(type(value), "model_fields"):
                 return Recorder(value, f"{key}.", self._seen)

@@ -49,7 +49,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     write_parameters(folder, capture=CAPTURE)
     install(folder, "1.0")
-    run(folder, kill_at="open .*/done/3$")
+    run(folder, kill_at="open .*/done/3.begun$")
     assert not (folder / ACTIVATIONS).exists()
     (work,) = unfinished(folder)
     assert sorted(path.name for path in (work / "done").iterdir()) == ["0", "1", "2"]

@@ -77,9 +77,9 @@ def test_page_opens_and_says_nothing_of_reviews_or_fine_tuning(
         opened = Opened(started, folder / "page/index.html")
         shown = opened.page.inner_text("#words").split()
         assert "".join(shown).lower().replace("▁", "").find("time") >= 0
-        (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["mode"] == "lines+markers"]
         means = pd.read_csv(folder / "page/plots/mixing.csv")
         method = opened.page.input_value("#ratio-method")
+        (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["method"] == method]
         assert curve["y"] == pytest.approx(means.loc[means["method"] == method, "mean"].tolist())
         assert opened.page.inner_text("#checkpoint") == "The model as it is"
         opened.close()

@@ -167,6 +167,7 @@ def test_one_that_is_left_for_another_is_watched_no_more(repository: Repository,
     assert "Running stage" not in copy.dvc("repro", "--dry", "download")
 
 
+@pytest.mark.long  # half a minute
 def test_download_itself_says_what_is_to_be_watched(tmp_path: Path) -> None:
     made = new_repository(tmp_path / "run", stand_ins=False)
     toy_reviews(30, 0).to_csv(tmp_path / "reviews.csv", index=False)

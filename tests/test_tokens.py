@@ -9,7 +9,16 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from stages.pictures.tokens import BYTE_OF, Captured, Piece, frequent_words, read_captured, words
+from stages.pictures.tokens import (
+    BYTE_OF,
+    Captured,
+    Piece,
+    frequent_words,
+    read_captured,
+    sentences,
+    short_part,
+    words,
+)
 from stages.sites import DECODER_INPUT, Site
 
 # ruff: noqa: RUF001  # the signs that look like others are what is tested
@@ -132,3 +141,33 @@ def test_without_special_tokens_none_is_called_so() -> None:
     assert captured.called("cls") == captured.called("sep") == ""
     assert captured.encoder is None
     assert captured.reading(Site(9, "layer_output")) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", ["It works .", "Does it ?", "( Yes ! )"]),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", ["Well . . .", "\u201c so \u201d , then !!"]),
+        ("[CLS] 映画 。 良い [SEP]", ["映画 。"]),
+        ("no end", []),
+        ("[CLS] [SEP]", []),
+        ("", []),
+    ],
+)
+def test_sentences_are_whole_and_hold_no_special_token(tokens: str, expected: list[str]) -> None:
+    pieces = read(tokens.split(), ["[CLS]", "[SEP]"])
+    assert [" ".join(pieces[place].label for place in each) for each in sentences(pieces)] == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "expected"),
+    [
+        ("[CLS] a film . [SEP]", 5, range(5)),  # the whole text
+        ("[CLS] a good film . a film . [SEP]", 5, range(1, 5)),  # the longest that fits
+        ("[CLS] a good film . a film . [SEP]", 3, range(5, 8)),
+        ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # none fits
+        ("[CLS]", 5, range(1)),
+    ],
+)
+def test_short_part_of_a_text_is_a_whole_sentence_where_one_fits(tokens: str, most: int, expected: range) -> None:
+    assert short_part(read(tokens.split(), ["[CLS]", "[SEP]"]), most) == expected

@@ -15,6 +15,7 @@ import zarr
 
 from verify.__main__ import main
 from verify.difference import differences
+from verify.disturbed import Disturbed
 
 PIPELINE = """
 stages:
@@ -145,3 +146,28 @@ def test_a_difference_is_named_down_to_the_key_row_or_number(clones: tuple[Path,
         "reports/plots/mixing.csv": "row 1, column mean: 1.0 and 2.0",
         "dvc.lock": "stages, measure, outs, a, md5: 1.0 and 2.0",
     }
+
+
+def test_a_disturbed_clone_is_the_same_where_its_dvc_lock_says_the_same(tmp_path: Path) -> None:
+    clone = Disturbed(tmp_path)
+    lock, results = clone.folder / "dvc.lock", clone.folder / "results.csv"
+    clone.folder.mkdir()
+    results.write_text("a\n", encoding="utf-8")
+    lock.write_text("stages:\n  first: {md5: a}\n  second: {md5: [b, c]}\n", encoding="utf-8")
+    state = clone.state()
+    lock.write_text("stages:\n  second: {md5: [b, c]}\n  first: {md5: a}\n", encoding="utf-8")
+    assert clone.state() == state
+    lock.write_text("stages:\n  second: {md5: [c, b]}\n  first: {md5: a}\n", encoding="utf-8")
+    assert {name for name, what in clone.state().items() if state.get(name) != what} == {"dvc.lock"}
+    results.write_text("b\n", encoding="utf-8")
+    (clone.temporary / "left").touch()
+    assert clone.state().keys() - state.keys() == {"temporary file left"}
+    assert clone.state()["results.csv"] != state["results.csv"]
+
+
+def test_torch_has_its_cache_elsewhere_than_among_temporary_files(tmp_path: Path) -> None:
+    clone = Disturbed(tmp_path)
+    clone.folder.mkdir()
+    (clone.folder / "caching.py").write_text("import torch._dynamo\n", encoding="utf-8")
+    ended = clone.run("caching")
+    assert (ended.status, list(clone.temporary.iterdir())) == (0, []), ended.said

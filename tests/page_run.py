@@ -1,0 +1,140 @@
+"""A run for the page's tests, of hostile tokens, and what they ask of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Opened
+from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_commits, write_parameters, write_tiny_bert
+from head_parts import random_parts
+
+from stages import capture, measure, reduce
+from stages.mixing.matrices import MATRICES
+from stages.mixing.ratios import RATIOS
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.heads import heads_folder, write_heads
+from stages.outputs.maps import write_map, write_nearest, write_quality
+from stages.outputs.mixing import MIXING, contributions_folder, write_matrix
+from stages.outputs.reports import PAGE
+from stages.outputs.validation import write_captured_scores
+from stages.page.assembly import write_page
+from stages.parameters import Parameters, read_parameters
+from stages.sites import Site
+from stages.vocabulary import MAP_MEASURES
+
+HOSTILE = [
+    "<script>window.hacked=1</script>",
+    "</script><script>window.hacked=1</script>",
+    '<img src=x onerror="window.hacked=1">',
+    "\"'><b>bold</b>",
+    "\u202egnol\u202c",
+    "\U0001f600",
+    "a\x00b",
+    "javascript:window.hacked=1//%{x}${x}{{ 7*7 }}",
+    "&lt;i&gt;<a href='https://example.org/'>x</a>",
+]
+LAYOUTS = ["joint", "separate", "aligned"]
+
+
+def make_run(folder: Path) -> Path:
+    """A folder in which every stage but the first two ran, on a tiny model; its tokens are made hostile."""
+    write_parameters(
+        folder,
+        capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
+        mixing={"documents": 4, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 0},
+        umap={"n_epochs": 20, "layouts": LAYOUTS},
+        figures={"points_per_second": 20},
+    )
+    write_tiny_bert(folder / "models/finetuned", seed=1)
+    write_tiny_bert(folder / "models/pretrained", seed=2)
+    (folder / "data/reviews").mkdir(parents=True)
+    toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
+    for name in ("metrics/finetune.json", "plots/reviews.csv"):
+        (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in (capture, measure, reduce):
+            stage.main(read_parameters())
+        write_captured_texts(["test/0", "test/1", "text/0"])
+        write_commits(f"owner/{HOSTILE[0]}")
+        tokens = store.read_tokens(ACTIVATIONS)
+        scores = tokens[["document", "position"]].assign(method="leave_one_out")
+        scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
+        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
+        write_captured_scores(scores)
+        tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
+        tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
+        write_page(read_parameters())
+    return folder
+
+
+def tokens() -> pd.DataFrame:
+    return store.read_tokens(ACTIVATIONS)
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    page.locator(f"#{label}").select_option(option)
+
+
+def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
+    write_page(parameters or read_parameters())
+    return Opened(chromium, PAGE)
+
+
+def next_frames(page: Any) -> None:
+    """Wait until the browser has drawn twice, and so has done what it was told before."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: int = 4) -> None:
+    """Features, maps, ratios and contributions as the stages write them, of random numbers; the reports of `run`."""
+    shutil.copytree(run / "reports", folder / "reports")
+    write_captured_texts([f"test/{number}" for number in range(len(lengths))])
+    generator = np.random.default_rng(0)
+    documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
+    table = pd.DataFrame({"document": documents, "position": np.concatenate([np.arange(n) for n in lengths])})
+    table["token_id"], table["token"] = 1, [f"word{number}" for number in range(len(table))]
+    points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
+    sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
+    sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
+    root = folder / "features/activations"
+    plan = store.plan_store(len(table), 8, "float16")
+    store.create_stores(root, sites, plan)
+    for site in sites:
+        for unit in range(plan.units):
+            rows = plan.rows_of(unit)
+            store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
+    table.to_parquet(store.tokens_file(root), index=False)
+    store.write_texts(root, dict.fromkeys(table["document"].unique(), "the film was dull ."))
+    places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
+    for layout in LAYOUTS:
+        write_map(layout, table, places)
+    near = (np.arange(len(table))[:, None] + np.arange(1, 6)) % len(table)
+    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]))
+    quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
+    quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
+    write_quality(quality)
+    draw = generator.uniform
+    rows = [
+        table.assign(checkpoint=checkpoint, layer=layer, **{name: draw(size=len(table)) for name in RATIOS})
+        for checkpoint in ("pretrained", "finetuned")
+        for layer in range(1, layers + 1)
+    ]
+    ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
+    MIXING.mkdir(parents=True)
+    ratios.to_parquet(MIXING / "tokens.parquet", index=False)
+    for number, length in enumerate(lengths):
+        for checkpoint in ("pretrained", "finetuned"):
+            place = contributions_folder(checkpoint, f"test/{number}")
+            for method in MATRICES:
+                matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
+                write_matrix(place, method, matrix, ("layer", "token", "source"), {})
+            parts = random_parts(generator, (layers, heads, length, 64))
+            write_heads(heads_folder(checkpoint, f"test/{number}"), parts)

@@ -1,0 +1,182 @@
+"""Stores that `capture.store` puts elsewhere: the same arrays, found by their manifest, never another run's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture
+from remote_servers import server
+from stage_process import run_stage
+
+from stages import capture
+from stages.errors import InputError
+from stages.outputs import activations as stored
+from stages.outputs.activations import ACTIVATIONS
+from stages.parameters import read_parameters
+from stages.sites import Site
+from stages.store import open_run
+
+CAPTURED = {
+    "documents": list(range(12)),
+    "max_length": 40,
+    "points": ["word_embedding", "attention_heads", "layer_output"],
+}
+KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def run_capture(folder: Path, checkpoint: Path) -> None:
+    prepared_for_capture(folder, checkpoint)
+    capture.main(read_parameters(folder / "params.yaml"))
+
+
+@pytest.fixture(scope="module")
+def server_of_buckets() -> Iterator[str]:
+    """Where a real S3 server listens. One for all tests, as fsspec keeps its connection to the first."""
+    with server("moto.server", "--host", "127.0.0.1", "--port", "0") as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def bucket(server_of_buckets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket, on the server that the environment names."""
+    name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
+    with urllib.request.urlopen(urllib.request.Request(f"{server_of_buckets}/{name}", method="PUT")) as answer:
+        assert answer.status == 200
+    for variable, value in (KEYS | {"AWS_ENDPOINT_URL": server_of_buckets}).items():
+        monkeypatch.setenv(variable, value)
+    return f"s3://{name}/run"
+
+
+@pytest.fixture
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        return str(request.getfixturevalue("bucket"))
+    return str(tmp_path / "scratch" / "run") if request.param == "absolute" else "scratch/run"
+
+
+@pytest.mark.parametrize("elsewhere", ["s3", "absolute", "relative"], indirect=True)
+def test_readers_take_stores_from_elsewhere_alike(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = workspace("here", capture=CAPTURED)
+    run_capture(here, tiny_bert)
+    there = workspace("there", capture=CAPTURED | {"store": elsewhere})
+    run_capture(there, tiny_bert)
+    names = sorted(path.name for path in (there / ACTIVATIONS).iterdir())
+    assert names == ["manifest.json", "texts.parquet", "tokens.parquet"]
+
+    monkeypatch.chdir(there.parent)
+    one, other = open_run(here), open_run(there)
+    assert other.sites == one.sites
+    assert other.tokens.equals(one.tokens)
+    rows = np.arange(3, len(one.tokens), 7)
+    for site in one.sites:
+        whole = stored.read_features(one.root, site)
+        assert np.array_equal(stored.read_features(other.root, site), whole)
+        assert np.array_equal(other.read(site, rows), whole[rows])
+    lazy = other.features("layer_output", document="test/3").xarray()
+    assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
+
+    # Any Zarr reader opens them, and they are the same bytes but for what says whose they are.
+    place = elsewhere if "://" in elsewhere else str(there / elsewhere)
+    array = zarr.open_array(f"{place}/layer_01/layer_output.zarr", mode="r")
+    assert np.array_equal(array[:], stored.read_features(one.root, Site(1, "layer_output")))
+    files, name = fsspec.core.url_to_fs(f"{place}/layer_01/layer_output.zarr/c/0/0")
+    assert files.cat_file(name) == (here / ACTIVATIONS / "layer_01/layer_output.zarr/c/0/0").read_bytes()
+
+
+def test_the_manifest_is_the_same_for_the_same_numbers_and_no_other(workspace: Workspace, tiny_bert: Path) -> None:
+    found = []
+    for changes in ({}, {}, {"max_length": 12}, {"batch_tokens": 60}):
+        folder = workspace("run", capture=CAPTURED | {"store": "scratch"} | changes)
+        run_capture(folder, tiny_bert)
+        found.append(json.loads((folder / ACTIVATIONS / "manifest.json").read_text()))
+    first, again, other, batched = found
+    assert first == again
+    assert first["store"] == "scratch"
+    assert list(first["digests"]) == [str(site) for site in stored.stored_sites(ACTIVATIONS)]
+    assert not set(first["digests"].values()) & set(other["digests"].values())
+    # What is looked up in a table does not hang on the batch that it stands in.
+    assert first["digests"]["layer_00/word_embedding"] == batched["digests"]["layer_00/word_embedding"]
+
+
+def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
+    shared = {"store": str(tmp_path / "scratch")}
+    before, after = (
+        workspace(name, capture=CAPTURED | shared | {"max_length": length}) for name, length in (("a", 40), ("b", 12))
+    )
+    for folder in (before, after):
+        os.chdir(folder)
+        run_capture(folder, tiny_bert)
+    site = Site(1, "layer_output")
+    stored.read_features(after / ACTIVATIONS, site)
+    with pytest.raises(InputError, match=r"layer_output\.zarr is not .*manifest\.json names: another run"):
+        stored.read_features(before / ACTIVATIONS, site)
+
+
+@pytest.mark.parametrize("elsewhere", ["s3", "relative"], indirect=True)
+def test_a_missing_shard_is_one_error(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, elsewhere: str
+) -> None:
+    run_capture(workspace(capture=CAPTURED | {"store": elsewhere}), tiny_bert)
+    site = Site(1, "layer_output")
+    files, name = fsspec.core.url_to_fs(f"{elsewhere}/{site}.zarr/c/1/0")
+    files.rm(name)
+    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*c/1/0 is missing or empty"):
+        stored.read_features(ACTIVATIONS, site)
+
+
+def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
+    workspace: Workspace, tiny_bert: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_forward_pass(*_: Any) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr("stages.models.row_blocks.RowBlocks.run", no_forward_pass)
+    nowhere = f"s3://no-such-{bucket.removeprefix('s3://')}"
+    for store, said in (
+        (nowhere, "cannot write s3://no-such-.*: The specified bucket does not exist"),
+        ("/proc/run", "/proc"),
+    ):
+        folder = workspace(capture=CAPTURED | {"store": store})
+        with pytest.raises(InputError, match=said):
+            run_capture(folder, tiny_bert)
+        assert not ACTIVATIONS.exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("nowhere://bucket", r"capture\.store: .*fsspec knows no file system nowhere://; it knows .*s3"),
+        ("s3://", r"capture\.store: .*it names no folder"),
+        ("", r"capture\.store"),
+    ],
+)
+def test_a_place_of_no_file_system_is_one_error(workspace: Workspace, store: str, said: str) -> None:
+    folder = workspace(capture={"store": store})
+    with pytest.raises(InputError, match=said):
+        read_parameters(folder / "params.yaml")
+
+
+@pytest.mark.long
+def test_a_killed_capture_goes_on_elsewhere_with_the_same_bytes(
+    workspace: Workspace, tiny_bert: Path, one_thread: None
+) -> None:
+    changes = CAPTURED | {"store": "scratch"}
+    whole, killed = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("whole", "killed"))
+    run_stage(whole, "capture", constants=SMALL_SHARDS, processes=2)
+    run_stage(killed, "capture", constants=SMALL_SHARDS, kill_at=r"rename .*done/3\.begun")
+    assert not (killed / ACTIVATIONS).exists()
+    run_stage(killed, "capture", constants=SMALL_SHARDS)
+    for name in ("scratch", str(ACTIVATIONS)):
+        assert digest(whole / name) == digest(killed / name)

@@ -1,0 +1,120 @@
+"""What goes through every head of a captured text, against an independent computation from the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import EACH_FAMILY, write_family
+from family_reference import Reference, run_reference
+
+from stages.errors import InputError
+from stages.mixing.neurons import RESULTS, _reach, record_heads
+from stages.models.attention import AttentionCall
+from stages.models.capture_points import widths
+from stages.models.loading import load_base, load_tokenizer
+from stages.outputs.heads import NORMS, OF_HEADS, VECTORS, heads_folder, read_heads, scores, weights, write_heads
+
+TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
+
+
+def recorded(name: str, folder: Path) -> tuple[dict[str, Any], Reference]:
+    """What is kept of `TEXT`, and the same text run by hand."""
+    write_family(name, folder)
+    base = load_base(folder).double()
+    ids = load_tokenizer(folder)(TEXT)["input_ids"]
+    layers = max(site.layer for site in widths(base))
+    return record_heads(base, folder, np.array(ids, np.int32), layers), run_reference(name, base, ids)
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_path: Path) -> None:
+    parts, reference = recorded(name, tmp_path)
+    assert {*OF_HEADS, *VECTORS} <= set(parts)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for number, layer in enumerate(reference.layers):
+        w, points = layer.weights, layer.points
+        W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
+        f = np.stack([layer.value[h] @ W_O[h] for h in range(w.heads)])
+        for head in range(w.heads):
+            found = weights(parts, number, head)
+            np.testing.assert_allclose(found, layer.attention[head], atol=1e-5)
+            value = parts["value"][number][head * len(parts["value"][number]) // w.heads]
+            np.testing.assert_allclose(value, layer.value[head], **close)
+            np.testing.assert_allclose(parts["given"][number, head], layer.attention[head] @ f[head], **close)
+        np.testing.assert_allclose(parts["source_norms"][number], np.linalg.norm(f, axis=-1), **close)
+        given = np.einsum("hij,hjd->hid", layer.attention, f)
+        np.testing.assert_allclose(parts["given_norms"][number], np.linalg.norm(given, axis=-1), **close)
+        attended = parts["attended"][number].swapaxes(0, 1).reshape(len(layer.x), -1)
+        np.testing.assert_allclose(attended, points["attention_heads"], **close)
+        np.testing.assert_allclose(parts["input"][number], layer.x, **close)
+        result = next(points[point] for point in RESULTS if point in points)
+        np.testing.assert_allclose(parts["result"][number], result, **close)
+        np.testing.assert_allclose(
+            given.sum(0) + parts["output_bias"][number], w.linear("out", points["attention_heads"]), **close
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", pytest.param("olmo2", marks=pytest.mark.families)])
+def test_the_parts_lead_to_the_result(name: str, tmp_path: Path) -> None:
+    parts, reference = recorded(name, tmp_path)
+    assert ("attention_norm" in parts) == (name == "bert")
+    assert ("attention_output_norm" in parts) == (name == "olmo2")
+    for number in range(len(reference.layers)):
+        vector = parts["given"][number].sum(0) + parts["output_bias"][number]
+        for place, norm in enumerate(("attention_output_norm", "attention_norm")):
+            if place == 1:
+                vector = vector + parts["input"][number]
+            if norm in parts:
+                eps, centred = parts["norm_constants"][number, place]
+                vector = vector - centred * vector.mean(-1, keepdims=True)
+                vector = vector / np.sqrt((vector**2).mean(-1, keepdims=True) + eps)
+                vector = vector * parts[norm][number, 0] + parts[norm][number, 1]
+        np.testing.assert_allclose(vector, parts["result"][number], rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tmp_path: Path) -> None:
+    parts, _ = recorded("mistral", tmp_path / "mistral")
+    assert parts["key"].shape[1] == 2
+    assert parts["query"].shape[1] == 4
+    last = parts["reach"][0, -1]
+    assert last[1] - last[0] == 5  # sliding_window: 6
+    assert (parts["scores"][:, 1] == 0).all()
+    softcap = {**parts, "scores": parts["scores"] + [0, 0.5]}
+    uncapped, capped = scores(parts, 0, 0)[-1, -1], scores(softcap, 0, 0)[-1, -1]
+    assert capped == pytest.approx(0.5 * np.tanh(uncapped / 0.5))
+
+
+def test_what_is_written_is_read_and_long_texts_have_no_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.mixing.neurons.VECTOR_BYTES", 100)
+    parts, _ = recorded("gpt2", tmp_path / "model")
+    assert not {*VECTORS, *NORMS} & set(parts)
+    monkeypatch.chdir(tmp_path)
+    write_heads(heads_folder("finetuned", "text/0"), parts)
+    read = read_heads("finetuned", "text/0")
+    assert set(read) == set(parts)
+    for name, array in parts.items():
+        np.testing.assert_array_equal(read[name], array)
+    assert read_heads("pretrained", "text/0") == {}
+
+
+def call(mask: torch.Tensor) -> AttentionCall:
+    vectors = torch.zeros(1, 3, 2)
+    return AttentionCall(vectors, vectors, vectors, mask, False, 1.0, None, torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[[0.0, 0.5, 0.0]] * 3, [[0.0, -torch.inf, 0.0]] * 3, [[-1.0, -2.0, -3.0]] * 3],
+    ids=["bias", "gap", "distances"],
+)
+def test_scores_that_hold_more_than_a_mask_of_neighbours_are_refused(mask: Any) -> None:
+    with pytest.raises(InputError, match="models/x: layer 2 adds numbers of its own to attention's scores"):
+        _reach(call(torch.tensor([mask])), "models/x: layer 2")
+    window = torch.tensor([[[0, 0, -torch.inf], [-torch.inf, 0, 0], [-torch.inf, -torch.inf, 0]]])
+    assert _reach(call(window), "").tolist() == [[0, 1], [1, 2], [2, 2]]

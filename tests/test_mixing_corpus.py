@@ -1,0 +1,203 @@
+"""Measures of many documents: what is in memory does not grow with their number, and blocks change no number."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from conftest import Workspace, write_tiny_bert
+
+from stages import measure, reduce
+from stages.errors import InputError
+from stages.mixing import corpus, room
+from stages.mixing.batches import BatchMeasurer, DocumentMeasures
+from stages.mixing.corpus import Corpus, write_corpus
+from stages.mixing.documents import Document
+from stages.mixing.ratios import RATIOS
+from stages.mixing.statistics import Draws, resample
+from stages.outputs.mixing import read_captured_ratios, read_ratios
+from stages.outputs.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
+from stages.parameters import read_parameters
+from stages.render import main as render
+
+MANY, FEW = 200, 20
+SETTINGS: dict[str, Any] = {
+    "max_length": 20,
+    "batch_tokens": 40,
+    "bootstrap_samples": 100,
+    "gradient_documents": 1,
+    "gradient_max_length": 5,
+    "matrices": [],
+}
+
+
+def prepare(workspace: Workspace, documents: int, tokens: str, name: str = "workspace", length: int = 3) -> Path:
+    """A folder with so many reviews, of one length."""
+    folder = workspace(
+        name,
+        mixing=SETTINGS | {"documents": documents, "tokens": tokens},
+        capture={"documents": [3], "texts": ["time flies ."], "max_length": 20},
+    )
+    for number, checkpoint in enumerate(("pretrained", "finetuned")):
+        write_tiny_bert(folder / "models" / checkpoint, seed=number)
+    texts = [" ".join(["the", "film", "was", "so", "very", "good", "."][i % 5 :][:length]) for i in range(documents)]
+    labels = np.arange(documents) % 2
+    (folder / "data/reviews").mkdir(parents=True)
+    reviews = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
+    reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each length of a text the model is asked once; blocks are small."""
+    monkeypatch.setattr(corpus, "BLOCK", 10)
+    measures, sums = BatchMeasurer.measures, BatchMeasurer.ratio_sums
+    known: dict[Any, Any] = {}
+
+    def quick_measures(self: BatchMeasurer, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
+        for document in documents:
+            key = (str(self.folder), len(document), document.counted)
+            if key not in known:
+                (known[key],) = measures(self, [document])
+            yield known[key]
+
+    def quick_sums(self: BatchMeasurer, documents: Sequence[Document]) -> Iterator[npt.NDArray[np.float64]]:
+        for document in documents:
+            key = ("sums", str(self.folder), len(document))
+            if key not in known:
+                (known[key],) = sums(self, [document])
+            yield known[key]
+
+    monkeypatch.setattr(BatchMeasurer, "measures", quick_measures)
+    monkeypatch.setattr(BatchMeasurer, "ratio_sums", quick_sums)
+
+
+def peak(workspace: Workspace, documents: int) -> int:
+    """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
+    prepare(workspace, documents, "captured", f"of {documents}")
+    tracemalloc.start()
+    measure.main(read_parameters())
+    reached = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return reached
+
+
+@pytest.mark.long
+def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
+    peak(workspace, 10)  # what is loaded once
+    few, many = peak(workspace, FEW), peak(workspace, MANY)
+    assert many - few < (MANY - FEW) * 500  # less than a hundredth of what a document's sums are
+    assert read_plot("mixing", "measure")["documents"].unique().tolist() == [MANY]
+    assert len(read_plot("mixing_by_review", "measure")) == 2 * MANY * 3 * len(RATIOS)
+
+
+def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All texts have one length, so that the same ones share a batch of two in both runs.
+    prepare(workspace, 12, "all")
+    measure.main(read_parameters())
+    whole = {path.name: pd.read_csv(path) for path in sorted(Path(PLOTS).glob("*.csv"))}
+    tokens = read_ratios()
+    prepare(workspace, 12, "all", "in blocks")
+    monkeypatch.setattr(corpus, "BLOCK", 5)
+    measure.main(read_parameters())
+    for name, table in whole.items():
+        if name != "identities.csv":
+            pd.testing.assert_frame_equal(pd.read_csv(PLOTS / name), table, atol=2e-6, obj=name)
+    pd.testing.assert_frame_equal(read_ratios(), tokens, atol=1e-6)
+
+
+def test_rows_of_tokens_are_of_all_texts_of_the_captured_ones_or_of_none(workspace: Workspace) -> None:
+    prepare(workspace, 6, "all")
+    measure.main(read_parameters())
+    everything, captured = read_ratios(), read_captured_ratios(["test/3", "text/0"])
+    tables = {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))}
+    prepare(workspace, 6, "captured", "captured")
+    measure.main(read_parameters())
+    pd.testing.assert_frame_equal(read_ratios(), captured.reset_index(drop=True))
+    assert set(captured["document"]) == {"test/3", "text/0"} < set(everything["document"])
+    assert {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))} == tables
+    prepare(workspace, 6, "none", "none")
+    measure.main(read_parameters())
+    assert read_ratios().empty
+    assert reduce._ratios(captured[["document", "position"]], "finetuned").empty
+    assert list(read_ratios()) == list(everything)
+    assert {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))} == tables
+    with pytest.raises(InputError, match=r"mixing\.tokens: none .*`captured`"):
+        render(read_parameters())
+
+
+def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    sums, counts = generator.uniform(size=(9, 2, 3)), generator.integers(0, 4, (9, 1, 3)).astype(float)
+    together = resample(sums, counts, 50, 7)
+    weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
+    expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
+    np.testing.assert_allclose(together.samples, expected)
+    monkeypatch.setattr("stages.mixing.statistics.DRAWN_AT_ONCE", 20)  # two samples
+    with io.BytesIO() as file:
+        draws = Draws([4, 2, 3], 50, 7, file)
+        for _ in range(2):
+            parts = zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True)
+            found = draws.resample(parts)
+            for one, other in zip(found, together, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_corpus_gives_back_its_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "BLOCK", 4)
+    generator = np.random.default_rng(0)
+
+    def document(number: int) -> Document:
+        length = int(generator.integers(1, 9))
+        ids = generator.integers(0, 99, length).astype(np.int32)
+        classes, words = (ids % 5).astype(np.int8), (ids - 7).astype(np.int32)
+        return Document(f"test/{number}", ids, classes, length, captured=number == 0, words=words, label=number % 3)
+
+    documents = [document(number) for number in range(11)]
+    documents[5] = replace(documents[5], counted=0)
+    write_corpus(tmp_path, iter(documents))
+    write_corpus(tmp_path, iter(documents[:2]))  # it is there
+    found = Corpus(tmp_path)
+    assert len(found) == 11
+    for number, expected in enumerate(documents):
+        read = found.document(number)
+        for name, value in vars(expected).items():
+            np.testing.assert_array_equal(getattr(read, name), value, err_msg=name)
+    batches = [batch for block in found.blocks for batch in found.batches(block, 12, counted=True)]
+    assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    for batch in batches:
+        lengths = [len(documents[number]) for number in batch]
+        assert len(batch) * max(lengths) <= 12
+    assert [name for names, _ in found.reviews() for name in names] == [f"test/{n}" for n in range(11) if n != 5]
+
+
+def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
+    write_plot("whole", table)
+    write_long_plot("parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
+    assert (PLOTS / "parts.csv").read_bytes() == (PLOTS / "whole.csv").read_bytes()
+    monkeypatch.setattr("stages.outputs.reports.ROWS_AT_ONCE", 2)
+    found = read_plot_rows("parts", "measure", {"name": "b", "layer": 2})
+    assert found["mean"].tolist() == [0.571429]
+
+
+def test_size_of_the_sums_is_known_before_they_are_made(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = prepare(workspace, 30, "all")
+    said: list[tuple[str, int]] = []
+    monkeypatch.setattr(room, "check_disk", lambda what, needed, *_others: said.append((what, needed)))
+    monkeypatch.setattr(measure, "clear", lambda _folder: None)
+    measure.main(read_parameters())
+    files = (folder / ".unfinished").rglob("measures-*.npz")
+    arrays = [array.nbytes for path in files for array in dict(np.load(path)).values()]
+    (needed,) = {needed for what, needed in said if "sums of 30 documents" in what}
+    assert needed == pytest.approx(sum(arrays), rel=0.05)

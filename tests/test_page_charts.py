@@ -1,0 +1,528 @@
+"""The page's map, curves and flow of a layer: they draw what the files hold; mouse, fingers and keys work on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Opened
+from page_run import HOSTILE, LAYOUTS, choose, next_frames, shown_again, tokens, write_run
+
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.maps import MAPS, read_map
+from stages.outputs.mixing import (
+    read_ratios,
+)
+from stages.outputs.reports import PAGE, read_metrics
+from stages.page.arrays import visible
+from stages.sites import STEP_POINTS, Site
+from stages.vocabulary import CAPTURED_CHECKPOINT
+
+
+def shown_tokens(opened: Opened) -> dict[str, Any]:
+    """The map's trace of the tokens at the chosen point."""
+    return next(trace for trace in opened.traces("map-chart") if trace["name"] == "tokens")
+
+
+def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
+    page = opened.page
+    sites = store.stored_sites(ACTIVATIONS)
+    page.locator("#point").focus()
+    page.keyboard.press("Home")
+    assert page.locator("#point-name").inner_text() == f"Word embedding (1 of {len(sites)})"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#point-name").inner_text() == f"Layer 1: Attention heads (3 of {len(sites)})"
+    assert page.locator("#point").get_attribute("aria-valuetext") == "Layer 1: Attention heads"
+    page.keyboard.press("End")
+    assert page.locator("#point-name").inner_text() == f"Layer 3: Layer output ({len(sites)} of {len(sites)})"
+    assert page.locator("#layer").input_value() == "3"
+    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")
+    drawn = shown_tokens(opened)
+    extent = np.ptp(joint[["x", "y"]].to_numpy())
+    assert np.abs(np.array(drawn["x"]) - joint["x"].to_numpy()).max() < 1e-3 * extent
+    assert np.abs(np.array(drawn["y"]) - joint["y"].to_numpy()).max() < 1e-3 * extent
+
+
+def test_map_opens_where_most_tokens_can_be_told_apart(opened: Opened) -> None:
+    page = opened.page
+    joint = read_map("joint")
+    low, high = joint[["x", "y"]].min().to_numpy(), joint[["x", "y"]].max().to_numpy()
+    own = joint[joint["document"] == "test/0"]
+    spread = {
+        Site(layer, point): len(
+            np.unique(((rows[["x", "y"]].to_numpy() - low) / (high - low) * 32).astype(int), axis=0)
+        )
+        for (layer, point), rows in own.groupby(["layer", "point"])
+    }
+    opened_at = store.stored_sites(ACTIVATIONS)[int(page.locator("#point").input_value())]
+    assert spread[opened_at] >= max(spread.values()) - 1  # the page's limits are those of a square
+    assert spread[opened_at] > min(spread.values())
+    assert page.locator("#shape").input_value() == "words"
+
+
+def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#point").fill("0")
+    started = """() => {
+      document.querySelector("#play").click();
+      return [document.querySelector("#play").textContent, document.querySelector("#point-name").ariaLive];
+    }"""  # in one call: a slow machine would read them when the last point is reached already
+    assert page.evaluate(started) == ["Pause", "off"]
+    page.wait_for_selector("#play:text-is('Play')")
+    assert page.locator("#point-name").get_attribute("aria-live") == "polite"
+    assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
+
+
+def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
+    page = opened.page
+    quality = pd.read_parquet(MAPS / "quality.parquet")
+    page.locator("#point").fill("4")
+    site = store.stored_sites(ACTIVATIONS)[4]
+    for layout in LAYOUTS:
+        choose(page, "layout", layout)
+        rows = quality[quality["layout"] == layout].set_index("measure")
+        whole, own = rows[rows["point"].isna()], rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)]
+        for name in ("trustworthiness", "neighbours_kept", "distance_spearman"):
+            cells = page.locator(f'#quality tr[data-measure="{name}"] td').all_inner_texts()
+            expected = [whole.loc[name, "value"], own.loc[name, "value"], whole.loc[name, "chance"]]
+            assert [float(cell) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
+    metrics = read_metrics("maps")
+    shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
+    assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"], abs=5.1e-4)
+
+
+@pytest.mark.parametrize(
+    ("colour", "legend"),
+    [
+        ("position", "first token"),
+        ("class", "punctuation"),
+        ("ratio", "length ratio of others"),
+        ("document", "text/0"),
+    ],
+)
+def test_colours_follow_what_was_chosen(opened: Opened, colour: str, legend: str) -> None:
+    page = opened.page
+    page.locator("#point").fill("8")
+    choose(page, "colour", colour)
+    assert legend in page.locator("#map-legend").inner_text()
+    colours = shown_tokens(opened)["colours"]
+    assert len(set(colours)) > 1
+    if colour == "document":
+        documents = tokens()["document"]
+        assert len(set(colours)) == documents.nunique()
+        assert pd.Series(colours).groupby(documents.to_numpy()).nunique().max() == 1
+
+
+def drawn_words(opened: Opened) -> list[dict[str, float]]:
+    """Where the words on the map stand, as wide as a browser draws them."""
+    words = next(trace for trace in opened.traces("map-chart") if trace["name"] == "words")
+    widths = opened.page.evaluate(
+        """texts => { const pen = document.createElement('canvas').getContext('2d');
+        pen.font = '11.5px system-ui, DejaVu Sans, sans-serif';
+        return texts.map(each => pen.measureText(each).width); }""",
+        words["text"],
+    )
+    middles = np.array(words["pixels"]) + np.array(words["moved"])
+    return [
+        {"left": x - width / 2, "right": x + width / 2, "middle": y}
+        for (x, y), width in zip(middles.tolist(), widths, strict=True)
+    ]
+
+
+def test_tokens_can_be_words_none_over_another_and_more_after_zooming_in(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "shape", "words")
+    page.locator("#point").fill(str(len(store.stored_sites(ACTIVATIONS)) - 1))
+    page.locator("#token-1").click()
+    boxes, number = drawn_words(opened), len(tokens())
+    words = next(trace for trace in opened.traces("map-chart") if trace["name"] == "words")
+    assert words["text"][0] == tokens()["token"][1]  # the selected one is always there
+    assert 3 < len(boxes) < number
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            apart = abs(one["middle"] - other["middle"]) > 8
+            assert apart or one["right"] <= other["left"] or other["right"] <= one["left"]
+    page.locator("#map-chart").focus()
+    for _ in range(8):
+        page.keyboard.press("+")
+    seen = next(trace for trace in opened.traces("map-chart") if trace["name"] == "words")
+    near = set(in_sight(opened))
+    assert 1 in near  # the selected one stays where it is
+    assert len(near) < number
+    # Of those that are still seen, more have room.
+    assert len(seen["tokens"]) > len(near & set(words["tokens"]))
+
+
+def in_sight(opened: Opened) -> list[int]:
+    """The tokens that are seen at the zoom that is chosen."""
+    found, box = shown_tokens(opened), opened.page.locator("#map-chart canvas").bounding_box()
+    pixels = np.array(found["pixels"])
+    inside = ((pixels >= 0) & (pixels <= [box["width"], box["height"]])).all(axis=1)
+    return np.array(found["tokens"])[inside].tolist()
+
+
+def pixel(opened: Opened, token: int) -> tuple[float, float]:
+    """Where a token lies on the screen, once nothing moves."""
+    settled(opened)
+    found = shown_tokens(opened)
+    box = opened.page.locator("#map-chart canvas").bounding_box()
+    x, y = found["pixels"][found["tokens"].index(token)]
+    return box["x"] + x, box["y"] + y
+
+
+def lonely_token() -> int:
+    """The token of the last point that lies farthest from any other, so that a pointer meets no other."""
+    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    distances = np.linalg.norm(joint[:, None] - joint[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    return int(distances.min(axis=1).argmax())
+
+
+def test_pointing_at_a_token_says_what_it_is(opened: Opened) -> None:
+    page, token = opened.page, lonely_token()
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    page.mouse.move(*pixel(opened, token))
+    said = page.locator("#map-tip:visible").inner_text()
+    row = tokens().iloc[token]
+    assert visible(row["token"]) in said
+    assert f"position {row['position']} of {row['document']}" in said
+    ratios = read_ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    share = ratios[CAPTURED_CHECKPOINT, row["document"], row["position"], 3]
+    assert f"length ratio of others {round(100 * float(share))} %" in said
+
+
+def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
+    page, token = opened.page, lonely_token()
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    before = {chart: len(opened.traces(chart)) for chart in ("map-chart", "mixing-chart", "steps-chart")}
+    page.mouse.click(*pixel(opened, token))
+    row = tokens().iloc[token]
+    assert visible(row["token"]) in page.locator("#selected").inner_text()
+    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
+    assert page.locator("#document").input_value() == str(list(tokens()["document"].unique()).index(row["document"]))
+    names = [trace["name"] for trace in opened.traces("map-chart")]
+    assert "trail" in names
+    assert "selected" in names
+    trail = opened.traces("map-chart")[names.index("trail")]
+    sites = store.stored_sites(ACTIVATIONS)
+    stream = ("word_embedding", "embedding_output", "attention_norm", "layer_output")
+    assert len(trail["x"]) == len([site for site in sites if site.point in stream])
+    page.locator("#excursions").check()
+    by_all = opened.traces("map-chart")[names.index("trail")]
+    assert len(by_all["x"]) == len([site for site in sites if site.point != "attention_heads"])
+    page.locator("#excursions").uncheck()
+    methods = page.locator("#ratio-method option").count()
+    assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2 * methods
+    assert len(opened.traces("steps-chart")) > before["steps-chart"]
+    page.locator("#clear").click()
+    assert {chart: len(opened.traces(chart)) for chart in before} == before
+
+
+def test_a_click_selects_after_the_layout_was_changed(opened: Opened) -> None:
+    page, token = opened.page, lonely_token()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    for layout in ("aligned", "joint"):
+        choose(page, "layout", layout)
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.mouse.click(*pixel(opened, token))
+    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
+
+
+def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#words").focus()
+    page.keyboard.press("ArrowRight")
+    own = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
+    rows = read_ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
+    assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
+    steps = opened.traces("steps-chart")
+    layer_in = store.read_features(ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
+    layer_out = store.read_features(ACTIVATIONS, Site(1, "layer_output"))[0].astype(float)
+    cosine = layer_in @ layer_out / np.linalg.norm(layer_in) / np.linalg.norm(layer_out)
+    assert steps[-1]["y"][0] == pytest.approx(cosine, abs=1e-3)
+
+
+def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "ratio-method", "attn_w")
+    rows = pd.read_csv("reports/plots/mixing.csv").query("method == 'attn_w'")
+    curves = [part["mean"].tolist() for _, part in rows.groupby("checkpoint", sort=False)]
+    assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["method"] == "attn_w"] == curves
+    assert page.locator("#mixing-chart .chosen").count() == 1
+    choose(page, "step-measure", "norm")
+    choose(page, "checkpoint", "pretrained")
+    norms = pd.read_csv("reports/plots/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
+    assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
+
+
+CHARTS = ("overview", "map-chart", "mixing-chart", "steps-chart")
+DRAWN = """charts => { window.before = window.before || new Map();
+const now = new Map(charts.map(id => [id, document.getElementById(id)]).map(([id, box]) => [id, box.drawn
+    || box.querySelector('svg').firstChild]));
+const changed = [...now].filter(([id, made]) => before.get(id) !== made).map(([id]) => id); window.before = now;
+return changed; }"""
+
+
+def test_a_choice_draws_only_the_charts_that_show_it(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 9000})  # all of them are seen
+    page = shown.page
+    page.wait_for_function(
+        "charts => charts.every(id => document.querySelector(`#${id}:not([data-stale])`))", arg=CHARTS
+    )
+    page.evaluate(DRAWN, CHARTS)
+    for control, option, charts in (
+        ("colour", "class", ["map-chart"]),
+        ("step-measure", "norm", ["steps-chart"]),
+        ("layer", "1", ["mixing-chart", "overview", "steps-chart"]),
+        ("layer", "2", ["mixing-chart", "overview", "steps-chart"]),
+        ("matrix", "attention", []),
+    ):
+        choose(page, control, option)
+        next_frames(page)
+        assert sorted(page.evaluate(DRAWN, CHARTS)) == charts
+    shown.close()
+
+
+def test_a_chart_is_drawn_at_first_and_then_when_it_is_seen(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 600})
+    page = shown.page
+    next_frames(page)
+    assert page.locator("#steps-chart svg").count() == 1
+    choose(page, "step-measure", "norm")
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    next_frames(page)
+    choose(page, "layer", "1")
+    assert page.locator("#steps-chart[data-stale]").count() == 1
+    shown.traces("steps-chart")
+    assert page.locator("#overview[data-stale]").count() == 0
+    choose(page, "layer", "2")
+    assert page.locator("#overview[data-stale]").count() == 1
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.wait_for_selector("#overview:not([data-stale])")
+    shown.close()
+
+
+def test_whole_plane_and_these_tokens_can_be_looked_at(opened: Opened) -> None:
+    page, number = opened.page, len(tokens())
+    for layout in LAYOUTS:
+        choose(page, "layout", layout)
+        page.locator("#map-view [data-act=whole]").click()
+        settled(opened)
+        assert len(in_sight(opened)) == number
+        whole = np.ptp(np.array(shown_tokens(opened)["pixels"]), axis=0)
+        for _ in range(3):
+            page.locator("#map-view [data-act=in]").click()
+        settled(opened)
+        assert np.ptp(np.array(shown_tokens(opened)["pixels"]), axis=0) == pytest.approx(1.5**3 * whole)
+        page.locator("#map-view [data-act=fit]").click()
+        settled(opened)
+        fitted = np.ptp(np.array(shown_tokens(opened)["pixels"]), axis=0)
+        assert (fitted >= whole - 1e-6).all()
+        assert len(in_sight(opened)) > 0.8 * number
+
+
+def settled(opened: Opened) -> None:
+    """Wait for the end of what moves."""
+    opened.traces("map-chart")
+    opened.page.wait_for_selector("#map-chart:not([data-moving])")
+
+
+def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chromium: Any) -> None:
+    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
+    page = shown.page
+    finger = shown.context.new_cdp_session(page)
+
+    def touch(kind: str, *points: tuple[float, float]) -> None:
+        found = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
+        finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": found})
+        next_frames(page)
+
+    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        shown.traces(chart)
+        next_frames(page)
+        box, before = page.locator(f"#{chart}").bounding_box(), page.evaluate("scrollY")
+        x, y = box["x"] + box["width"] / 2, min(max(box["y"], 0) + 200, 600)
+        seen = shown_tokens(shown)["pixels"] if chart == "map-chart" else None
+        touch("Start", (x, y))
+        for i in range(1, 11):
+            touch("Move", (x, y - 15 * i))
+        touch("End")
+        page.wait_for_function("before => scrollY > before + 60", arg=before)
+        assert seen is None or shown_tokens(shown)["pixels"] == seen
+    page.evaluate("document.getElementById('map-chart').scrollIntoView({block: 'center', behavior: 'instant'})")
+    next_frames(page)
+    box, before = page.locator("#map-chart").bounding_box(), np.ptp(shown_tokens(shown)["pixels"], axis=0)
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    touch("Start", (x - 20, y))
+    touch("Start", (x - 20, y), (x + 20, y))
+    for i in range(1, 7):
+        touch("Move", (x - 20 - 5 * i, y), (x + 20 + 5 * i, y))
+    touch("End")
+    assert np.ptp(shown_tokens(shown)["pixels"], axis=0) == pytest.approx(before * 100 / 40, rel=0.02)
+    shown.close()
+
+
+def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any) -> None:
+    for layout in LAYOUTS:
+        path = MAPS / f"{layout}.parquet"
+        table = pd.read_parquet(path)
+        table[(table["document"] != "test/0") | (table["position"] != 1)].to_parquet(path, index=False)
+    shown = shown_again(chromium)
+    number = len(tokens())
+    note = shown.page.locator("#map-note")
+    assert note.inner_text() == f"{number - 1} of {number} tokens are on this map (umap.max_points)."
+    shown.page.locator("#token-1").click()
+    assert "The selected token is not among them." in note.inner_text()
+    shown.close()
+
+
+@pytest.mark.long
+def test_a_full_page_draws_100_000_vectors_and_says_of_how_many(workspace: Any, run: Path, chromium: Any) -> None:
+    number = 65  # documents of 64 tokens, one more than a page holds
+    write_run(workspace(capture={"documents": list(range(number))}), run, [64] * number, 6, heads=1)
+    shown = shown_again(chromium)
+    page = shown.page
+    assert PAGE.stat().st_size < 20e6  # of random numbers, which nothing makes smaller
+    assert "1 more captured documents are not on this page" in page.inner_text("body")
+    kept, points = 4096, 32
+    drawn = {trace["name"]: trace for trace in shown.traces("map-chart")}
+    assert len(drawn["tokens"]["tokens"]) == kept
+    note = page.locator("#map-note")
+    assert note.inner_text() == f"The surroundings are 100000 of the {kept * points} vectors of all points."
+    choose(page, "layout", "separate")
+    assert note.inner_text() == ""
+    choose(page, "layout", "joint")
+    first = shown.traces("map-chart")[0]["x"]
+    page.locator("#point").fill("20")
+    tokens_then = {trace["name"]: trace for trace in shown.traces("map-chart")}["tokens"]
+    assert len(tokens_then["tokens"]) == kept
+    assert tokens_then["x"] != first
+    shown.close()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "layers", "heads"), [([1], 3, 2), ([512], 12, 12), ([60] * 40, 4, 4)], ids=["one", "long", "many"]
+)
+def test_page_of_one_token_of_512_and_of_40_documents(
+    workspace: Any, run: Path, chromium: Any, lengths: list[int], layers: int, heads: int
+) -> None:
+    write_run(workspace(capture={"documents": list(range(len(lengths)))}), run, lengths, layers, heads)
+    shown = shown_again(chromium)
+    assert PAGE.stat().st_size < 15e6
+    page = shown.page
+    assert page.locator("#document option").count() == len(lengths)
+    assert page.locator("#words span").count() == lengths[0]
+    page.locator(f"#token-{lengths[0] - 1}").click()
+    assert page.locator("#sources li").count() == min(lengths[0] - 1, 8)
+    page.locator("#point").fill("2")
+    choose(page, "colour", "ratio")
+    assert len(shown_tokens(shown)["x"]) == sum(lengths)
+    if len(lengths) > 1:
+        choose(page, "document", "39")
+        page.locator("#words span").first.click()
+        assert page.locator("#sources").inner_text().strip()
+        page.locator("#everyone").uncheck()
+        assert len(shown_tokens(shown)["x"]) == lengths[0]
+    shown.close()
+
+
+def test_lines_lead_to_the_nearest_in_the_full_space(opened: Opened) -> None:
+    page = opened.page
+    at = store.stored_sites(ACTIVATIONS).index(Site(2, "layer_output"))
+    page.locator("#token-3").click()
+    page.mouse.move(0, 0)  # or the card would be that of a word that comes to lie under the mouse
+    page.locator("#point").fill(str(at))
+    vectors = store.read_features(ACTIVATIONS, Site(2, "layer_output"))[:].astype(float)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ unit[3]
+    cosines[3] = -np.inf
+    near = next(trace for trace in opened.traces("map-chart") if trace["name"] == "near")
+    assert len(near["tokens"]) == 5
+    # Tokens that are the same to rounding may stand in another order.
+    assert cosines[near["tokens"]] == pytest.approx(np.sort(cosines)[::-1][:5], abs=1e-6)
+    listed = page.locator("#card-nearest li").evaluate_all("all => all.map(each => Number(each.dataset.token))")
+    assert listed == near["tokens"]
+    choose(page, "layout", "joint")
+    places = read_map("joint").query("layer == 2 and point == 'layer_output'")[["x", "y"]].to_numpy(float)
+    away = np.linalg.norm(places - places[3], axis=1)
+    ranks = [int((away < away[other]).sum()) for other in listed]  # itself is nearer than any
+    said = page.locator("#card-nearest li").evaluate_all("all => all.map(each => each.lastChild.textContent)")
+    told = [int(each.removeprefix("no. ").removesuffix(" on the map")) for each in said]
+    assert told == pytest.approx(ranks, abs=1)  # places are rounded
+
+
+def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "layer", "2")
+    opened.traces("steps-chart")
+    found = page.locator("#steps-chart .measured").evaluate_all(
+        "all => all.map(each => [each.dataset.step, each.textContent])"
+    )
+    rows = pd.read_csv("reports/plots/steps.csv").query(
+        "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
+    )
+    assert dict(found) == {row.step: f"{row.mean:.3f}" for row in rows.itertuples()}
+    assert page.locator("#steps-chart rect[stroke-dasharray='3 3']").count() == 0  # no norm that was not measured
+    order = [step for step, _ in found]
+    assert order == [step for step in STEP_POINTS if step in order]
+
+
+def test_panels_are_drawn_to_one_scale(opened: Opened) -> None:
+    curves = opened.traces("mixing-chart")
+    paths = opened.page.locator("#mixing-chart path.curve")
+    drawn = paths.evaluate_all("all => all.map(each => each.getAttribute('d'))")
+    assert len(drawn) == len(curves)
+    slopes = []
+    for path, curve in zip(drawn, curves, strict=True):
+        heights = [float(part.split(",")[1]) for part in path.removeprefix("M").split("L")]
+        slope, start = np.polyfit(curve["y"], heights, 1)
+        assert np.abs(slope * np.array(curve["y"]) + start - heights).max() < 0.1  # pixels
+        slopes.append(slope)
+    assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-2)
+
+
+def test_pointing_at_hostile_text_runs_nothing(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    for token, text in enumerate(HOSTILE, start=2):
+        page.locator(f"#token-{token}").click()
+        page.mouse.move(0, 0)
+        page.mouse.move(*pixel(opened, token))
+        opened.traces("steps-chart")
+        assert visible(text) in page.locator("#selected").inner_text()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#map img, #mixing img, #steps img, #card img").count() == 0
+
+
+def test_nothing_moves_when_a_pane_comes_into_sight(opened: Opened) -> None:
+    page = opened.page
+    places = """async id => {
+      const element = document.getElementById(id);
+      element.scrollIntoView({ block: "center", behavior: "instant" });
+      const found = [];
+      for (let frame = 0; frame < 10; frame++) {
+        found.push(element.getBoundingClientRect().top);
+        await new Promise(requestAnimationFrame);
+      }
+      return found;
+    }"""
+    for document in ("0", "1"):
+        choose(page, "document", document)
+        page.wait_for_function("() => !document.querySelector('[data-stale]')")
+        for sought in ("play", "step-measure", "head-value", "neuron-source"):
+            page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+            assert len(set(page.evaluate(places, sought))) == 1
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.locator("#words span").nth(3).click()
+    choose(page, "layer", "2")
+    assert page.locator("#neuron[data-stale]").count() == 1
+    assert len(set(page.evaluate(places, "play"))) == 1

@@ -1,0 +1,306 @@
+"""The page's heads: every weight is that of the model, however it is kept, and lines, matrices and words show it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from browser import Opened
+from conftest import SHORT, write_parameters
+from families import write_family
+from family_reference import Reference, first_of, rotated, run_reference
+from head_parts import random_parts
+
+from stages import show
+from stages.mixing.neurons import RESULTS
+from stages.models.loading import load_base, load_tokenizer
+from stages.outputs.heads import heads_folder, weights, write_heads
+from stages.page import heads as page_heads
+from stages.page.heads import heads_data, reduced
+from stages.parameters import ModelParameters, read_parameters
+
+TEXT = "time flies like an arrow"
+
+
+def decoded(text: str, kind: str) -> npt.NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype=kind).astype(np.float64)
+
+
+def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    raised = np.exp(scores - scores.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+@pytest.fixture
+def long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Two checkpoints' heads of one text, as `measure` keeps them in the current folder; scores are far apart."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    found = {}
+    for checkpoint in ("pretrained", "finetuned"):
+        parts = random_parts(generator, (2, 4, 50, 32), key_heads=2)
+        parts["query"] *= 3
+        for layer, head in np.ndindex(2, 4):
+            scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
+            parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
+        write_heads(heads_folder(checkpoint, "test/0"), parts)
+        found[checkpoint] = parts
+    return found
+
+
+def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> None:
+    data = heads_data(["test/0", "test/1"])
+    assert (data["number"], data["width"]) == (4, 32)
+    assert list(data["documents"]) == ["test/0"]
+    for checkpoint, parts in long_text.items():
+        form = data["documents"]["test/0"][checkpoint]
+        assert form["bits"] == 16
+        assert "sums" not in form
+        query = decoded(form["query"], "<i2").reshape(2, 4, 50, 32) * decoded(form["query_scales"], "<f4").reshape(
+            2, 4, 50, 1
+        )
+        key = decoded(form["key"], "<i2").reshape(2, 2, 50, 32) * decoded(form["key_scales"], "<f4").reshape(
+            2, 2, 50, 1
+        )
+        for layer, head in np.ndindex(2, 4):
+            found = softmax(query[layer, head] @ key[layer, head // 2].T / 32**0.5)
+            np.testing.assert_allclose(found, weights(parts, layer, head), atol=2e-4, rtol=0)
+
+
+def test_what_a_sink_takes_is_kept(long_text: dict[str, Any]) -> None:
+    parts = long_text["finetuned"]
+    parts["log_sums"][:] += np.log(2)
+    write_heads(heads_folder("finetuned", "test/0"), parts)
+    form = heads_data(["test/0"])["documents"]["test/0"]["finetuned"]
+    np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
+
+
+def test_how_long_a_text_may_be_to_have_every_vector(long_text: dict[str, Any]) -> None:
+    """Two checkpoints of 2 layers, 4 heads, 2 key heads, all of width 32, so that vectors have 128 numbers."""
+    parts = long_text["finetuned"]
+    of_each = sum(parts[name].nbytes for name in ("query", "key", "log_sums", "reach", "source_norms", "given_norms"))
+    vectors = 4 * 50 * 2 * (2 * 32 + 4 * 32 + 4 * 128 + 128 + 128)  # value, attended, given, input and result
+    assert heads_data(["test/0"])["longest"] == page_heads.VECTOR_BYTES // (2 * (of_each + vectors) / 50)
+    assert heads_data(["test/1"])["longest"] == 0
+
+
+def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_off(long_text: dict[str, Any]) -> None:
+    parts = long_text["finetuned"]
+    errors = []
+    for dimensions in (256, 200, 100):
+        form = reduced(parts, dimensions)
+        assert sum(form["ranks"]) == dimensions
+        ends = np.cumsum([0, *form["ranks"]])
+        off = []
+        for number, rank in enumerate(form["ranks"]):
+            rows = slice(50 * ends[number], 50 * ends[number + 1])
+            scales = slice(ends[number], ends[number + 1])
+            query, key = (
+                decoded(form[name], "<i1")[rows].reshape(50, rank) * decoded(form[f"{name}_scales"], "<f4")[scales]
+                for name in ("query", "key")
+            )
+            off.append(np.abs(softmax(query @ key.T / 32**0.5) - weights(parts, number // 4, number % 4)))
+        assert form["largest_error"] == pytest.approx(np.max(off), rel=1e-6)
+        assert form["mean_error"] == pytest.approx(np.mean(off), rel=1e-6)
+        errors.append(form["mean_error"])
+    assert errors == sorted(errors)
+    assert reduced(parts, 256)["largest_error"] < 0.04
+
+
+def test_what_does_not_fit_loses_bits_then_the_other_checkpoint_then_dimensions_then_itself(
+    long_text: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
+    seen = []
+    for limit in (whole, whole - 1, whole // 2 - 1, 10_000, 5_000):
+        monkeypatch.setattr(page_heads, "HEAD_BYTES", limit)
+        forms = heads_data(["test/0"])["documents"].get("test/0", {})
+        seen.append({name: (form["bits"], sum(form.get("ranks", []))) for name, form in forms.items()})
+    assert seen[0] == {"pretrained": (16, 0), "finetuned": (16, 0)}
+    assert list(seen[1]) == ["pretrained", "finetuned"]
+    assert seen[1]["finetuned"][0] == 8
+    assert seen[3] == {"finetuned": (8, 100)}
+    assert seen[4] == {}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
+    """The page of `TEXT` in a family's tiny random model, and the same model run by hand."""
+    made: dict[str, tuple[Path, Reference]] = {}
+
+    def find(name: str) -> tuple[Path, Reference]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            model = write_family(name, folder / "model")
+            write_parameters(folder, **SHORT, umap={"n_epochs": 20, "stability_seeds": [3]})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
+                show.main(parameters, [TEXT], folder / "page")
+            base = load_base(model).double()
+            reference = run_reference(name, base, load_tokenizer(model)(TEXT)["input_ids"])
+            made[name] = folder / "page/index.html", reference
+        return made[name]
+
+    return find
+
+
+@pytest.fixture
+def opened(pages: Callable[[str], tuple[Path, Reference]], chromium: Any) -> Iterator[Callable[..., Opened]]:
+    """The page of a family; at the end no page may have complained."""
+    shown: list[Opened] = []
+
+    def show_page(name: str, **context: Any) -> Opened:
+        size = {"viewport": {"width": 1400, "height": 900}}
+        shown.append(Opened(chromium, pages(name)[0], **{**size, **context}))
+        return shown[-1]
+
+    yield show_page
+    for each in shown:
+        each.close()
+
+
+def table_of(page: Any, pane: str) -> list[dict[str, str]]:
+    """The values that stand below a pane, by column."""
+    files = page.locator(f"#{pane} + .files")
+    if files.locator("details").get_attribute("open") is None:
+        files.locator("summary").click()
+        files.locator("th").first.wait_for()
+    columns = files.locator("th").all_text_contents()
+    rows = files.locator("tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.textContent))")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_lines_are_the_models_weights_and_norms(
+    name: str, opened: Callable[..., Opened], pages: Callable[[str], tuple[Path, Reference]]
+) -> None:
+    page = opened(name).page
+    layer = pages(name)[1].layers[1]
+    page.locator("#heads-all button[aria-label='Layer 2, head 3']").click()
+    assert page.locator("#heads-name").inner_text() == "Layer 2, head 3 of 4"
+    page.locator("#token-2").click()
+    page.mouse.move(0, 0)
+    f = np.linalg.norm(
+        layer.value[2] @ layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2], axis=-1
+    )
+    for kind, column in (("weight", "attention weight"), ("norm", "weight times length")):
+        page.locator("#head-value").select_option(kind)
+        expected = layer.attention[2] * (f if kind == "norm" else 1)
+        rows = table_of(page, "heads-lines")
+        assert {(2, j) for j in range(len(f)) if expected[2, j]} <= {
+            (int(r["position"]), int(r["takes from position"])) for r in rows
+        }
+        for row in rows:
+            entry = expected[int(row["position"]), int(row["takes from position"])]
+            assert float(row[column]) == pytest.approx(entry, abs=1e-5)
+    said = page.locator("#heads-said").inner_text()
+    largest = int(np.argmax(expected[2]))
+    names = [row["takes from token"] for row in rows if int(row["takes from position"]) == largest]
+    assert f"takes most from “{names[0]}” {expected[2, largest]:.3g}"[:30] in said
+
+
+def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Callable[..., Opened]) -> None:
+    page = opened("gpt2").page
+    first = page.locator("#heads-all button[aria-label='Layer 1, head 1']")
+    first.click()
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowUp"):
+        page.keyboard.press(key)
+    chosen = page.locator("#heads-all button[aria-pressed=true]")
+    assert chosen.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))") == ["Layer 2, head 1"]
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 2, head 1"
+    assert page.locator("#heads-all button").count() == 3 * 4
+    page.locator("#heads-lines").focus()
+    page.keyboard.press("End")
+    last = int(page.locator("#words [aria-selected=true]").get_attribute("data-token"))
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#words [aria-selected=true]").get_attribute("data-token") == str(last - 1)
+    for row in table_of(page, "heads-lines"):
+        assert int(row["takes from position"]) <= int(row["position"])
+    page.wait_for_selector("#heads-all[data-drawn]")
+    corner = "canvas => [...canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data]"
+    assert first.locator("canvas").evaluate(corner)[:3] == [128, 128, 128]  # what the mask leaves out
+    page.wait_for_url(re.compile("[#&]head=0"))
+
+
+def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of every head `[heads, tokens, width]`, from the weights."""
+    u = layer.weights.norm("input_norm", layer.x)
+    query, key = (layer.weights.split(role, u) for role in ("query", "key"))
+    return (query, key) if layer.rotary is None else (rotated(query, layer.rotary), rotated(key, layer.rotary))
+
+
+NEURONS = ["bert", "gpt2", "llama"]
+OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox", "gemma3_text", "olmo2", "modernbert")]
+
+
+@pytest.mark.parametrize("name", [*NEURONS, *OTHERS])
+def test_every_number_of_a_neuron_is_the_models(
+    name: str, opened: Callable[..., Opened], pages: Callable[[str], tuple[Path, Reference]]
+) -> None:
+    page = opened(name).page
+    number, head, i, j = 1, 2, 3, 1
+    layer = pages(name)[1].layers[number]
+    page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head + 1}']").click()
+    page.locator(f"#token-{i}").click()
+    page.mouse.move(0, 0)
+    page.locator("#neuron").scroll_into_view_if_needed()
+    page.locator("#neuron-source").select_option(str(j))
+    query, key = queries_and_keys(layer)
+    scaling = first_of(layer.weights.config, "query_pre_attn_scalar", default=layer.weights.head_size) ** -0.5
+    close = {"abs": 1e-4}
+    for row in table_of(page, "neuron-scores"):
+        source = int(row["position"])
+        assert float(row["weight"]) == pytest.approx(layer.attention[head, i, source], **close)
+        if layer.seen[i, source]:
+            dot = query[head, i] @ key[head, source]
+            assert float(row["q.k"]) == pytest.approx(dot, **close)
+            assert float(row["score"]) == pytest.approx(dot * scaling, **close)
+        else:
+            assert row["score"] == ""
+    found: dict[str, list[float]] = {}
+    for row in table_of(page, "neuron-steps"):
+        found.setdefault(row["step"], []).append(float(row["value"]))
+    w, points = layer.weights, layer.points
+    attended = layer.attention[head, i] @ layer.value[head]
+    W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)[head]
+    result = next(points[point] for point in RESULTS if point in points)[i]
+    expected = {
+        **{"query": query[head, i], "key": key[head, j], "product": query[head, i] * key[head, j]},
+        **{"value": layer.value[head, j], "attended": attended, "given": attended @ W_O},
+        **{"output": w.linear("out", points["attention_heads"])[i], "stored": result},
+    }
+    for step, vector in expected.items():
+        assert found[step] == pytest.approx(vector, **close), step
+    assert list(found.values())[-2] == pytest.approx(result, **close)  # computed on the page, before the stored one
+    assert ("skip" in found) == (name != "gpt_neox")
+    assert ("norm" in found) == (name == "bert")
+    assert ("output_norm" in found) == (name in ("gemma3_text", "olmo2"))
+    assert "off the model's own by" in page.locator("#neuron-ends").inner_text()
+    assert page.locator("#neuron-flow li").count() == len(found) - 4
+
+
+def test_panes_are_kept_as_drawings(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    page = opened("bert", accept_downloads=True).page
+    page.locator("#token-2").click()
+    for pane, words in (("heads-lines", []), ("neuron-scores", ["softmax", "score"]), ("neuron-steps", ["LayerNorm"])):
+        page.locator(f"#{pane}").scroll_into_view_if_needed()
+        with page.expect_download() as download:
+            page.locator(f"#{pane} + .files button", has_text="SVG").click()
+        path = tmp_path / f"{pane}.svg"
+        download.value.save_as(path)
+        root = ElementTree.parse(path).getroot()
+        texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert set(words) <= set(texts)
+        assert list(root.iter("{http://www.w3.org/2000/svg}image"))
+        with page.expect_download() as download:
+            page.locator(f"#{pane} + .files button", has_text="PNG").click()
+        download.value.save_as(path.with_suffix(".png"))
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,125 @@
+"""Real processes, on one node and on two that share a folder, write what one process writes; one that dies ends all."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import REPOSITORY, SHORT, SMALL_SHARDS, digest, prepared_for_capture, write_parameters
+from safetensors.torch import load_file
+from stage_process import LIMIT, TESTS, run_stage, stage_command
+from test_finetune import RECIPE
+from test_finetune import prepared as prepared_for_finetune
+from test_mixing_stage import bytes_of
+from test_mixing_stage import prepare as prepare_for_measure
+
+from stages.outputs.activations import ACTIVATIONS
+from stages.resume import UNFINISHED
+
+pytestmark = pytest.mark.long
+
+CAPTURE = {"documents": list(range(12)), "max_length": 40}
+MEASURE = {
+    "mixing": {
+        **{"documents": 6, "max_length": 20, "bootstrap_samples": 200, "batch_tokens": 80},
+        **{"gradient_documents": 2, "gradient_max_length": 9},
+    },
+    "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 30},
+}
+
+
+def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
+    """A folder with what the stage reads."""
+    folder.mkdir()
+    if stage == "finetune":
+        prepared_for_finetune(folder, tiny_bert)
+        without_dropout(folder / "models/pretrained/config.json")  # which differs between processes
+        write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
+    elif stage == "capture":
+        prepared_for_capture(folder, tiny_bert)
+        write_parameters(folder, capture=CAPTURE)
+    else:
+        prepare_for_measure(folder)
+        write_parameters(folder, **MEASURE)
+    return folder
+
+
+def without_dropout(config: Path) -> None:
+    plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
+
+
+def constants(stage: str) -> dict[str, int]:
+    return SMALL_SHARDS if stage == "capture" else {}
+
+
+def assert_same(stage: str, folder: Path, expected: Path) -> None:
+    """Every byte of stores, ratios and tables; of a fine-tuned model what the order of sums allows."""
+    if stage == "finetune":
+        one, other = (load_file(each / "models/finetuned/model.safetensors") for each in (folder, expected))
+        # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
+        compared = [key for key in one if not key.endswith("key.bias")]
+        assert max(float((one[key] - other[key]).abs().max()) for key in compared) < 1e-4
+        curves = [pd.read_csv(each / "reports/plots/finetune.csv") for each in (folder, expected)]
+        pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)
+    elif stage == "capture":
+        assert digest(folder / ACTIVATIONS) == digest(expected / ACTIVATIONS)
+    else:
+        assert bytes_of(folder) == bytes_of(expected)
+    assert not (folder / UNFINISHED).exists()
+
+
+def two_nodes(folder: Path, stage: str) -> list[tuple[int, str]]:
+    """Two launchers that meet at a port of this machine, each with one process; the status and stderr of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
+    nodes: list[Any] = []
+    for rank in range(2):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
+        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
+        launcher += ["--local-addr", "127.0.0.1", "--nproc-per-node", "1"]
+        command = stage_command(launcher, stage, constants(stage))
+        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(command, cwd=folder, env=environment, **pipes))
+    return [(node.wait(LIMIT), said) for node in nodes for said in [node.communicate(timeout=LIMIT)[1]]]
+
+
+@pytest.mark.parametrize("stage", ["finetune", "capture", "measure"])
+def test_two_nodes_and_two_processes_write_what_one_does(tmp_path: Path, tiny_bert: Path, stage: str) -> None:
+    alone, pair, nodes = (made(tmp_path / name, stage, tiny_bert) for name in ("alone", "pair", "nodes"))
+    run_stage(alone, stage, constants=constants(stage))
+    run_stage(pair, stage, constants=constants(stage), processes=2)
+    assert_same(stage, pair, alone)
+    assert [status for status, _ in two_nodes(nodes, stage)] == [0, 0]
+    assert_same(stage, nodes, pair if stage == "finetune" else alone)
+
+
+@pytest.mark.parametrize(
+    ("stage", "moment"),
+    [
+        ("finetune", "os.mkdir .*/checkpoint-12$"),
+        ("capture", "open .*/done/3.begun$"),
+        ("measure", "open .*/finetuned/measures-.*part"),
+    ],
+)
+def test_process_that_is_killed_ends_the_run_and_the_next_completes_it(
+    tmp_path: Path, tiny_bert: Path, stage: str, moment: str
+) -> None:
+    whole, killed = (made(tmp_path / name, stage, tiny_bert) for name in ("whole", "killed"))
+    run_stage(whole, stage, constants=constants(stage), processes=2)
+    said = run_stage(killed, stage, constants=constants(stage), processes=2, kill_at=moment, kill_rank=1)
+    assert "Signal 9 (SIGKILL)" in said
+    assert any((killed / UNFINISHED / stage).rglob("*"))
+    run_stage(killed, stage, constants=constants(stage), processes=2)
+    if stage == "finetune":
+        assert digest(killed / "models/finetuned") == digest(whole / "models/finetuned")
+    assert_same(stage, killed, whole)

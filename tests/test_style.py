@@ -1,0 +1,100 @@
+"""What all figures share: a font as wide as Helvetica, colours that are seen on white, names beside what they name."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import LoadFlags
+
+from stages.mixing.ratios import RATIOS
+from stages.pictures.labels import End, label_ends
+from stages.pictures.style import dark_part, on_white, paper_style, save_figure
+from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS
+
+COLORS = sorted(
+    {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}
+    | {ratio.mark.color for ratio in RATIOS.values()}
+    | {color for color, _ in WORD_MARKS}
+)
+
+
+def contrast_to_white(color: str) -> float:
+    """WCAG 2.2's definition, from its text."""
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+
+
+@pytest.mark.parametrize("least", [3.0, 4.5])
+@pytest.mark.parametrize("color", COLORS)
+def test_colours_are_seen_on_white_and_keep_their_hue(color: str, least: float) -> None:
+    shown = on_white(color, least)
+    assert contrast_to_white(shown) >= least
+    if contrast_to_white(color) >= 1.02 * least:
+        assert shown == color.lower()
+    hues = [mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(each))[0] for each in (color, shown)]
+    assert hues[0] == pytest.approx(hues[1], abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["Greys", "Blues", "Oranges", "viridis"])
+def test_shades_of_marks_are_all_seen_on_white(name: str) -> None:
+    shades = [mpl.colors.to_hex(color) for color in dark_part(name)(np.linspace(0, 1, 50))]
+    assert min(map(contrast_to_white, shades)) > 2.95
+    assert max(map(contrast_to_white, shades)) > 9
+
+
+def test_letters_are_as_wide_as_helveticas() -> None:
+    measures = Path(mpl.get_data_path()) / "fonts/pdfcorefonts/Helvetica.afm"  # Adobe's own
+    widths = dict(re.findall(r"^C (\d+) ; WX (\d+) ;", measures.read_text(encoding="latin-1"), re.MULTILINE))
+    with paper_style():
+        font = get_font(findfont(FontProperties(family=mpl.rcParams["font.family"])))
+    font.set_size(1000, 72)
+    for code in range(ord(" "), ord("~") + 1):
+        if chr(code) in "'`":  # in the file these are the quotation marks of print
+            continue
+        wide = font.load_char(code, flags=LoadFlags.NO_HINTING).linearHoriAdvance / 65536
+        assert wide == pytest.approx(int(widths[str(code)]), abs=1), chr(code)
+
+
+def test_text_stays_text_in_a_font_that_printers_take(tmp_path: Path) -> None:
+    with paper_style():
+        figure = Figure(figsize=(2, 1))
+        figure.text(0.1, 0.5, "Mixing, café, фильм ␣")
+        save_figure(figure, tmp_path / "figure", ["pdf", "svg"], 100)
+    pdf = (tmp_path / "figure.pdf").read_bytes()
+    assert set(re.findall(rb"/BaseFont /[A-Z]{6}\+([A-Za-z-]+)", pdf)) == {b"Arimo-Regular", b"DejaVuSans"}
+    assert b"/Type3" not in pdf
+    assert pdf.count(b"/FontFile2") > 0
+    svg = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert ">Mixing, café, фильм ␣<" in svg
+    assert "font-family: 'Arimo', Helvetica, Arial" in svg
+
+
+def test_names_of_curves_stand_at_their_ends_in_their_order_and_apart() -> None:
+    with paper_style():
+        figure = Figure(figsize=(3, 2), layout="constrained")
+        panels = figure.subplots(1, 2)
+        heights = [0.5, 0.51, 0.52, 0.0, 1.0]
+        names = ["one", "two\nlines", "three", "last", "first"]
+        ends = [End(6, height, name, "#0072b2") for height, name in zip(heights, names, strict=True)]
+        for axes in panels:
+            axes.set(xlim=(1, 6), ylim=(0, 1))
+        label_ends(figure, {panels[0]: ends, panels[1]: []}, 6)
+        figure.draw_without_rendering()
+        boxes = sorted(
+            ((note.get_text(), mpl.text.Text.get_window_extent(note)) for note in panels[0].texts),
+            key=lambda each: each[1].y0,
+        )
+        panel, beside = panels[0].get_window_extent(), panels[1].get_window_extent()
+    assert [name for name, _ in boxes] == ["last", "one", "two\nlines", "three", "first"]
+    assert all(below.y1 <= above.y0 for (_, below), (_, above) in pairwise(boxes))
+    for _, box in boxes:
+        assert panel.x1 < box.x0 < box.x1 < beside.x0
+        assert panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1
