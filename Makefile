@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
-SCRIPT := stages/page/script
+SCRIPT := stages/page/script compare
 DATASET ?= stanfordnlp/imdb
 SEEDS ?= 0 1 2 3 4
 PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
@@ -34,6 +34,7 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
+	@$(IN_VENV) python -m verify.mend
 	@$(IN_VENV) dvc repro
 
 page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run
@@ -49,7 +50,7 @@ show: override export TEXT := $(value TEXT)
 show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
 	@$(IN_VENV) python -m stages.show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
 
-compare: $(INSTALLED) ## Experiments side by side, means and intervals over seeds, into reports/compare/ (NAMES="a b")
+compare: $(INSTALLED) ## Experiments side by side, means over seeds and two pages in one, into reports/compare/ (NAMES="a b")
 	@$(IN_VENV) python -m compare $(NAMES)
 
 test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)
@@ -89,7 +90,7 @@ verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings
 verify-cpu: $(INSTALLED) ## The same on little input, on this processor, and on an Intel and an AMD one that qemu emulates
 	@$(IN_VENV) python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan
 
-picture: $(INSTALLED) ## Make the README's pictures anew from the figures of the last run
+picture: $(INSTALLED) ## Make the pictures in docs/ anew, from the figures and, in a browser, the page of the last run
 	@$(IN_VENV) python -m docs.pictures
 
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
