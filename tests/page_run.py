@@ -83,6 +83,14 @@ def choose(page: Any, label: str, option: str) -> None:
     page.locator(f"#{label}").select_option(option)
 
 
+def open_values(page: Any, pane: str) -> Any:
+    """What stands below a pane, its table opened: a browser tells the page of that a moment after the click."""
+    files = page.locator(f"#{pane} ~ .files").first
+    files.locator("summary").click()
+    files.locator("table").wait_for()
+    return files
+
+
 def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
     write_page(parameters or read_parameters())
     return Opened(chromium, PAGE)

@@ -20,7 +20,7 @@ from conftest import (
     COMMIT,
     REPOSITORY,
 )
-from page_run import HOSTILE, LAYOUTS, choose, shown_again, tokens, write_run
+from page_run import HOSTILE, LAYOUTS, choose, open_values, shown_again, tokens, write_run
 
 from stages import render
 from stages.mixing.ratios import RATIOS
@@ -229,8 +229,7 @@ def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
         page.mouse.move(0, 0)  # or the word under the mouse is looked at
         assert visible(text) in page.locator("#heads-said").text_content()
     for pane in ("heads-lines", "neuron-scores"):
-        page.locator(f"#{pane} + .files summary").click()
-        page.locator(f"#{pane} + .files td").first.wait_for()
+        open_values(page, pane)
     page.wait_for_selector("#neuron:not([data-stale])")
     assert visible(HOSTILE[-1]) in page.locator("#neuron-name").inner_text()
     assert page.evaluate("window.hacked") is None

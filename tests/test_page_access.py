@@ -8,7 +8,7 @@ from typing import Any
 import axe_playwright_python
 import pytest
 from browser import Opened
-from page_run import choose, tokens
+from page_run import choose, open_values, tokens
 
 from stages.outputs.reports import PAGE
 
@@ -92,15 +92,20 @@ def test_forced_colours_leave_sources_their_lines(run: Path, chromium: Any) -> N
 
 def test_nothing_moves_by_itself_where_motion_is_reduced(run: Path, chromium: Any) -> None:
     shown = Opened(chromium, run / PAGE, reduced_motion="reduce")
-    assert shown.page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-    assert shown.page.evaluate("document.getAnimations().length") == 0
+    shown.traces("map-chart")
+    last = shown.page.locator("#point").get_attribute("max")
+    moves = """value => { const slider = document.getElementById("point"), chart = document.getElementById("map-chart");
+        slider.value = value; slider.dispatchEvent(new Event("input", { bubbles: true }));
+        return "moving" in chart.dataset; }"""
+    assert not shown.page.evaluate(moves, last)
+    shown.page.emulate_media(reduced_motion="no-preference")
+    assert shown.page.evaluate(moves, "0")
     shown.close()
 
 
 def test_what_a_tooltip_says_is_also_in_the_values(opened: Opened) -> None:
     page = opened.page
-    values = page.locator("#words ~ .files")
-    values.locator("summary").click()
+    values = open_values(page, "words")
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
     rows = values.locator("tbody tr")
     assert rows.count() == (tokens()["document"] == "test/0").sum()

@@ -56,7 +56,7 @@ def page(page_open: Opened, run: Path) -> Any:
 
 def seen(page: Any, pane: str) -> Any:
     """The pane in the middle of the screen, drawn."""
-    page.evaluate("id => document.getElementById(id).scrollIntoView({ block: 'center', behavior: 'instant' })", pane)
+    page.evaluate("id => document.getElementById(id).scrollIntoView({ block: 'center' })", pane)
     page.wait_for_selector(f"#{pane}:not([data-stale]):not([data-moving])")
     next_frames(page)
     return page.locator(f"#{pane}")

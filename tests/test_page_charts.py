@@ -297,7 +297,7 @@ def test_a_chart_is_drawn_at_first_and_then_when_it_is_seen(run: Path, chromium:
     next_frames(page)
     assert page.locator("#steps-chart svg").count() == 1
     choose(page, "step-measure", "norm")
-    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.evaluate("scrollTo(0, 0)")
     next_frames(page)
     choose(page, "layer", "1")
     assert page.locator("#steps-chart[data-stale]").count() == 1
@@ -305,7 +305,7 @@ def test_a_chart_is_drawn_at_first_and_then_when_it_is_seen(run: Path, chromium:
     assert page.locator("#overview[data-stale]").count() == 0
     choose(page, "layer", "2")
     assert page.locator("#overview[data-stale]").count() == 1
-    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_selector("#overview:not([data-stale])")
     shown.close()
 
@@ -346,7 +346,7 @@ def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chrom
         next_frames(page)
 
     for chart in ("map-chart", "mixing-chart", "steps-chart"):
-        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center'}})")
         shown.traces(chart)
         next_frames(page)
         box, before = page.locator(f"#{chart}").bounding_box(), page.evaluate("scrollY")
@@ -358,7 +358,7 @@ def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chrom
         touch("End")
         page.wait_for_function("before => scrollY > before + 60", arg=before)
         assert seen is None or shown_tokens(shown)["pixels"] == seen
-    page.evaluate("document.getElementById('map-chart').scrollIntoView({block: 'center', behavior: 'instant'})")
+    page.evaluate("document.getElementById('map-chart').scrollIntoView({block: 'center'})")
     next_frames(page)
     box, before = page.locator("#map-chart").bounding_box(), np.ptp(shown_tokens(shown)["pixels"], axis=0)
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -503,11 +503,11 @@ def test_pointing_at_hostile_text_runs_nothing(opened: Opened) -> None:
     assert page.locator("#map img, #mixing img, #steps img, #card img").count() == 0
 
 
-def test_nothing_moves_when_a_pane_comes_into_sight(opened: Opened) -> None:
+def test_a_jump_is_one_and_nothing_moves_when_a_pane_comes_into_sight(opened: Opened) -> None:
     page = opened.page
     places = """async id => {
       const element = document.getElementById(id);
-      element.scrollIntoView({ block: "center", behavior: "instant" });
+      element.scrollIntoView({ block: "center" });
       const found = [];
       for (let frame = 0; frame < 10; frame++) {
         found.push(element.getBoundingClientRect().top);
@@ -519,9 +519,9 @@ def test_nothing_moves_when_a_pane_comes_into_sight(opened: Opened) -> None:
         choose(page, "document", document)
         page.wait_for_function("() => !document.querySelector('[data-stale]')")
         for sought in ("play", "step-measure", "head-value", "neuron-source"):
-            page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+            page.evaluate("scrollTo(0, 0)")
             assert len(set(page.evaluate(places, sought))) == 1
-    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.evaluate("scrollTo(0, 0)")
     page.locator("#words span").nth(3).click()
     choose(page, "layer", "2")
     assert page.locator("#neuron[data-stale]").count() == 1

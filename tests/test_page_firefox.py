@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser import Opened, browser
-from page_run import HOSTILE, choose, tokens
+from page_run import HOSTILE, choose, open_values, tokens
 
 from stages.outputs.reports import PAGE
 from stages.page.arrays import visible
@@ -39,8 +39,7 @@ def looked_at(opened: Opened) -> dict[str, tuple[list[int], list[list[str]]]]:
         page.locator(f"#{pane} + .files").scroll_into_view_if_needed()
         page.locator(f"#{pane}").scroll_into_view_if_needed()
         page.wait_for_selector(f"#{pane}:not([data-stale]):not([data-moving])")
-        page.wait_for_timeout(400)  # what glides has come to rest
-        page.locator(f"#{pane} + .files summary").click()
+        open_values(page, pane)
         found[pane] = page.evaluate(DRAWN, pane), page.evaluate(CELLS, pane)
     return found
 
@@ -95,8 +94,7 @@ def test_hostile_text_is_shown_and_runs_nothing(shown: Opened) -> None:
 @pytest.mark.parametrize("pane", ["words", "course"])
 def test_a_pane_can_be_kept(shown: Opened, tmp_path: Path, pane: str) -> None:
     shown.page.locator("#token-3").click()
-    shown.page.locator(f"#{pane} ~ .files summary").click()
-    assert shown.page.locator(f"#{pane} ~ .files tbody tr").count() > 0
+    assert open_values(shown.page, pane).locator("tbody tr").count() > 0
 
 
 def test_every_pane_is_drawn_and_says_what_it_says_in_chromium(shown: Opened, in_chromium: Any) -> None:

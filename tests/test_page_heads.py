@@ -17,6 +17,7 @@ from conftest import SHORT, write_parameters
 from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
 from head_parts import random_parts
+from page_run import open_values
 
 from stages import show
 from stages.mixing.neurons import RESULTS
@@ -171,8 +172,7 @@ def table_of(page: Any, pane: str) -> list[dict[str, str]]:
     """The values that stand below a pane, by column."""
     files = page.locator(f"#{pane} + .files")
     if files.locator("details").get_attribute("open") is None:
-        files.locator("summary").click()
-        files.locator("th").first.wait_for()
+        open_values(page, pane)
     columns = files.locator("th").all_text_contents()
     rows = files.locator("tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.textContent))")
     return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Opened, browser
-from page_run import HOSTILE, choose, tokens
+from page_run import HOSTILE, choose, open_values, tokens
 
 from stages.outputs.maps import read_map
 from stages.outputs.reports import PAGE
@@ -39,7 +39,7 @@ def drawn(opened: Opened) -> dict[str, dict[str, Any]]:
 def box_of(page: Any, half: int) -> dict[str, float]:
     """A half of the map in the middle of the screen."""
     canvas = page.locator("#map-chart canvas").nth(half)
-    canvas.evaluate("each => each.scrollIntoView({ block: 'center', behavior: 'instant' })")
+    canvas.evaluate("each => each.scrollIntoView({ block: 'center' })")
     box: dict[str, float] = canvas.bounding_box()
     return box
 
@@ -108,8 +108,7 @@ def test_hostile_words_beside_are_words(pair: Opened) -> None:
     choose(page, "map-beside", "2")
     choose(page, "document", "1")
     choose(page, "map-beside", "0")
-    page.locator("#map-chart + .files summary").click()
-    cells = page.locator("#map-chart + .files td").all_text_contents()
+    cells = open_values(page, "map-chart").locator("td").all_text_contents()
     assert {visible(each, kept="") for each in HOSTILE} <= set(cells)
     assert {"test/0", "test/1"} <= set(cells)
     assert page.evaluate("window.hacked") is None

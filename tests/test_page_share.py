@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from browser import Opened
-from page_run import HOSTILE, choose, tokens
+from page_run import HOSTILE, choose, open_values, tokens
 
 from stages.outputs.reports import PAGE
 from stages.page.arrays import visible
@@ -69,10 +69,9 @@ def test_a_panes_drawing_opens_alone(opened: Opened, chromium: Any, tmp_path: Pa
 
 def test_values_are_a_table_that_follows_the_choice(opened: Opened) -> None:
     page = opened.page
-    values = page.locator("#course ~ .files")
     page.locator("#token-3").click()
-    assert values.locator("table").count() == 0  # made when it is opened
-    values.locator("summary").click()
+    assert page.locator("#course ~ .files table").count() == 0  # made when it is opened
+    values = open_values(page, "course")
     first = values.locator("tbody tr").all_inner_texts()
     page.locator("#token-4").click()
     assert values.locator("tbody tr").all_inner_texts() != first

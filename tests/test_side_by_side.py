@@ -11,6 +11,7 @@ import pytest
 from browser import Opened, browser
 from conftest import write_parameters
 from page_run import HOSTILE, write_run
+from playwright.sync_api import expect
 
 from compare import side_by_side
 from compare.side_by_side import NAME, Side, write_side_by_side
@@ -113,16 +114,13 @@ def test_a_choice_in_one_is_made_in_the_other(same: Opened) -> None:
 
 def test_one_slider_moves_both(same: Opened) -> None:
     page = same.page
-    label = page.locator("#both-name").inner_text().split(" (")[0]
-    for frame in page.frames[1:]:
-        assert frame.locator("#point-name").inner_text().startswith(label)
-        assert frame.locator("#point").is_hidden()
-    page.locator("#both-point").fill("8")
-    for frame in page.frames[1:]:
-        chosen(frame, "point", "8")
-        assert frame.locator("#layer").input_value() == "2"
-        name = page.locator("#both-name").inner_text()
-        assert frame.locator("#point-name").inner_text() == name
+    for place in (page.locator("#both-point").input_value(), "8"):
+        page.locator("#both-point").fill(place)
+        for frame in page.frames[1:]:
+            chosen(frame, "point", place)
+            expect(page.locator("#both-name")).to_have_text(frame.locator("#point-name").inner_text())
+            assert frame.locator("#point").is_hidden()
+    assert [frame.locator("#layer").input_value() for frame in page.frames[1:]] == ["2", "2"]
     page.frames[1].evaluate("document.getElementById('play').click()")
     page.wait_for_function("() => Number(document.getElementById('both-point').value) > 9")
 
@@ -175,7 +173,7 @@ def test_what_a_run_lacks_is_said_and_the_rest_followed(unlike: Opened) -> None:
     assert one.locator("#words span[aria-selected=true]").count() == 1  # nobody asked for another
     page.locator("#both-point").fill(page.locator("#both-point").get_attribute("max"))
     said(page, "no layer \u20683")
-    assert one.locator("#point-name").inner_text() == page.locator("#both-name").inner_text()
+    expect(page.locator("#both-name")).to_have_text(one.locator("#point-name").inner_text())
 
 
 def test_hostile_text_is_shown_and_runs_nothing(started: Any, pages: tuple[str, str], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ function goTo(said) {
   const { top, height } = part?.getBoundingClientRect() ?? { height: 0 };
   if (height === 0 || !Number.isFinite(share)) return;
   led = true;
-  scrollBy({ top: top + share * height - READ_AT, behavior: "instant" });
+  scrollBy(0, top + share * height - READ_AT);
 }
 
 /** Once the views are drawn: listen to the page around this one, and to no one else. */

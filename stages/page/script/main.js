@@ -65,7 +65,7 @@ addEventListener("beforeprint", () => {
   drawEverything();
 });
 addEventListener("afterprint", () => look(false));
-// What a glide to a link's end passes by would be drawn on the way, grow, and move that end.
+// What stands above a link's end and is drawn only later would grow, and move that end.
 const followsLink = ({ target }) => target.closest("a[href^='#']") && drawEverything();
 document.addEventListener("click", followsLink, { capture: true });
 if (framed) beginFramed();
