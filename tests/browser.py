@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 import pytest
 
+AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
@@ -82,3 +84,10 @@ class Opened:
         assert self.errors == []
         inside = ("data:", "blob:")
         assert [each for each in self.requests if each != url and not each.startswith(inside)] == []
+
+
+def violations(page: Any) -> list[tuple[str, list[Any]]]:
+    """What axe-core holds against a page, opened with `bypass_csp`; not what is in its frames."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({ resultTypes: ['violations'], iframes: false })")["violations"]
+    return [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]

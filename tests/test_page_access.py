@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import axe_playwright_python
 import pytest
-from browser import Opened
+from browser import Opened, violations
 from page_run import choose, open_values, tokens
 
 from stages.outputs.reports import PAGE
 
-AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 SMALLEST = 24  # CSS pixels of a target, WCAG 2.5.8
 LIGHTNESS = """colour => { const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255).map(
     each => each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
@@ -36,9 +34,7 @@ def test_axe_finds_no_violation(run: Path, chromium: Any, scheme: str, width: in
     choose(page, "beside-choice", "pretrained")
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     page.wait_for_function("() => document.querySelectorAll('.files details[open] table').length > 2")
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-    assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
+    assert violations(page) == []
     shown.close()
 
 

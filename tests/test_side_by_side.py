@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from browser import Opened, browser
+from browser import Opened, browser, violations
 from conftest import write_parameters
 from page_run import HOSTILE, write_run
 from playwright.sync_api import expect
@@ -203,6 +203,17 @@ def test_a_page_listens_to_the_page_around_it_and_to_no_one_else(same: Opened) -
     page.evaluate(post, "step-measure=norm&colour=class")
     chosen(one, "colour", "class")  # what was posted before has been heard by now
     assert {each: one.locator(f"#{each}").input_value() for each in CHOICES} == before | {"colour": "class"}
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+def test_axe_finds_no_violation(started: Any, pages: tuple[str, str], tmp_path: Path, scheme: str, width: int) -> None:
+    size = {"width": width, "height": 900}
+    shown = Opened(started, write_both(tmp_path, *pages), viewport=size, color_scheme=scheme, bypass_csp=True)
+    one = shown.page.frames[1]
+    one.locator("#document").select_option("2")
+    said(shown.page, "no text")
+    assert violations(shown.page) == []
+    shown.close()
 
 
 def test_a_frame_runs_its_own_scripts_alone(started: Any, pages: tuple[str, str], tmp_path: Path) -> None:
