@@ -183,7 +183,7 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     forms = [levels.assign(form=form) for form in ("norm_of_block", "sum_of_norms")]
     write_plot("derivative_levels", pd.concat(forms))
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
-    write_plot("mixing_gradient", agreement)
+    write_plot("mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6))
     steps: list[dict[str, Any]] = []
     for checkpoint in CHECKPOINTS:
         for layer in range(1, family.layers + 1):

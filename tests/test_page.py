@@ -24,6 +24,8 @@ from page_run import HOSTILE, LAYOUTS, choose, open_values, shown_again, tokens,
 
 from stages import render
 from stages.mixing.ratios import RATIOS
+from stages.outputs import activations as store
+from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS
 from stages.outputs.mixing import (
     MIXING,
@@ -34,6 +36,7 @@ from stages.page.arrays import largest_shares, quantised, visible
 from stages.page.assembly import HERE, page_script
 from stages.page.sentences import changed_parameters, findings, headline
 from stages.parameters import read_parameters
+from stages.sites import Site
 
 
 def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Opened) -> None:
@@ -140,9 +143,12 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened, run: Path) -> None:
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
     page.locator("#point").fill("5")
+    assert page.locator("#layer").input_value() == "1"
     choose(page, "layer", "2")
+    point = page.locator("#point").input_value()
+    assert store.stored_sites(ACTIVATIONS)[int(point)] == Site(2, "ffn_output")
     selected = page.locator("#selected").inner_text()
-    page.wait_for_function("() => location.hash.includes('point=1.ffn_output') && location.hash.includes('token=')")
+    page.wait_for_function("() => location.hash.includes('point=2.ffn_output') && location.hash.includes('token=')")
     link = page.evaluate("location.href")
     page.goto("about:blank")
     page.goto(link)
@@ -150,7 +156,7 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened, run: Path) -> None:
     shown = {
         name: page.locator(f"#{name}").input_value() for name in (*chosen, "head", "layout", "step-measure", "point")
     }
-    assert shown == {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm", "point": "5"}
+    assert shown == {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm", "point": point}
     assert page.locator("#selected").inner_text() == selected
     page.evaluate("location.hash = 'layer=3&document=99&method=<b>&checkpoint=finetuned'")
     page.wait_for_function("() => document.getElementById('layer').value === '3'")
@@ -168,7 +174,7 @@ def test_a_page_that_nobody_changed_has_a_plain_address_and_views_can_be_gone_to
     first = page.locator("#layer").input_value()
     other = "2" if first != "2" else "3"
     choose(page, "layer", other)
-    page.wait_for_function("layer => location.hash === `#layer=${layer}`", arg=other)
+    page.wait_for_function("layer => location.hash.startsWith(`#layer=${layer}&point=${layer}.`)", arg=other)
     choose(page, "layer", first)
     page.wait_for_function("() => location.hash === ''")
 
@@ -192,7 +198,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
     best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
-    said = page.locator("#findings").inner_text()
+    said = page.locator("#findings").inner_text().replace("\N{MINUS SIGN}", "-")
     whose = f"LayerNorm of layer {best['layer']}, the length ratio of other tokens in a token's vector"
     assert f"{whose} is {100 * best['mean']:.0f} %" in said
     assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
@@ -205,7 +211,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     assert "with an interval over 3 texts and the seeds" in said
     choose(page, "layer", "2")
     difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
-    shown = page.locator("#difference").inner_text().replace("\u2212", "-")
+    shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"{100 * difference['difference'].item():+.1f} percentage points" in shown
     steps = pd.read_csv("reports/plots/steps.csv").query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"

@@ -36,14 +36,15 @@ def change(differences: pd.DataFrame) -> list[str]:
 
 def controls(name: str) -> list[str]:
     """What of the ratio `name` has nothing to do with the text or its words, mean over the layers."""
-    table = read_plot("mixing_controls", "measure")
+    table, curves = read_plot("mixing_controls", "measure"), read_plot("mixing", "measure")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["common_value"] else str(mean["common_value"].index[0])
+    own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
     sentences = [
-        f"Beside its controls, mean over the layers: with random weights that ratio is "
-        f"{percent(mean['random_weights'].iloc[0])}, with the words in random order "
-        f"{percent(mean['shuffled_words', shown])}, and where all sources of a text give one value, their mean, "
-        f"{percent(mean['common_value', shown])}."
+        f"The ratio beside its controls, means over the layers: it is {percent(own)}; with random weights "
+        f"{percent(mean['random_weights'].iloc[0])}; with the words in random order "
+        f"{percent(mean['shuffled_words', shown])}; and where all tokens of a text give the same vector, the mean of "
+        f"theirs, {percent(mean['common_value', shown])}."
     ]
     if "difference" in mean["common_value"]:
         changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
@@ -54,10 +55,10 @@ def controls(name: str) -> list[str]:
         row = left.set_index("layer").loc[layer]
         sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
         sentences.append(
-            f"By fine-tuning such a common value changes by {points(mean['common_value', 'difference'])} percentage "
-            f"points on its own, the ratio by {points(changes.mean())}; in layer {layer} the ratio changes by "
-            f"{points(row['difference'])} beyond it{sure}. A value that all tokens share says nothing of which token "
-            "it came from."
+            f"Such a common vector says nothing of which token it came from. Fine-tuning changes what it gives by "
+            f"{points(mean['common_value', 'difference'])} percentage points and the ratio by "
+            f"{points(changes.mean())}, means over the layers; in layer {layer} the ratio's change less that of the "
+            f"common vector is {points(row['difference'])}{sure}."
         )
     return sentences
 
@@ -108,7 +109,13 @@ def derivatives(name: str) -> list[str]:
 
 def points(share: float) -> str:
     """`0.094` as `+9.4`."""
-    return f"{100 * share:+.1f}"
+    return signed(100 * share, "+.1f")
+
+
+def signed(number: float, form: str = ".2f") -> str:
+    """With a minus as long as a plus, and none before a zero."""
+    said = f"{number:{form}}"
+    return said.replace("-", "\N{MINUS SIGN}") if float(said) else said.replace("-", "")
 
 
 def percent(share: float) -> str:

@@ -17,6 +17,7 @@ from stages.outputs.maps import made_layouts, read_quality
 from stages.outputs.reports import read_metrics, read_plot
 from stages.page import evidence
 from stages.page.arrays import visible
+from stages.page.evidence import signed
 from stages.parameters import ModelParameters, Parameters
 from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
 
@@ -229,9 +230,15 @@ def _agreement(agreement: pd.DataFrame) -> str:
         return ""
     low, high = rows.iloc[int(rows["spearman"].argmin())], rows.iloc[int(rows["spearman"].argmax())]
     return (
-        f" The rank correlation of this one ({in_text(RATIOS[method].mark.label)}) with derivatives is lowest in layer "
-        f"{low['layer']} ({low['spearman']:.2f}) and highest in layer {high['layer']} ({high['spearman']:.2f})."
+        f" The rank correlation of this one ({in_text(RATIOS[method].mark.label)}) with derivatives, of "
+        f"{low['documents']} reviews, is lowest in layer {low['layer']} ({_correlation(low)}) and highest in layer "
+        f"{high['layer']} ({_correlation(high)})."
     )
+
+
+def _correlation(row: pd.Series) -> str:
+    sure = "" if pd.isna(row["ci_low"]) else f", 95 % interval {signed(row['ci_low'])} to {signed(row['ci_high'])}"
+    return f"{signed(row['spearman'])}{sure}"
 
 
 def map_findings(layout: str) -> list[str]:
@@ -245,7 +252,7 @@ def map_findings(layout: str) -> list[str]:
             f"How far to trust the {layout} map: trustworthiness {value['trustworthiness']:.2f} (chance "
             f"{chance['trustworthiness']:.2f}), {percent(value['neighbours_kept'])} of a vector's 15 nearest "
             f"neighbours kept (chance {percent(chance['neighbours_kept'], 1)}). Far distances are less to be trusted: "
-            f"their rank correlation with those of the full space is {value['distance_spearman']:.2f}."
+            f"their rank correlation with those of the full space is {signed(value['distance_spearman'])}."
         )
     within = value.get("neighbours_kept_within")
     if within is not None and np.isfinite(within) and chance["neighbours_kept_within"] < 1:
@@ -281,7 +288,7 @@ def _movement(layout: str, movement: pd.DataFrame) -> list[str]:
     ]
     if (layout, "partial_full_space") in said:
         sentences.append(
-            f"Given how far the token moves in the full space, that of the {layout} map is "
+            f"Given how far the token moves in the full space, the correlation of the {layout} map is "
             f"{said[layout, 'partial_full_space']}: what a map shows of the mixing beyond the length of the move."
         )
     plain = [
@@ -296,15 +303,15 @@ def _range(rows: pd.DataFrame) -> str:
     """`0.12 (layer 1) to 0.45 (layer 6)`."""
     low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
     if low["layer"] == high["layer"]:
-        return f"{low['mean']:.2f} (layer {low['layer']})"
-    return f"{low['mean']:.2f} (layer {low['layer']}) to {high['mean']:.2f} (layer {high['layer']})"
+        return f"{signed(low['mean'])} (layer {low['layer']})"
+    return f"{signed(low['mean'])} (layer {low['layer']}) to {signed(high['mean'])} (layer {high['layer']})"
 
 
 def _how_sure(rows: pd.DataFrame, null: pd.DataFrame) -> str:
     """What stands against chance, and against other texts."""
     by_chance = (
-        f"Ratios dealt out anew within a text give {null['ci_low'].min():.2f} to {null['ci_high'].max():.2f}, the "
-        "widest range of 95 % in any layer."
+        f"By chance, with the ratios dealt out anew within a text, 95 % of such correlations lie between "
+        f"{signed(null['ci_low'].min())} and {signed(null['ci_high'].max())} in the layer where they spread most."
     )
     known = rows.dropna(subset="ci_low")
     if known.empty:

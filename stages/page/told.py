@@ -53,8 +53,8 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         facts=facts,
         headline=sentences.headline(),
         lead=sentences.mixing(read_plot("mixing", "measure"))[0],
-        measured=f"Ratios, controls and derivatives are of the {facts['reviews measured']} test reviews that were "
-        "measured, maps of the captured texts below: examples, which need not be like them.",
+        measured=f"Ratios and controls are of the {facts['reviews measured']} test reviews that were measured, "
+        "derivatives of a few of them, maps of the captured texts: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
         findings=sentences.findings(tokens["document"].unique().tolist()),
         cautions=sentences.cautions(parameters),

@@ -74,7 +74,7 @@ function label(view = here()) {
   for (const each of scenes()) {
     const first = [each.selected, ...each.near].filter((token) => token !== null);
     const others = each.words ? each.shown : [];
-    each.labelled = withRoom(new Set([...first, ...others]), (token) => view.apply(each.base(token)), each);
+    each.labelled = withRoom(new Set([...first, ...others]), (token) => view.apply(each.base(token)), each, view.k);
   }
   whenDone(scene.labelled, (at) => view.apply(at));
 }

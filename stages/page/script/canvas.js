@@ -22,19 +22,24 @@ export function sized(canvas, width, height, sharper) {
   return context;
 }
 
+/** Whether a place is in a box of `[left, top, right, bottom]`. */
+const isIn = ([x, y], [left, top, right, bottom]) => x >= left && x <= right && y >= top && y <= bottom;
+
 /**
  * The tokens, of these in order, that have room for their words, and how far from it each token's word stands; `at(token)`
- * is where a token lies, in pixels.
+ * is where a token lies, in pixels, at a zoom of `k`.
  */
-export function withRoom(tokens, at, { nameHere, width, height }) {
+export function withRoom(tokens, at, { nameHere, width, height, selected }, k) {
+  const corner = k < LOCATOR.from ? 0 : LOCATOR.edge + LOCATOR.side; // that the whole plane takes
   const taken = new Map(); // by row of words
   const found = new Map();
   for (const token of tokens) {
     const [across, down] = at(token);
-    if (across < 0 || across > width || down < 0 || down > height) continue;
+    if (!isIn([across, down], [0, 0, width, height])) continue;
     const half = lengthOf(nameHere(token)) / 2 + 2;
     const x = Math.max(Math.min(across, width - half), half);
     const y = down < WORD_TALL + ABOVE ? down + WORD_TALL + 4 : down - ABOVE;
+    if (token !== selected && isIn([x - half, y], [0, height - corner, corner, height])) continue;
     const row = Math.floor(y / WORD_TALL);
     const beside = [row - 1, row, row + 1].flatMap((each) => taken.get(each) ?? []);
     if (beside.some((other) => Math.abs(x - other.x) < half + other.half && Math.abs(y - other.y) < WORD_TALL))
@@ -118,17 +123,23 @@ function paintTrail(context, { trail, colours }, at) {
   );
   if (trail.at(-1).off) line(context, places.slice(-2), colours.mark, { dash: [4, 3] });
   context.textAlign = "left";
-  for (const [i, { end, layer }] of trail.entries()) {
-    dot(context, places[i], end ? 3.4 : 2.2, colours.mark);
-    if (end) write(context, layer, [places[i][0] + 5, places[i][1] - 4], colours.mark, { paper: colours.paper });
+  for (const [i, { end }] of trail.entries()) dot(context, places[i], end ? 3.4 : 2.2, colours.mark);
+  const numbered = []; // where the last layers of the way have their numbers, as long as these can be told apart
+  for (const [i, { end, layer }] of [...trail.entries()].toReversed()) {
+    const [x, y] = places[i];
+    if (!end || numbered.some((other) => Math.hypot(x - other[0], y - other[1]) < WORD_TALL)) continue;
+    numbered.push([x, y]);
+    write(context, layer, [x + 5, y - 4], colours.mark, { paper: colours.paper });
   }
 }
 
-function paintPoints(context, { byColour, radius, height, width }, places) {
+function paintPoints(context, { byColour, radius, height, width, selected }, places) {
+  let own = null;
   for (const [colour, tokens] of byColour) {
     context.fillStyle = colour;
     context.beginPath();
     for (const token of tokens) {
+      if (token === selected) own = colour;
       const [x, y] = places(token);
       if (x < -9 || y < -9 || x > width + 9 || y > height + 9) continue;
       context.moveTo(x + radius, y);
@@ -136,6 +147,7 @@ function paintPoints(context, { byColour, radius, height, width }, places) {
     }
     context.fill();
   }
+  if (own !== null) dot(context, places(selected), radius, own); // above those at the same place
 }
 
 function paintWords(context, { labelled, nameHere, colours, selected }, places) {

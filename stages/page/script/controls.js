@@ -4,7 +4,7 @@ import { besideNow } from "./beside.js";
 import { checkpoints, data, holds, layouts, nameOf, positionOf } from "./data.js";
 import { byId, element, fill, isolated } from "./elements.js";
 import { canDiffer, shades } from "./measures.js";
-import { change, state } from "./state.js";
+import { change, initial, state } from "./state.js";
 
 const named = (names, of) => names.map((name) => [name, of[name]]);
 const measured = named(checkpoints, data.labels.checkpoints);
@@ -123,8 +123,9 @@ function forward() {
   else change({ point: next });
 }
 
+/** From where the map stands; from the first point where that is the end, or where the page opened. */
 function play() {
-  if (after(state.point) < 0) change({ point: after(-1) });
+  if (after(state.point) < 0 || state.point === initial.point) change({ point: after(-1) });
   change({ timer: setInterval(forward, 1000 / data.pointsPerSecond) });
 }
 

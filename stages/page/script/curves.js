@@ -132,7 +132,7 @@ const points = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).to
 export function drawDifference() {
   const row = data.differences.find((each) => each.layer === state.layer && each.method === state.method);
   const [mean, low, high] = row ? [row.difference, row.ci_low, row.ci_high].map(points) : [];
-  const words = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} percentage points (95 % interval ${low} to ${high}).`;
+  const words = `${data.labels.layers[state.layer]}, fine-tuned minus pretrained: ${mean} percentage points (95 % interval, for this layer and ratio alone, ${low} to ${high}).`;
   byId("difference").textContent = row ? words : "";
 }
 

@@ -116,8 +116,11 @@ const CELLS = 32; // of a map, each way
 const cellOf = (at, sides) =>
   at.map((each, axis) => Math.floor((CELLS * (each - sides[axis][0])) / (sides[axis][1] - sides[axis][0])));
 
-/** The point of a layout on whose map a document's tokens lie in most places that can be told apart. */
-export function mostToSee(layout, number) {
+/**
+ * The point of a layer, or of a layout without any there of all, on whose map a document's tokens lie in most places
+ * that can be told apart.
+ */
+export function mostToSee(layout, number, layer) {
   const { start, length } = data.documents[number];
   const sides = limits(layout);
   const seen = data.sites.map((_, point) => {
@@ -125,7 +128,9 @@ export function mostToSee(layout, number) {
     const places = Array.from({ length }, (_each, i) => place(layout, point, start + i)).filter(Boolean);
     return new Set(places.map((at) => cellOf(at, sides).join())).size;
   });
-  return seen.indexOf(Math.max(...seen));
+  const here = seen.map((cells, point) => (data.sites[point].layer === layer ? cells : -1));
+  const among = Math.max(...here) < 0 ? seen : here;
+  return among.indexOf(Math.max(...among));
 }
 
 /** The cosine of a token's vector after a step with the layer's input, by layer; none where points were not captured. */

@@ -38,6 +38,9 @@ export const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u20
 export const inText = (label) => label[0].toLowerCase() + label.slice(1);
 export const percent = (share) => (share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 
+/** With a minus as long as a plus. */
+export const decimals = (number, digits = 3) => number.toFixed(digits).replace("-", "\u2212");
+
 /** A number with its sign, whether above or below zero. */
 export const signed = (number, digits = 3) =>
   `${number > 0 ? "+" : number < 0 ? "\u2212" : ""}${Math.abs(number).toFixed(digits)}`;

@@ -2,7 +2,7 @@
 
 import { LETTER, caption } from "./charts.js";
 import { data } from "./data.js";
-import { drawing } from "./elements.js";
+import { decimals, drawing } from "./elements.js";
 import { state } from "./state.js";
 
 const ROW = 32; // pixels
@@ -12,7 +12,10 @@ const BRANCH = 44; // where a sublayer's way runs
 const BESIDE = 10; // how much further right that of a second one runs beside the first
 const PLUS = 8; // radius
 const NUMBERS_END = BRANCH + BOX.width + 48;
-export const FLOW = { narrow: NUMBERS_END + 4, wide: NUMBERS_END + 120, top: 22 }; // without and with intervals
+export const FLOW = { narrow: NUMBERS_END + 4, wide: NUMBERS_END + 120, top: 36 }; // without and with intervals
+const NAMED_AT = FLOW.top - 2; // where the columns of numbers have their names
+
+const THE_TOKEN = "the token"; // the selected one's own
 
 /** Boxes one after another, off the stream from the first on. */
 const branch = (boxes, looks) => boxes.map((each, i) => Object.assign(each, looks, { leaves: i === 0 }));
@@ -78,19 +81,17 @@ function shapeOf({ kind, step, y, beside }, looks) {
   return [drawing("rect", box), caption(label, { x: x + 9, y: y + 4, fill: state.colours.ink })];
 }
 
-/** What was measured after a step: the mean, its interval where there is room, and the selected token's own. */
-function numbersOf({ step, y }, found, wide) {
+/** What was measured after a step: the mean, and the selected token's own or, where there is room, the interval. */
+function numbersOf({ step, y }, found, beside) {
   const { row, own } = found(step);
   if (!row) return [];
   const end = { y: y + 4, "text-anchor": "end", "font-size": LETTER };
   const mean = { ...end, x: NUMBERS_END, fill: state.colours.ink, "font-weight": 600 };
-  const written = [caption(row.mean.toFixed(3), { ...mean, class: "measured", "data-step": step })];
-  const beside = { y: y + 4, x: NUMBERS_END + 8, "font-size": LETTER - 1 };
-  if (own !== undefined && own !== null) {
-    written.push(caption(`◇ ${own.toFixed(3)}`, { ...beside, fill: state.colours.mark, "font-weight": 600 }));
-  } else if (wide && row.ci_low !== null) {
-    written.push(caption(`${row.ci_low.toFixed(3)} to ${row.ci_high.toFixed(3)}`, beside));
-  }
+  const written = [caption(decimals(row.mean), { ...mean, class: "measured", "data-step": step })];
+  const at = { y: y + 4, x: NUMBERS_END + 8, "font-size": LETTER - 1 };
+  if (beside === THE_TOKEN) written.push(caption(own === undefined || own === null ? "–" : decimals(own), at));
+  else if (beside && row.ci_low !== null)
+    written.push(caption(`${decimals(row.ci_low)} to ${decimals(row.ci_high)}`, at));
   return written;
 }
 
@@ -107,6 +108,12 @@ export function flowOf({ steps, looksOf, found, wide }) {
     const looks = { colour: state.colours.soft, ...(row.step ? looksOf(row.step) : {}) };
     return shapeOf(row, { ...looks, label: row.label ?? looks.label });
   });
-  const numbers = rows.flatMap((row) => (row.step ? numbersOf(row, found, wide) : []));
-  return { parts: [...waysOf(rows), ...shapes, ...numbers], height: FLOW.top + (rows.length + 0.7) * ROW };
+  const own = rows.some(({ step }) => step && (found(step).own ?? null) !== null);
+  const beside = own ? THE_TOKEN : wide ? "95 % interval" : null;
+  const numbers = rows.flatMap((row) => (row.step ? numbersOf(row, found, beside) : []));
+  const heads = [
+    caption("mean", { x: NUMBERS_END, y: NAMED_AT, "text-anchor": "end" }),
+    ...(beside ? [caption(beside, { x: NUMBERS_END + 8, y: NAMED_AT })] : []),
+  ];
+  return { parts: [...waysOf(rows), ...shapes, ...heads, ...numbers], height: FLOW.top + (rows.length + 0.7) * ROW };
 }

@@ -163,6 +163,18 @@ function saidOfCloud() {
   return all > SURROUNDINGS ? `The surroundings are ${SURROUNDINGS} of the ${all} vectors of all points.` : "";
 }
 
+/** What the marks are besides the tokens of this point. */
+export function drawMapKey() {
+  const { token, point, layout } = state;
+  const said = layout === "joint" ? ["Grey: the vectors of all capture points."] : [];
+  if (token !== null && place(layout, point, token)) {
+    const near = nearestTo(token, point).length > 0 ? ", thin rings its nearest in the full space" : "";
+    const way = inOnePlane(layout) ? ", the line its way here, numbered by layer" : "";
+    said.push(`The thick ring is the selected token${near}${way}.`);
+  }
+  byId("map-key").textContent = said.join(" ");
+}
+
 export function drawNote() {
   const shown = onMap();
   const two = textBeside() !== null;

@@ -132,7 +132,7 @@ function drawRows(shown) {
     `Strips: blue above 0, orange below; the strongest is ±${figures(largest.vectors)} in query and keys, ` +
     `±${figures(largest.products)} in products` +
     (shown.behind ? `, ±${figures(largest.values)} in values, ±${figures(largest.weighted)} once weighted.` : ".") +
-    (left > 0 ? ` The ${listed.length} strongest of ${shown.sources.length} tokens; Values has all.` : "");
+    (left > 0 ? ` Of ${shown.sources.length} tokens the strongest, and the token itself; Values has all.` : "");
 }
 
 /** The chosen pair in one line of numbers, and the dimensions that decide. */

@@ -1,10 +1,10 @@
 // How far to trust the map: its scores beside chance, and what its moves have to do with those in the full space.
 
 import { data, inOnePlane } from "./data.js";
-import { byId, element, inText } from "./elements.js";
+import { byId, decimals, element, inText } from "./elements.js";
 import { state } from "./state.js";
 
-const score = (found) => (found === null ? "–" : found.toFixed(3));
+const score = (found) => (found === null ? "–" : decimals(found));
 
 export function drawQuality() {
   const { whole, points } = data.quality[state.layout];
@@ -25,7 +25,7 @@ export function drawQuality() {
 const STEPS = { attention: "the attention step", ffn: "the feed-forward step", layer: "the whole" };
 const PROJECTIONS = { pca: "PCA", random_projection: "random" };
 const MEASURES = { partial_full_space: "given the moves in the full space", partial_position: "given the positions" };
-const fixed = (low, high) => `${low.toFixed(2)} to ${high.toFixed(2)}`;
+const fixed = (low, high) => `${decimals(low, 2)} to ${decimals(high, 2)}`;
 
 /** A mean rank correlation with its interval over texts; of one text, with its range over the seeds. */
 function correlation(row) {
@@ -36,7 +36,7 @@ function correlation(row) {
       : row.seeds > 1
         ? ` (${fixed(row.lowest_seed, row.highest_seed)} with ${row.seeds} seeds)`
         : "";
-  return row.mean.toFixed(2) + spread;
+  return decimals(row.mean, 2) + spread;
 }
 
 /** What moves on the map in one step have to do with a variable, and what stands against that. */
@@ -50,7 +50,7 @@ function against(here, name) {
     ...Object.entries(PROJECTIONS).map(([layout, label]) => [`on the ${label} projection`, of(layout, "spearman")]),
   ].filter(([, row]) => row && row.mean !== null);
   const chance = of(state.layout, "permutation_null");
-  const said = others.map(([label, row]) => `${label} ${row.mean.toFixed(2)}`);
+  const said = others.map(([label, row]) => `${label} ${decimals(row.mean, 2)}`);
   if (chance && chance.mean !== null) said.push(`by chance ${fixed(chance.ci_low, chance.ci_high)}`);
   return { row: plain, text: correlation(plain) + (said.length ? `; ${said.join(", ")}` : "") };
 }

@@ -7,7 +7,7 @@ const values = Object.assign(
   { document: 0, token: null, layer: data.layer, method: data.method, checkpoint: checkpoints.at(-1) },
   // Of the map; `timer` runs while it plays.
   {
-    point: mostToSee(layouts[0], 0),
+    point: mostToSee(layouts[0], 0, data.layer),
     layout: layouts[0],
     colour: "position",
     shape: "words",
@@ -36,10 +36,21 @@ export const initial = { ...values };
 const textOf = (number) =>
   values.beside === number ? { document: number, beside: values.document } : { document: number };
 
+/** The same place in a layer, or the layer's last; of a layer without any on the maps, where the map stands. */
+function pointOf(layer) {
+  const now = data.sites[values.point];
+  const inLayer = (site) => site.layer === layer;
+  const found = [(site) => inLayer(site) && site.point === now.point, inLayer].map((is) =>
+    data.sites.findLastIndex(is),
+  );
+  return [...found, values.point].find((point) => point >= 0);
+}
+
 // What else changes with a key.
 const along = {
   document: () => ({ token: null, hovered: null, source: null }),
   token: (token) => (token === null ? {} : textOf(documentOf[token])),
+  layer: (layer) => ({ point: pointOf(layer) }),
   point: (point) => (data.sites[point].layer === 0 ? {} : { layer: data.sites[point].layer }),
 };
 

@@ -66,8 +66,8 @@ const STORY = [
     reads: ["alti_rollout"],
     sets: () => ({ ...plainView, matrix: "alti_rollout", layer: lastLayer, token: someWord() }),
     says: () =>
-      "Layers build on each other: what a word took from a neighbour holds what that had taken. From the embedding on, " +
-      `${othersMean("alti_rollout", 1)} comes from others by ${inText(data.labels.layers[1])}, ` +
+      "Layers build on each other: what a word took from a neighbour holds what that had taken. By " +
+      `${labelOf("alti_rollout")}, from the embedding on, ${othersMean("alti_rollout", 1)} comes from others by ${inText(data.labels.layers[1])}, ` +
       `${othersMean("alti_rollout", lastLayer)} by ${inText(data.labels.layers[lastLayer])}.`,
   },
   {
@@ -78,7 +78,7 @@ const STORY = [
     sets: () => ({ ...plainView, difference: true, checkpoint: checkpoints.at(-1), matrix: within, token: someWord() }),
     says: () => {
       const [before, after] = checkpoints.map((each) => othersMean(within, state.layer, each));
-      return `The shade is the fine-tuned model's share from others minus the pretrained one's. In ${layerHere()} the mean over this text is ${before} before and ${after} after.`;
+      return `The shade is the fine-tuned model's share from others minus the pretrained one's. By ${labelOf(within)}, in ${layerHere()}, its mean over this text is ${before} before and ${after} after.`;
     },
   },
 ].filter((step) => step.there);
