@@ -87,6 +87,24 @@ function write(context, text, [x, y], colour, { bold = false, paper }) {
   context.fillText(text, x, y);
 }
 
+const wordPictures = new Map(); // pictures of words, as to write one takes longer than to copy it
+const MOST_PICTURES = 2000;
+
+/** A word's picture, in the middle of whose width and on whose line at `down` it stands. */
+function pictureOf(text, colour, looks, sharper) {
+  const key = [text, colour, looks.bold, looks.paper, sharper].join("\n");
+  if (!wordPictures.has(key)) {
+    if (wordPictures.size >= MOST_PICTURES) wordPictures.clear();
+    const picture = document.createElement("canvas");
+    const [wide, tall] = [Math.ceil(1.2 * lengthOf(text)) + 8, 2 * WORD_TALL];
+    const ink = sized(picture, wide, tall, sharper);
+    ink.textAlign = "center";
+    write(ink, text, [wide / 2, WORD_TALL + 4], colour, looks);
+    wordPictures.set(key, { picture, wide, tall });
+  }
+  return wordPictures.get(key);
+}
+
 const pictures = new WeakMap(); // of clouds, as they were last seen
 
 /** Where the vectors of all points lie; painted once for each zoom, as there may be 100,000. */
@@ -150,15 +168,15 @@ function paintPoints(context, { byColour, radius, height, width, selected }, pla
   if (own !== null) dot(context, places(selected), radius, own); // above those at the same place
 }
 
-function paintWords(context, { labelled, nameHere, colours, selected }, places) {
-  context.textAlign = "center";
+function paintWords(context, { labelled, nameHere, colours, selected, sharper }, places) {
+  const whole = (place) => Math.round(place * sharper) / sharper; // of the screen's pixels, or words would be blurred
   for (const [token, [across, down]] of labelled) {
     const [x, y] = places(token);
     const bold = token === selected;
-    write(context, nameHere(token), [x + across, y + down], bold ? colours.mark : colours.ink, {
-      bold,
-      paper: colours.paper,
-    });
+    const looks = { bold, paper: colours.paper };
+    const { picture, wide, tall } = pictureOf(nameHere(token), bold ? colours.mark : colours.ink, looks, sharper);
+    const at = [x + across - wide / 2, y + down - WORD_TALL - 4].map(whole);
+    context.drawImage(picture, ...at, wide, tall);
   }
 }
 
