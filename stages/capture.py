@@ -60,11 +60,11 @@ Lengths = npt.NDArray[np.int64]
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    capture_texts(parameters, chosen_texts(parameters.capture, parameters.seed), FINETUNED)
+    capture_texts(parameters, partial(chosen_texts, parameters.capture, parameters.seed), FINETUNED)
 
 
-def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Path) -> None:
-    """Write `features/activations/` of `texts`, by name, in the model that lies at `checkpoint`."""
+def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], checkpoint: Path) -> None:
+    """Write `features/activations/` in the model at `checkpoint`, of the texts by name that `choose` gives."""
     capture = parameters.capture
     check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -80,15 +80,15 @@ def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Pat
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
-        store.write_texts(folder / "stores", texts)
-        lengths = _write_tokens(folder, tokenizer, texts, capture.max_length, starts_decoder)
+        lengths = _write_texts(folder, base, tokenizer, choose(), capture.max_length)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         _check_room(base, wanted, plan, lengths, capture, folder)
         if not (folder / "done").is_dir():
             store.create_stores(arrays, list(wanted), plan, wanted)
             (folder / "done").mkdir()
         np.save(folder / "lengths.npy", lengths)
+        pa.default_memory_pool().release_unused()  # what the texts took serves the vectors
+        give_back_memory()
     state.wait_for_everyone()
     lengths = np.load(folder / "lengths.npy")
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
@@ -105,7 +105,7 @@ def capture_texts(parameters: Parameters, texts: dict[str, str], checkpoint: Pat
             store.write_manifest(folder / "stores", capture.store, units.digests())
         publish(folder / "stores", store.ACTIVATIONS)
         clear(folder)
-        logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(texts), len(wanted))
+        logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(wanted))
 
 
 def _wanted(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
@@ -166,13 +166,15 @@ def _reach(lengths: Lengths, rows: slice) -> list[int]:
     return list(map(int, np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))))
 
 
-def _write_tokens(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int, starts_decoder: int | None
+def _write_texts(
+    folder: Path, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int
 ) -> Lengths:
-    """Write the tokens table, and all token ids in a row, a block of texts at a time; the tokens of each text.
+    """Write the texts, the tokens table, and all token ids in a row, a block at a time; the tokens of each text.
 
-    A decoder beside an encoder sees the tokens one later, after `starts_decoder`: `decoder_token`.
+    A decoder beside an encoder sees the tokens one later, after the token that it starts with: `decoder_token`.
     """
+    store.write_texts(folder / "stores", texts)
+    starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
     fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
     schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
     names = list(texts)

@@ -78,7 +78,7 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
 
 def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     length = parameters.capture.max_length
-    capture_texts(parameters, texts, PRETRAINED)
+    capture_texts(parameters, lambda: texts, PRETRAINED)
     tokenizer = load_tokenizer(PRETRAINED)
     # Each is captured, and counts.
     documents = chosen_documents(tokenizer, {}, texts, length, length)
