@@ -55,7 +55,3 @@ def review_texts(rows: Rows) -> Iterator[tuple[str, str]]:
 
 def review_name(row: int) -> str:
     return f"test/{row}"
-
-
-def review_row(name: str) -> int:
-    return int(name.removeprefix("test/"))

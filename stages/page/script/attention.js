@@ -55,8 +55,7 @@ export function headsOf(number, checkpoint) {
 
 /** A head's number among those of all layers, and its key's. */
 export const headAt = (layer, head) => (layer - 1) * HEADS + head;
-export const keyAt = (heads, layer, head) =>
-  (layer - 1) * heads.key_heads + Math.floor((head * heads.key_heads) / HEADS);
+const keyAt = (heads, layer, head) => (layer - 1) * heads.key_heads + Math.floor((head * heads.key_heads) / HEADS);
 const vector = ({ width, vectors }, i) => vectors.subarray(i * width, (i + 1) * width);
 export const queryOf = (heads, layer, head, i) => vector(heads.sides.query(headAt(layer, head)), i);
 export const keyOf = (heads, layer, head, j) => vector(heads.sides.key(keyAt(heads, layer, head)), j);
@@ -85,7 +84,7 @@ export function attentionRow(heads, layer, head, i) {
 }
 
 /** The length |f_h(x_j)| of what a source's value becomes behind W_O. */
-export const sourceNorm = (heads, layer, head, j) => heads.source_norms[headAt(layer, head) * heads.length + j];
+const sourceNorm = (heads, layer, head, j) => heads.source_norms[headAt(layer, head) * heads.length + j];
 
 /** A row as it is drawn, of all sources: the weights, or `norm`, times the length of what each gives. */
 function shownRow(heads, { layer, head, kind }, i) {

@@ -69,7 +69,7 @@ export const tookFrom = (token, checkpoint = state.checkpoint) =>
     : sourcesOf(token, state.layer, checkpoint, state.matrix);
 
 /** Which of the other words have a token among their kept sources, and with which share, the most first. */
-export function gaveTo(token, checkpoint = state.checkpoint) {
+function gaveTo(token, checkpoint = state.checkpoint) {
   const { start, length } = data.documents[documentOf[token]];
   const others = Array.from({ length }, (_, i) => start + i).filter((each) => each !== token);
   return others
