@@ -1,9 +1,8 @@
-"""The tables in the documents that follow from the code's declarations, or from the last run.
+"""Writes the tables in README.md and docs/: those of the code's declarations and those of the default run.
 
     python -m docs.tables
 
-Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`: those that follow from the code's declarations,
-and those of the last run and of the study in docs/study/. Tests hold both equal to what is in git.
+Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pandas as pd
 from transformers import AutoConfig
 
 from docs import measured
-from docs.claims import PLOTS, STUDY, Read, default_run, study
 from stages.mixing.controls import CONTROLS
 from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
@@ -28,8 +26,12 @@ from stages.models.families import Family, family_of, known_families
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
 
-DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md", "docs/study/README.md")
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
+"""The documents whose tables are made here; those of docs/study/README.md are made by `study`."""
+PLOTS = "reports/plots/"
+Read = Callable[[str], Any]
+"""Return a table or metrics file by its path from the repository's root."""
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
@@ -86,18 +88,8 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """The tables and sentences of the last run, and those of the study where it was made."""
-    made = {
-        "overall": _overall(read),
-        "maps": _maps(read),
-        "movement": _movement(read),
-        "default_run": default_run(read),
-    }
-    try:
-        read(f"{STUDY}accuracy.csv")
-    except FileNotFoundError:  # not run yet
-        return made
-    return made | {"study": study(read)}
+    """Return the tables of the default run."""
+    return {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
 
 
 def _overall(read: Read) -> str:
@@ -143,8 +135,8 @@ def _movement(read: Read) -> str:
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:
-    """A document with those of its tables made anew that are among `made`."""
-    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3] if match[2] in made else match[0], text)
+    """Return the document `text` with its tables filled in; `KeyError` for a table that is not in `made`."""
+    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[4], text)
 
 
 def _code(formula: str) -> str:

@@ -35,7 +35,7 @@ def change(differences: pd.DataFrame) -> list[str]:
 
 
 def controls(name: str) -> list[str]:
-    """What of the ratio `name` has nothing to do with the text or its words, mean over the layers."""
+    """Return the ratio `name` beside its controls, averaged over the layers."""
     table, curves = read_plot("mixing_controls", "measure"), read_plot("mixing", "measure")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["common_value"] else str(mean["common_value"].index[0])
@@ -43,8 +43,8 @@ def controls(name: str) -> list[str]:
     sentences = [
         f"The ratio beside its controls, means over the layers: it is {percent(own)}; with random weights "
         f"{percent(mean['random_weights'].iloc[0])}; with the words in random order "
-        f"{percent(mean['shuffled_words', shown])}; and where all tokens of a text give the same vector, the mean of "
-        f"theirs, {percent(mean['common_value', shown])}."
+        f"{percent(mean['shuffled_words', shown])}; and with every value replaced by the mean of its own text's "
+        f"values, {percent(mean['common_value', shown])}."
     ]
     if "difference" in mean["common_value"]:
         changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
@@ -55,10 +55,10 @@ def controls(name: str) -> list[str]:
         row = left.set_index("layer").loc[layer]
         sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
         sentences.append(
-            f"Such a common vector says nothing of which token it came from. Fine-tuning changes what it gives by "
-            f"{points(mean['common_value', 'difference'])} percentage points and the ratio by "
-            f"{points(changes.mean())}, means over the layers; in layer {layer} the ratio's change less that of the "
-            f"common vector is {points(row['difference'])}{sure}."
+            "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
+            f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
+            f"values by {points(mean['common_value', 'difference'])} (means over the layers). In layer {layer} the first "
+            f"change less the second is {points(row['difference'])}{sure}."
         )
     return sentences
 
