@@ -1,7 +1,8 @@
 """The sentences with results in README.md and docs/results.md, made from the tables that hold their numbers.
 
-What a sentence says follows from the interval beside its number: it rises, falls, or no change is claimed. Made anew by
-`make docs`; a test holds the committed sentences equal to what the committed tables say.
+What a sentence says follows from the interval beside its number: it rises, falls, or no change is claimed. Over seeds,
+where layers or methods are picked out of several, it follows from Holm's p. Made anew by `make docs`; a test holds the
+committed sentences equal to what the committed tables say.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.mixing.statistics import LEVEL
 
 Read = Callable[[str], Any]
 """A table or metrics file by its path from the repository's root."""
@@ -72,8 +75,6 @@ def study(read: Read) -> str:
     left = read(f"{STUDY}mixing_controls_difference.csv")
     name = preferred_ratio(ratios["method"].unique())
     by_layer = ratios[ratios["method"] == name].set_index("layer")
-    margin = read(f"{STUDY}margin_correlation.csv").set_index(["checkpoint", "quantity"])
-    after = margin.loc[("finetuned", "spearman")]
     scores = read(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random'").set_index("method")
     try:
         same = read(f"{STUDY}derivative_ratios.csv")
@@ -90,11 +91,6 @@ def study(read: Read) -> str:
             _derivatives(read(f"{STUDY}derivative_levels.csv"), same, name),
             _order(read(f"{STUDY}mixing_gradient.csv"), "mean"),
             _faithful(scores, "mean"),
-            f"Over reviews, the last layer's ratio and the classifier's margin have a rank correlation of "
-            f"{number(after)} when fine-tuned (single seeds: {after['lowest_seed']:.2f} to "
-            f"{after['highest_seed']:.2f}), "
-            f"{number(margin.loc[('finetuned', 'given_length')])} given the number of tokens that were read, and "
-            f"{number(margin.loc[('pretrained', 'spearman')])} for the pretrained ratio.",
         ]
     )
 
@@ -192,39 +188,66 @@ def _ratio(name: str) -> str:
 def _faithful(scores: pd.DataFrame, value: str) -> str:
     """How much further the class's probability falls without the tokens that a method ranks first than without others.
 
-    Sorted by intervals that hold for all methods at once, where the table has them.
+    By verdicts that hold for all methods at once. Methods stand in the order of the table, as no two were compared.
     """
-    low, high = SIMULTANEOUS
-    ranked = scores.drop(index="random", errors="ignore").dropna(subset=value).sort_values(value, ascending=False)
-    groups: dict[str, list[str]] = {"more": [], "less": [], "undecided": []}
-    for method, row in ranked.iterrows():
-        group = "more" if row[low] > 0 else "less" if row[high] < 0 else "undecided"
-        ends = f"[{100 * row[low]:+.0f}, {100 * row[high]:+.0f}]"
-        groups[group].append(f"{SCORES.get(str(method), str(method))} {100 * row[value]:+.0f} {ends}")
+    ends = _ends(scores)
+    known = scores.drop(index="random", errors="ignore").dropna(subset=value)
+    verdicts = _verdicts(known, value)
     said = {
-        "more": "further than without random ones, in percentage points, with",
-        "less": "less far than without random ones with",
-        "undecided": "not told from random ones by its interval with",
+        "rises": "further than without random ones, in percentage points, with",
+        "falls": "less far than without random ones with",
+        "undecided": "not told from random ones with",
+        "untested": "by so many percentage points more, of too few reviews or seeds for a verdict, with",
     }
-    parts = [f"{said[group]} {_and(names)}" for group, names in groups.items() if names]
+    parts = []
+    for verdict, what in said.items():
+        names = [
+            f"{SCORES.get(str(method), str(method))} {100 * row[value]:+.0f}"
+            + ("" if pd.isna(row[ends[0]]) else f" [{100 * row[ends[0]]:+.0f}, {100 * row[ends[1]]:+.0f}]")
+            for method, row in known[verdicts == verdict].iterrows()
+        ]
+        parts += [f"{what} {_and(names)}"] if names else []
+    if (verdicts == "untested").all():
+        basis = ""
+    elif ends == ENDS:
+        basis = "95 % intervals of each alone, verdicts by Holm's method over all methods; "
+    else:
+        basis = "intervals that hold for all methods at once; "
     return (
         "Without the tokens that a method ranks first, the class's probability falls "
-        f"{'; '.join(parts)} (intervals that hold for all methods at once)."
+        f"{'; '.join(parts)} ({basis}methods were not compared with each other)."
     )
 
 
+def _verdicts(rows: pd.DataFrame, value: str) -> pd.Series:
+    """Return `rises`, `falls`, `undecided` or `untested` for each row, by a verdict that holds for all at once."""
+    if "p_holm" in rows:  # over seeds
+        known = rows["p_holm"].notna()
+        rises, falls = ((rows["p_holm"] < 1 - LEVEL) & (sign * rows[value] > 0) for sign in (1, -1))
+    else:
+        low, high = (rows[end] for end in SIMULTANEOUS)
+        known, rises, falls = low.notna(), low > 0, high < 0
+    return pd.Series(np.select([~known, rises, falls], ["untested", "rises", "falls"], "undecided"), rows.index)
+
+
+def _ends(rows: pd.DataFrame) -> tuple[str, str]:
+    """Return the columns of the intervals to be shown beside verdicts: Holm's method has none of its own."""
+    return ENDS if "p_holm" in rows else SIMULTANEOUS
+
+
 def _signs(rows: pd.DataFrame) -> str:
-    """`it rises in layers 4, 5 and 6, falls in none`, by the intervals that hold for all layers at once."""
-    low, high = SIMULTANEOUS
-    layers = {"rises": rows.index[rows[low] > 0], "falls": rows.index[rows[high] < 0]}
+    """`it rises in layers 4, 5 and 6, falls in none`, by verdicts that hold for all layers at once."""
+    verdicts = _verdicts(rows, "mean")
+    largest = rows.loc[rows["mean"].abs().idxmax()]
+    estimate = f"(the largest estimate, layer {largest.name}: {points(largest, 'mean', _ends(rows))})"
+    if (verdicts == "untested").all():
+        return f"there are too few reviews or seeds for a verdict {estimate}"
+    layers = {verb: rows.index[verdicts == verb] for verb in ("rises", "falls")}
     parts = [
         f"{verb} in " + (f"layer{'s' * (len(found) > 1)} {_and(list(map(str, found)))}" if len(found) else "none")
         for verb, found in layers.items()
     ]
-    largest = rows.loc[rows["mean"].abs().idxmax()]
-    return (
-        f"it {', '.join(parts)} (the largest estimate, layer {largest.name}: {points(largest, 'mean', SIMULTANEOUS)})"
-    )
+    return f"it {', '.join(parts)} {estimate}"
 
 
 def percent(value: float) -> str:
@@ -241,11 +264,6 @@ def points(row: Any, value: str, ends: tuple[str, str] = ENDS) -> str:
     """A difference with its interval, where it has one."""
     said = f"{100 * row[value]:+.1f} percentage points"
     return said if pd.isna(row[ends[0]]) else f"{said} [{100 * row[ends[0]]:+.1f}, {100 * row[ends[1]]:+.1f}]"
-
-
-def number(row: Any) -> str:
-    """A correlation with its interval, which has no room beyond -1 and 1."""
-    return f"{row['mean']:.2f} [{max(row[ENDS[0]], -1):.2f}, {min(row[ENDS[1]], 1):.2f}]"
 
 
 def changed(row: Any) -> str:
