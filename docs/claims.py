@@ -197,7 +197,8 @@ def _faithful(scores: pd.DataFrame, value: str) -> str:
         "rises": "further than without random ones, in percentage points, with",
         "falls": "less far than without random ones with",
         "undecided": "not told from random ones with",
-        "untested": "by so many percentage points more, of too few reviews or seeds for a verdict, with",
+        "untested": "by these percentage points more than without random ones, from too few reviews or seeds for a "
+        "verdict:",
     }
     parts = []
     for verdict, what in said.items():

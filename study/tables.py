@@ -246,6 +246,8 @@ def _percent(row: pd.Series, signed: bool = False) -> str:
 def _number(row: pd.Series) -> str:
     if pd.isna(row["mean"]):
         return ""
+    if pd.isna(row["ci_low"]):  # one seed
+        return f"{row['mean']:.2f}"
     # Correlations and differences of probabilities have no room beyond -1 and 1.
     return f"{row['mean']:.2f} [{max(row['ci_low'], -1):.2f}, {min(row['ci_high'], 1):.2f}]"
 

@@ -17,6 +17,7 @@ from conftest import REPOSITORY
 
 from docs.claims import changed, default_run, interval, points, study
 from docs.tables import MARKED, read_file, results, tables, with_tables
+from stages.page.evidence import change
 from stages.page.payload import PAGE_TOKENS
 from stages.parameters import Parameters
 from study.tables import markdown
@@ -200,6 +201,9 @@ def test_where_there_is_no_interval_nothing_is_claimed() -> None:
     )
     assert derivatives.count("there are too few reviews or seeds for a verdict (the largest estimate") == 2
     assert "rises in" not in derivatives
-    assert "falls by so many percentage points more, of too few reviews or seeds for a verdict, with" in scores
+    assert "than without random ones, from too few reviews or seeds for a verdict: attention of the last" in scores
     assert not re.search(r"further|less far|not told|nan", scores)
+    rows = {"method": "attnresln_n", "layer": [1, 2], "difference": [0.1, 0.2]}
+    (largest,) = change(pd.DataFrame({**rows, "simultaneous_low": np.nan, "simultaneous_high": np.nan}))
+    assert "an estimate without an interval for all layers and ratios at once, so it may be none" in largest
     assert scores.index("attention of the last layer") < scores.index("GlobEnc") < scores.index("DecompX")

@@ -241,7 +241,7 @@ def test_every_table_is_made_of_the_columns_that_the_stages_write(tmp_path: Path
     assert any(reason.startswith("movement.csv of seed 0 has no column layer") for reason in left_out)
     text = markdown(tables)
     assert "| `decompx` | 0.50 [0.50, 0.50] | 0.30 [0.30, 0.30] |  |" in text["faithfulness"]
-    assert "| `finetuned` | `all` | 0.80 [nan, nan] |  |" in text["margin"]
+    assert "| `finetuned` | `all` | 0.80 |  |" in text["margin"]
     assert "`random_weights` | `attn_n` | `random` | 25.0 | 25.0 |" in text["controls"]
     draw_mixing(tables, tmp_path / "mixing")
     assert (tmp_path / "mixing.pdf").is_file()
