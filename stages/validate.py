@@ -4,8 +4,9 @@
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
-layer's mixing ratio. Writes `features/validation/`, three tables, `margins.csv` and `captured_texts.csv` under
-`reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what each number is.
+layer's mixing ratio, among reviews of one predicted class. Writes `features/validation/`, three tables, `margins.csv`
+and `captured_texts.csv` under `reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what
+each number is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, 
 from stages.validation.classifier import Classifier
 from stages.validation.removal import agreement, probability, removals
 from stages.validation.review import Review
-from stages.validation.tables import faithfulness, margin_correlation
+from stages.validation.tables import ALL_CLASSES, faithfulness, margin_correlation
 from stages.vocabulary import IMPORTANCE
 
 Doubles = npt.NDArray[np.float64]
@@ -53,7 +54,7 @@ def main(parameters: Parameters) -> None:
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
     margins, checkpoints = _margins(classifier, parameters)
-    correlations = margin_correlation(margins, checkpoints, samples, seed)
+    correlations = margin_correlation(margins, checkpoints)
     write_plot("faithfulness", curves)
     write_plot("faithfulness_overall", overall)
     write_plot("margins", margins)
@@ -177,8 +178,8 @@ def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataF
 
 
 def _margin(correlations: pd.DataFrame) -> float:
-    """Given the length, of the fine-tuned model's ratio; of the pretrained one's where that alone was measured."""
-    rows = correlations.set_index("checkpoint")["given_length"]
+    """Return the fine-tuned ratio's, within classes and given the length; the pretrained one's if measured alone."""
+    rows = correlations[correlations["predicted"] == ALL_CLASSES].set_index("checkpoint")["given_length"]
     return float(rows.get("finetuned", rows.iloc[0]))
 
 

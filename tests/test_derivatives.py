@@ -253,7 +253,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
                     assert row["mean"] == pytest.approx(means[checkpoint])
                     assert row["tokens"] == defined.sum()
                     assert row["ci_low"] <= row["mean"] <= row["ci_high"]
-                    assert row["simultaneous_low"] < row["mean"] < row["simultaneous_high"]
+                    assert row[["simultaneous_low", "simultaneous_high"]].isna().all()  # two documents
                 row = levels_table.loc[("difference", reference, layer, form)]
                 assert row["mean"] == pytest.approx(means["finetuned"] - means["pretrained"])
     by_review = tables["derivative_levels_by_review"].set_index(

@@ -21,7 +21,7 @@ def change(differences: pd.DataFrame) -> list[str]:
         return []
     rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
     row = rows.iloc[int(rows["difference"].abs().argmax())]
-    sure = ""
+    sure = " (an estimate without an interval for all layers and ratios at once, so it may be none)"
     if pd.notna(row["simultaneous_low"]):
         known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
         sure = (
