@@ -41,7 +41,7 @@ TRUE = Curve("Measured: mean over seeds, interval, seeds", "#0072B2", "-", "o")
 CONTROLS = {
     "random_weights": Curve("Random weights", "#999999", ":", "s"),
     "shuffled_words": Curve("Shuffled words", "#E69F00", "--", "^"),
-    "common_value": Curve("Common value vector", "#D55E00", "-.", "v"),
+    "text_mean_value": Curve("Text's mean value", "#D55E00", "-.", "v"),
 }
 DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")
 

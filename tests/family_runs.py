@@ -174,9 +174,9 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     write_plot("mixing_difference", differences.rename(columns={"mean": "difference"}).assign(**ends))
     changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
     random = changes.assign(checkpoint="random", control="random_weights")
-    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "common_value")]
+    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
     write_plot("mixing_controls", pd.concat([random, *own]))
-    left = changes.assign(control="common_value").rename(columns={"mean": "difference"})
+    left = changes.assign(control="text_mean_value").rename(columns={"mean": "difference"})
     write_plot("mixing_controls_difference", left)
     levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
     levels = levels.assign(reference="layer_input", documents=4)

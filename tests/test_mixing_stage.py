@@ -142,7 +142,7 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
 
 def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
     table, excess = (read_plot(name, "measure") for name in ("mixing_controls", "mixing_controls_difference"))
-    own = ["shuffled_words", "common_value", "without_value_bias"]
+    own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}

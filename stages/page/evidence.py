@@ -38,18 +38,18 @@ def controls(name: str) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
     table, curves = read_plot("mixing_controls", "measure"), read_plot("mixing", "measure")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
-    shown = "finetuned" if "finetuned" in mean["common_value"] else str(mean["common_value"].index[0])
+    shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
     sentences = [
         f"The ratio beside its controls, means over the layers: it is {percent(own)}; with random weights "
         f"{percent(mean['random_weights'].iloc[0])}; with the words in random order "
         f"{percent(mean['shuffled_words', shown])}; and with every value replaced by the mean of its own text's "
-        f"values, {percent(mean['common_value', shown])}."
+        f"values, {percent(mean['text_mean_value', shown])}."
     ]
-    if "difference" in mean["common_value"]:
+    if "difference" in mean["text_mean_value"]:
         changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
         left = read_plot("mixing_controls_difference", "measure").query(
-            "control == 'common_value' and checkpoint == 'difference' and method == @name"
+            "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
         )
         layer: Any = changes.abs().idxmax()
         row = left.set_index("layer").loc[layer]
@@ -57,7 +57,7 @@ def controls(name: str) -> list[str]:
         sentences.append(
             "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
             f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
-            f"values by {points(mean['common_value', 'difference'])} (means over the layers). In layer {layer} the first "
+            f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the first "
             f"change less the second is {points(row['difference'])}{sure}."
         )
     return sentences
