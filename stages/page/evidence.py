@@ -57,8 +57,8 @@ def controls(name: str) -> list[str]:
         sentences.append(
             "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
             f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
-            f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the first "
-            f"change less the second is {points(row['difference'])}{sure}."
+            f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the "
+            f"first change less the second is {points(row['difference'])}{sure}."
         )
     return sentences
 
