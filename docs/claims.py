@@ -17,7 +17,11 @@ from stages.mixing.ratios import RATIOS, preferred_ratio
 Read = Callable[[str], Any]
 """A table or metrics file by its path from the repository's root."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
-FORMS = {"norm_of_block": "all others as one block", "sum_of_norms": "each source apart"}
+FORMS = {
+    "norm_of_sum": "response to a common move of all others",
+    "norm_of_block": "response to independent moves of the others",
+    "sum_of_norms": "norms of single sources added",
+}
 KINDS = {
     "cls": "[CLS], the only one that the classifier reads after the last layer,",
     "word": "whole words",
@@ -30,7 +34,7 @@ SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
 SCORES = {name: matrix.label for name, matrix in MATRICES.items()} | {
     "attention_rollout": "attention rollout",
     "attention": "attention of the last layer",
-    "decompx": "DecompX",
+    "decompx": "DecompX (biases apart)",
     "gradient_norm": "gradient norm",
     "gradient_x_input": "gradient x input",
     "leave_one_out": "leave-one-out",
@@ -152,17 +156,17 @@ def _controls(table: pd.DataFrame, left: pd.DataFrame, name: str) -> str:
 
 
 def _derivatives(levels: pd.DataFrame, same: pd.DataFrame | None, name: str) -> str:
-    """Both forms of the layers' own derivatives, and the ratios of the same tokens."""
+    """The forms of the layers' own derivatives, and the ratios of the same tokens."""
     changes = levels[levels["checkpoint"] == "difference"]
-    own = changes[changes["reference"] == "layer_input"]
-    parts = [
-        f"{what} (`{form}`): {_signs(own[own['form'] == form].set_index('layer'))}" for form, what in FORMS.items()
-    ]
-    from_words = changes[(changes["reference"] == "word_embedding") & (changes["form"] == "norm_of_block")]
-    last = from_words.set_index("layer").loc[changes["layer"].max()]
+    forms = [form for form in FORMS if form in set(changes["form"])]  # older experiments lack norm_of_sum
+    own = changes[changes["reference"] == "layer_input"].set_index(["form", "layer"])
+    parts = [f"{FORMS[form]} (`{form}`): {_signs(own.loc[form])}" for form in forms]
+    from_words = changes[changes["reference"] == "word_embedding"].set_index(["form", "layer"])
+    last = from_words.loc[(forms[0], changes["layer"].max())]
     said = (
-        f"By derivatives, how far a token's output hangs on the other tokens' inputs in one layer, {'; '.join(parts)}. "
-        f"From the word embeddings to the last layer it {changed(last)} ({points(last, 'mean')})."
+        "How strongly a token's output depends on the other tokens' inputs, within one layer (Jacobian norms), "
+        f"{'; '.join(parts)}. From the word embeddings to the last layer `{forms[0]}` {changed(last)} "
+        f"({points(last, 'mean')})."
     )
     if same is None:
         return said

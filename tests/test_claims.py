@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from docs.claims import changed, interval, points, study
+from docs.claims import FORMS, changed, interval, points, study
 from docs.tables import MARKED, read_file, results, tables, with_tables
 from stages.page.payload import PAGE_TOKENS
 from stages.parameters import Parameters
@@ -134,7 +134,7 @@ def made_up(keys: dict[str, tuple[Any, ...]], **columns: Any) -> pd.DataFrame:
 def study_tables() -> dict[str, pd.DataFrame]:
     both, methods = {"checkpoint": tuple(CHANGE)}, {"method": ("attnresln_n", "layer_n")}
     layers = {"layer": LAYERS}
-    levels = {"reference": ("layer_input", "word_embedding"), "form": ("norm_of_block", "sum_of_norms")}
+    levels = {"reference": ("layer_input", "word_embedding"), "form": tuple(FORMS)}
     controls = made_up({**both, "control": ("shuffled_words", "common_value"), **layers, **methods})
     random = made_up({"checkpoint": ("random",), "control": ("random_weights",), **layers, **methods})
     margins = {"checkpoint": ("pretrained", "finetuned"), "quantity": ("spearman", "given_length")}
@@ -175,11 +175,18 @@ def test_the_study_is_told_as_its_intervals_say() -> None:
     assert change in said[1]
     assert "20 % [10, 30] before fine-tuning and 50 % [40, 60] after: it rises (+30.0 percentage points" in said[1]
     assert said[3].endswith(f"of what the ratio changes beyond that, by layer, {change}.")
-    assert said[-2].endswith(
-        "falls further than without random ones, in percentage points, with DecompX +30 [+10, +50]; less far than "
-        "without random ones with gradient norm -30 [-50, -10]; not told from random ones by its interval with "
-        "attention of the last layer +0 [-100, +100] (intervals that hold for all methods at once)."
+    assert f"response to a common move of all others (`norm_of_sum`): {change}; response to independent" in said[4]
+    assert said[4].endswith(
+        "From the word embeddings to the last layer `norm_of_sum` rises (+30.0 percentage points [+20.0, +40.0])."
     )
+    assert said[-2].endswith(
+        "falls further than without random ones, in percentage points, with DecompX (biases apart) +30 [+10, +50]; "
+        "less far than without random ones with gradient norm -30 [-50, -10]; not told from random ones by its "
+        "interval with attention of the last layer +0 [-100, +100] (intervals that hold for all methods at once)."
+    )
+    # Experiments made before the form norm_of_sum lack it.
+    found["derivative_levels"] = found["derivative_levels"].query("form != 'norm_of_sum'")
+    assert "From the word embeddings to the last layer `norm_of_block` rises" in study(read)
     found["derivative_ratios"] = found["ratios"]
     assert "`layer_n` (Norm-based, whole layer) by +30.0 (layer 2)" in study(read)
 
