@@ -13,6 +13,7 @@ import pandas as pd
 from conftest import REPOSITORY, write_captured_texts, write_commits
 from head_parts import random_parts
 
+from stages.mixing.derivatives import FORMS
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
@@ -180,7 +181,7 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     write_plot("mixing_controls_difference", left)
     levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
     levels = levels.assign(reference="layer_input", documents=4)
-    forms = [levels.assign(form=form) for form in ("norm_of_block", "sum_of_norms")]
+    forms = [levels.assign(form=form) for form in FORMS]
     write_plot("derivative_levels", pd.concat(forms))
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
     write_plot("mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6))

@@ -546,10 +546,10 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
     assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
-    assert len(levels) == 3 * 2 * 3 * 2
+    assert len(levels) == 3 * 2 * 3 * 3
     assert levels["mean"].between(-1, 1).all()
     from_input = read_plot("mixing_from_input", "measure")
-    assert len(from_input) == 3 * 3 * 6
+    assert len(from_input) == 3 * 3 * 7
     agreement = read_plot("mixing_gradient", "measure")
     means = read_plot("mixing_gradient_by_review", "measure").groupby(["checkpoint", "reference", "layer", "method"])
     for row in agreement.itertuples():

@@ -226,7 +226,7 @@ def test_every_table_is_made_of_the_columns_that_the_stages_write(tmp_path: Path
     base = ratio.to_frame(index=False).assign(mean=0.4)
     controls = pd.concat([base.assign(control=name) for name in ("shuffled_words", "text_mean_value")])
     random = base[base["checkpoint"] == "pretrained"].assign(checkpoint="random", control="random_weights")
-    levels = base[base["method"] == "attn_n"].assign(reference="layer_input", form="norm_of_block")
+    levels = base[base["method"] == "attn_n"].assign(reference="layer_input", form="norm_of_sum")
     faithful = {"method": "decompx", "aopc": 0.5, "above_random": 0.3, "derivative_spearman": np.nan}
     margin = {"checkpoint": "finetuned", "predicted": "all", "spearman": 0.8, "given_length": np.nan}
     made = {

@@ -12,7 +12,11 @@ from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import read_plot
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
-FORMS = {"norm_of_block": "with the others as one block", "sum_of_norms": "with each apart"}
+FORMS = {
+    "norm_of_sum": "when all others move together",
+    "norm_of_block": "when they move independently",
+    "sum_of_norms": "with the norms of single tokens added",
+}
 
 
 def change(differences: pd.DataFrame) -> list[str]:
@@ -102,8 +106,8 @@ def derivatives(name: str) -> list[str]:
         before, after = (percent(own.loc[(form, each), "mean"]) for each in ("pretrained", "finetuned"))
         said.append(f"{what} it {verb} ({before} to {after}, {points(row['mean'])} percentage points{sure})")
     return [
-        f"How far a token's output hangs on other tokens' inputs in layer {layer}, by derivatives: {'; '.join(said)}; "
-        f"{row['documents']:.0f} reviews, cut short."
+        f"How strongly a token's output depends on the other tokens' inputs, within layer {layer} (Jacobian norms): "
+        f"{'; '.join(said)}; {row['documents']:.0f} reviews, cut short."
     ]
 
 

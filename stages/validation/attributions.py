@@ -68,7 +68,7 @@ _DECLARED = (
     _of_matrix("globenc_rollout"),
     Attribution(
         name="decompx",
-        label="DecompX",
+        label="DecompX (biases apart)",
         source="Modarressi et al., ACL 2023",
         formula=lambda review: review.decomposed(),
         absent=why_not,
