@@ -66,7 +66,6 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "ownBasis": sorted(OWN_BASIS),
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
-        "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": (method := preferred_ratio(ratios.columns)),
         "layer": strongest_layer(method),
         "importance": importance(tokens) if vocabulary.CAPTURED_CHECKPOINT in checkpoints else {},
