@@ -11,6 +11,7 @@ import pytest
 from browser import Opened
 from page_run import HOSTILE, LAYOUTS, choose, next_frames, shown_again, tokens, write_run
 
+from stages.names import CAPTURED_CHECKPOINT
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS, read_map
@@ -21,7 +22,6 @@ from stages.outputs.reports import PAGE, read_metrics
 from stages.page.arrays import visible
 from stages.parameters import read_parameters
 from stages.sites import STEP_POINTS, Site
-from stages.vocabulary import CAPTURED_CHECKPOINT
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
