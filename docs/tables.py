@@ -23,8 +23,9 @@ from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.models.families import Family, family_of, known_families
+from stages.names import LAYOUTS
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
-from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
+from stages.vocabulary import MAP_MEASURES, POINT_MARKS
 
 DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
 """The documents whose tables are made here; those of docs/study/README.md are made by `study`."""

@@ -26,6 +26,7 @@ from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import preferred_ratio
 from stages.models.encoding import readings
 from stages.models.loading import check_max_length
+from stages.names import IMPORTANCE_NAMES
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from stages.outputs.reviews import read_split
@@ -37,7 +38,6 @@ from stages.validation.classifier import Classifier
 from stages.validation.removal import agreement, probability, removals
 from stages.validation.review import Review
 from stages.validation.tables import ALL_CLASSES, faithfulness, margin_correlation
-from stages.vocabulary import IMPORTANCE
 
 Doubles = npt.NDArray[np.float64]
 
@@ -166,13 +166,13 @@ def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
 
 
 def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
-    """Those of `IMPORTANCE`, which need no matrices of a text as long as a captured one may be."""
+    """Those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be."""
     texts, length = chosen_texts(parameters.capture, parameters.seed), parameters.capture.max_length
     generator = np.random.default_rng(parameters.seed)
     tables = []
     for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
         review = Review(classifier, document, [], None, generator, 0)
-        scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE}
+        scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE_NAMES}
         tables.append(_scores(review, scores).drop(columns="token"))
     return pd.concat(tables, ignore_index=True)
 

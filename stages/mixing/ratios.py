@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stages.mixing.declared import Ratio
 from stages.mixing.feed_forward import AfterAttention
+from stages.names import Mark
 from stages.sites import PREACTIVATION
-from stages.vocabulary import Mark
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
