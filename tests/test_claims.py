@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import REPOSITORY
+import yaml
+from conftest import REPOSITORY, digest
 
 from docs.claims import changed, interval, points, study
-from docs.tables import MARKED, read_file, results, tables, with_tables
+from docs.tables import MARKED, check_default_run, main, read_file, results, tables, with_tables
 from stages.page.payload import PAGE_TOKENS
 from stages.parameters import Parameters
 from study.tables import markdown
@@ -48,6 +50,27 @@ def test_committed_sentences_say_what_the_committed_tables_say(document: str) ->
     made = results(committed)
     assert {name for _, name, _ in MARKED.findall(text)} <= set(made | tables() | markdown({}))
     assert with_tables(text, made) == text
+
+
+def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("docs", "reports/metrics", "reports/plots"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    lock = yaml.safe_load((REPOSITORY / "dvc.lock").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    check_default_run()
+
+    means = pd.read_csv("reports/plots/mixing_overall.csv")
+    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/mixing_overall.csv", index=False)
+    lock["stages"]["measure"]["params"]["params.yaml"]["mixing"]["documents"] = 39
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    before = digest(tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: measure ran with another mixing than the default; [^\n]*$"):
+        main()
+    assert digest(tmp_path) == before
 
 
 def test_numbers_of_the_folder_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
