@@ -10,11 +10,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from transformers import AutoConfig
 
 from docs import measured
@@ -24,6 +26,7 @@ from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.models.families import Family, family_of, known_families
 from stages.names import LAYOUTS
+from stages.parameters import Parameters
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
 from stages.vocabulary import MAP_MEASURES, POINT_MARKS
 
@@ -155,7 +158,18 @@ def read_file(path: str) -> Any:
     return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
 
 
+def check_default_run() -> None:
+    """Exit with one line where dvc.lock names another value than the default of a parameter that a stage ran with."""
+    default = Parameters().model_dump()
+    for stage, entry in yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))["stages"].items():
+        for key, value in entry.get("params", {}).get("params.yaml", {}).items():
+            section, _, name = key.partition(".")
+            if value != (default[section][name] if name else default[section]):
+                sys.exit(f"error: {stage} ran with another {key} than the default; the tables are of the default run")
+
+
 def main() -> None:
+    check_default_run()
     made = tables() | results(read_file)
     for name in DOCUMENTS:
         path = Path(name)

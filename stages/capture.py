@@ -59,6 +59,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
+    parameters.capture.check_store()
     use(parameters.arithmetic)
     capture_texts(parameters, partial(chosen_texts, parameters.capture, parameters.seed), FINETUNED)
 

@@ -62,6 +62,7 @@ def main(parameters: Parameters) -> None:
     _check(parameters, own)
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
+    parameters.capture.check_store()
     folder = unfinished_folder("finetune", parameters)
 
     set_seed(seed)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import REPOSITORY
+import yaml
+from conftest import REPOSITORY, digest
 
-from docs.tables import DOCUMENTS, MARKED, tables
+from docs.tables import DOCUMENTS, MARKED, check_default_run, main, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
@@ -222,3 +225,24 @@ def test_tables_of_declarations_are_up_to_date(document: str) -> None:
     assert {name: found[name] for name in found.keys() & declared.keys()} == {
         name: declared[name] for name in found.keys() & declared.keys()
     }
+
+
+def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("docs", "reports/metrics", "reports/plots"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    lock = yaml.safe_load((REPOSITORY / "dvc.lock").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    check_default_run()
+
+    means = pd.read_csv("reports/plots/mixing_overall.csv")
+    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/mixing_overall.csv", index=False)
+    lock["stages"]["measure"]["params"]["params.yaml"]["mixing"]["documents"] = 39
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    before = digest(tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: measure ran with another mixing than the default; [^\n]*$"):
+        main()
+    assert digest(tmp_path) == before

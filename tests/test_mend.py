@@ -175,6 +175,22 @@ def test_a_lock_that_cannot_be_restored_is_one_error_and_stays(
     assert LOCK.read_bytes() == CUT
 
 
+@pytest.mark.parametrize(
+    "advice", [["git init --quiet", "git add -A", "git commit --quiet -m start"], ["dvc config core.no_scm true"]]
+)
+def test_source_archive_is_told_what_makes_it_a_repository(
+    repository: Repository, advice: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(".git")
+    assert main() == 1
+    (line,) = said(capsys)
+    assert line.startswith(f"error: {repository.folder} is not a git repository; run `")
+    assert all(command.replace(" --quiet", "") in line for command in advice)
+    for command in advice:
+        repository.run(*command.split())
+    assert (main(), said(capsys)) == (0, [])
+
+
 @pytest.fixture(params=["lock", "rwlock.lock"])
 def held(request: pytest.FixtureRequest, repository: Repository) -> Iterator[None]:
     with make_lock(str(RWLOCK.with_name(request.param))):

@@ -21,9 +21,12 @@ from dvc.lock import make_lock
 from dvc.repo import Repo
 from dvc.rwlock import RWLOCK_FILE, RWLOCK_LOCK, SCHEMA
 from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+from dvc.scm import SCMError
 from dvc.utils import relpath
 from dvc.utils.serialize import ParseError
 from dvc.utils.strictyaml import YAMLValidationError, load, merge_conflict_marker, validate
+
+NO_GIT = "; run `git init && git add -A && git commit -m start`, or, without experiments, `dvc config core.no_scm true`"
 
 
 def main() -> int:
@@ -34,7 +37,7 @@ def main() -> int:
             _mend_rwlock(Path(repo.tmp_dir), repo.config["core"]["hardlink_lock"])
             _mend_lock(Path(repo.root_dir, "dvc.lock"), Path(repo.tmp_dir, "dvc.lock"))
     except (DvcException, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}{NO_GIT if isinstance(error, SCMError) else ''}", file=sys.stderr)
         return 1
     return 0
 
