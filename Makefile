@@ -34,7 +34,6 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
-	@$(IN_VENV) python -m verify.mend
 	@$(IN_VENV) dvc repro
 
 page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run
