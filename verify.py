@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shutil.which(EMULATOR) is None:
             sys.exit(f"error: {EMULATOR} is not installed (Debian: apt install qemu-user)")
         surroundings = [SURROUNDINGS[0], *(SURROUNDINGS[0]._replace(name=cpu, cpu=cpu) for cpu in options.cpus)]
-    if git("status", "--porcelain", "--untracked-files=no", folder=Path.cwd()):
+    if git(Path.cwd(), "status", "--short", "--untracked-files=no"):
         print("the last commit is cloned, without the changes that are not committed")
 
     with tempfile.TemporaryDirectory(prefix="verify-", ignore_cleanup_errors=True) as temporary:
@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in differences(clones[0], clone)
         ]
         if not (options.profile or options.until):
-            lines += [
-                f"not as committed: {line[3:]}" for line in git("status", "--short", folder=clones[0]).splitlines()
-            ]
+            lines += [f"not as committed: {line[3:]}" for line in git(clones[0], "status", "--short").splitlines()]
     print("\n".join(lines or [f"{len(clones)} clones, the same bytes in dvc.lock and every output"]))
     return bool(lines)
 
@@ -145,7 +143,7 @@ def emulated_python(cpu: str, folder: Path) -> Path:
     return command.parent
 
 
-def git(*arguments: str, folder: Path) -> str:
+def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
@@ -198,7 +196,7 @@ def array_difference(*stores: Path) -> str | None:
     if not len(indices):
         return None
     index = tuple(indices[0].tolist())
-    return f"{len(indices)} of {one.size} numbers differ, first {list(index)}: {one[index]!s} and {other[index]!s}"
+    return f"{len(indices)} of {one.size} numbers differ, first {list(index)}: {one[index]} and {other[index]}"
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -214,7 +212,7 @@ def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:
     if not len(cells):
         return None
     row, column = cells[0]
-    return f"row {row}, column {one.columns[column]}: {one.iat[row, column]} and {other.iat[row, column]}"
+    return f"row {row}, column {one.columns[column]}: {one.iat[row, column]!s} and {other.iat[row, column]!s}"
 
 
 def read_values(path: Path) -> Any:
