@@ -36,7 +36,9 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
-	@$(IN_VENV) python -m verify.mend
+	@git rev-parse --git-dir >/dev/null 2>&1 || $(IN_VENV) dvc config core.no_scm >/dev/null 2>&1 || { \
+	   echo "error: $(CURDIR) is not a git repository; run 'git init && git add -A && git commit -m start'," \
+	   "or, without experiments, 'dvc config core.no_scm true'" >&2; exit 1; }
 	@$(IN_VENV) dvc repro
 
 page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run
