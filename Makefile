@@ -36,7 +36,7 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
-	@git rev-parse --git-dir >/dev/null 2>&1 || $(IN_VENV) dvc config core.no_scm >/dev/null 2>&1 || { \
+	@git rev-parse --git-dir >/dev/null 2>&1 || grep -qs "no_scm = true" .dvc/config || { \
 	   echo "error: $(CURDIR) is not a git repository; run 'git init && git add -A && git commit -m start'," \
 	   "or, without experiments, 'dvc config core.no_scm true'" >&2; exit 1; }
 	@$(IN_VENV) dvc repro

@@ -246,6 +246,38 @@ def test_linked_environment_is_refused_and_left_as_it_is(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / ".venv").iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize(
+    "advice", [["git init --quiet", "git add -A", "git commit --quiet -m start"], ["dvc config core.no_scm true"]]
+)
+def test_source_archive_is_told_what_makes_it_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: list[str]
+) -> None:
+    for name in ("Makefile", ".dvc/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv/.installed").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/.venv/bin{os.pathsep}{os.environ['PATH']}")
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "somebody@example.org")
+
+    def repro() -> subprocess.CompletedProcess[str]:
+        command = ["make", "repro", "--old-file=.venv/.installed"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = repro()
+    assert refused.returncode != 0
+    assert refused.stderr.startswith(f"error: {tmp_path} is not a git repository; run 'git init ")
+    for command in advice:
+        assert command.replace(" --quiet", "") in refused.stderr
+        subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+    assert repro().returncode == 0
+
+
 @pytest.mark.parametrize("stage", [finetune, capture, measure, validate, reduce, render])
 @pytest.mark.parametrize("with_models", [False, True])
 def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
