@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,16 +47,6 @@ def says_something(text: str) -> bool:
 def is_whole(text: str) -> bool:
     """Whether it can be written as UTF-8: no half of a character (a lone surrogate) is in it."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def check_folder(key: str, folder: Path, own: Collection[str]) -> None:
-    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits no pattern of `own`."""
-    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
-    if foreign or folder.is_file():
-        cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
-        allowed = f"a folder that is new, empty or holds only {', '.join(own)}"
-        raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
 
 
 def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
@@ -169,16 +158,6 @@ class CaptureParameters(_Section):
         if ".." in store.split("/"):
             raise ValueError("it leads upwards by '..'; allowed: a full path, a folder in here, or a URL, without '..'")
         return store.rstrip("/")
-
-    def check_store(self) -> None:
-        """Raise `InputError` where `store` is a folder with something else in it, or inside `ACTIVATIONS`."""
-        if self.elsewhere and "://" not in self.store:
-            if Path(self.store).absolute().is_relative_to(ACTIVATIONS.absolute()):
-                raise InputError(
-                    f"capture.store: {self.store} lies in {ACTIVATIONS}, which each run replaces; "
-                    f"allowed: {ACTIVATIONS}, or a place outside it"
-                )
-            check_folder("capture.store", Path(self.store), ["layer_[0-9]*"])
 
     def check_documents(self, reviews: int) -> None:
         """`InputError` for the number of a review that is past the end of that many, and for no text at all."""

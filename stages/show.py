@@ -35,8 +35,9 @@ from stages.outputs.checkpoints import PRETRAINED
 from stages.outputs.reports import PAGE, PLOTS, SHOWN, write_plot
 from stages.page.assembly import write_page
 from stages.page.told import of_texts
-from stages.parameters import ModelParameters, Parameters, check_folder, read_parameters
+from stages.parameters import ModelParameters, Parameters, read_parameters
 from stages.reduce import reduce
+from stages.workplace import check_folder
 
 CHECKPOINT = "pretrained"
 KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
