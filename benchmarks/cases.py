@@ -149,11 +149,11 @@ def layouts_made() -> str:
 
 
 def pages_pipeline() -> None:
-    from stages.pictures.joint_pages import draw_joint_pages
-    from stages.pictures.style import paper_style
+    from stages.figures.joint_pages import draw_joint_pages
+    from stages.figures.style import paper_style
 
     with paper_style():
-        draw_joint_pages(pd.read_parquet(MAP), PAGES / "pipeline", read_parameters().figures)
+        draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().figures)
 
 
 def pages_plain(name: str, one_figure: bool) -> None:

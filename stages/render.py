@@ -9,51 +9,106 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import joblib
 
 from stages.command import run_stage
 from stages.errors import InputError
+from stages.figures.animation import write_animation
+from stages.figures.atlas import draw_atlas
+from stages.figures.joint_pages import draw_joint_pages
+from stages.figures.mixing_curves import draw_by_layer, draw_steps
+from stages.figures.mixing_matrices import draw_matrices
+from stages.figures.mixing_reviews import draw_reviews
+from stages.figures.mixing_strips import draw_strips
+from stages.figures.residual import draw_residual
+from stages.figures.style import find_fallback_fonts, paper_style
+from stages.figures.text_layers import text_layers
+from stages.figures.tokens import CapturedTexts, read_captured, with_classes
+from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
 from stages.names import ONE_PLANE
 from stages.outputs.maps import made_layouts, read_map
+from stages.outputs.mixing import read_captured_ratios, stored_matrices
 from stages.outputs.reports import FIGURES, read_plot
 from stages.page.assembly import write_page
-from stages.parameters import Parameters
-from stages.pictures.animation import write_animation
-from stages.pictures.atlas import draw_atlas
-from stages.pictures.joint_pages import draw_joint_pages
-from stages.pictures.mixing_figures import draw_mixing_figures
-from stages.pictures.residual import draw_residual
-from stages.pictures.style import paper_style
-from stages.pictures.tokens import read_captured, with_classes
+from stages.parameters import FiguresParameters, Parameters
 from stages.store import open_run
+
+MAX_PROCESSES = 4  # each takes a second to start
 
 
 def main(parameters: Parameters) -> None:
-    figures = parameters.figures
     if parameters.mixing.tokens == "none":
         raise InputError(
             "mixing.tokens: none keeps no ratios of the captured texts, which figures and page show; `captured` keeps "
             "those and no more, and all stages before `render` need none"
         )
     shutil.rmtree(FIGURES, ignore_errors=True)
-    layouts = made_layouts()
     captured = read_captured(with_classes(open_run().tokens), read_plot("steps", "measure"))
-    labels = {piece.label for reading in captured.readings for piece in reading}
-    with paper_style(labels | set(map(str.lower, labels))):
-        if "joint" in layouts:
-            draw_joint_pages(read_map("joint"), FIGURES / "joint", figures, captured.encoder)
-        else:
-            logging.info("no pages of the joint map: umap.layouts does not hold joint")
-        in_one_plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
-        if in_one_plane:
-            table = read_map(in_one_plane)
-            write_animation(table, captured, FIGURES / in_one_plane, figures.points_per_second)
-            draw_residual(in_one_plane, table, captured, FIGURES / "residual", figures)
-        else:
-            logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))
-        # The last one shows single points best.
-        draw_atlas(layouts[-1], read_map(layouts[-1]), captured, FIGURES / "atlas", figures)
-        draw_mixing_figures(figures, captured)
+    draw_all([*map_figures(captured, parameters.figures), *mixing_figures(captured, parameters.figures)], captured)
     write_page(parameters)
+
+
+def draw_all(drawings: list[tuple[Any, ...]], captured: CapturedTexts) -> None:
+    """Call each drawing's function with its arguments, in a few processes, with fonts for the captured texts."""
+    labels = {token.label for reading in captured.readings for token in reading}
+    fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
+    processes = min(MAX_PROCESSES, joblib.cpu_count())
+    joblib.Parallel(n_jobs=processes)(joblib.delayed(_draw)(fonts, *drawing) for drawing in drawings)
+
+
+def _draw(fonts: list[str], draw: Any, *arguments: Any) -> None:
+    with paper_style(fonts):
+        draw(*arguments)
+
+
+def map_figures(captured: CapturedTexts, figures: FiguresParameters) -> Iterator[tuple[Any, ...]]:
+    """Yield a function and its arguments for each figure of the maps."""
+    layouts = made_layouts()
+    if "joint" in layouts:
+        yield draw_joint_pages, read_map("joint"), captured.encoder, FIGURES / "joint", figures
+    else:
+        logging.info("no pages of the joint map: umap.layouts does not hold joint")
+    plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
+    if plane:
+        table = read_map(plane)
+        path = FIGURES / f"{plane}.gif"
+        yield write_animation, table, captured, path, figures.points_per_second
+        yield draw_residual, plane, table, captured, FIGURES / "residual", figures
+    else:
+        logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))
+    # The last one shows single points best.
+    yield draw_atlas, layouts[-1], read_map(layouts[-1]), captured, FIGURES / "atlas", figures
+
+
+def mixing_figures(captured: CapturedTexts, figures: FiguresParameters) -> Iterator[tuple[Any, ...]]:
+    """Yield a function and its arguments for each figure of mixing, from what `measure` wrote.
+
+    Beside `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document
+    `mixing_tokens_<document>`, and for each checkpoint `mixing_contributions_<document>_<checkpoint>` and
+    `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
+    """
+    xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
+    yield draw_by_layer, read_plot("mixing", "measure"), xlabel, FIGURES / "mixing_by_layer", figures
+    reviews, weighted = (read_plot(f"mixing_{name}", "measure") for name in ("by_review", "weighted"))
+    yield draw_reviews, reviews, weighted, xlabel, FIGURES / "mixing_reviews", figures
+    yield draw_steps, read_plot("steps", "measure"), xlabel, FIGURES / "mixing_steps", figures
+    document: Any
+    ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
+    for document, rows in ratios.groupby("document", sort=False):
+        for text in text_layers(captured, document, int(rows["layer"].max())):
+            name, ending = document.replace("/", "_"), text.name and f"_{text.name}"
+            own = rows[rows["layer"].isin(text.layers)]
+            yield draw_strips, own, document, text, FIGURES / f"mixing_tokens_{name}{ending}", figures
+            for checkpoint in map(str, rows["checkpoint"].unique()):
+                stored = stored_matrices(checkpoint, document)
+                for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
+                    methods = [method for method in declared if method in stored]
+                    path = FIGURES / f"mixing_{kind}_{name}_{checkpoint}{ending}"
+                    if methods:
+                        yield draw_matrices, checkpoint, document, text, methods, path, figures
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from stages.figures.style import TWO_COLUMNS, paper_style, save_figure
 from stages.mixing.ratios import RATIOS
-from stages.pictures.style import TWO_COLUMNS, paper_style, save_figure
 from stages.vocabulary import CHECKPOINTS
 from study.aggregate import DIFFERENCE, with_difference
 

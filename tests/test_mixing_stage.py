@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from stages import measure
 from stages.errors import InputError
+from stages.figures.tokens import with_classes
 from stages.mixing import room
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.control_passes import random_base
@@ -36,7 +37,6 @@ from stages.outputs.mixing import (
 )
 from stages.outputs.reports import read_metrics, read_plot
 from stages.parameters import read_parameters
-from stages.pictures.tokens import with_classes
 
 OUTPUTS = ("features/mixing", "reports")
 

@@ -1,4 +1,4 @@
-"""What all figures share: a font as wide as Helvetica, colours that are seen on white, names beside what they name."""
+"""What all figures share: a font as wide as Helvetica, colours that stand out on white, labels beside curves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import LoadFlags
 
+from stages.figures.labels import CurveEnd, label_curves
+from stages.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
 from stages.mixing.ratios import RATIOS
-from stages.pictures.labels import End, label_ends
-from stages.pictures.style import dark_part, on_white, paper_style, save_figure
-from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS
+from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS, Mark
 
 COLORS = sorted(
     {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}
@@ -34,8 +34,8 @@ def contrast_to_white(color: str) -> float:
 
 @pytest.mark.parametrize("least", [3.0, 4.5])
 @pytest.mark.parametrize("color", COLORS)
-def test_colours_are_seen_on_white_and_keep_their_hue(color: str, least: float) -> None:
-    shown = on_white(color, least)
+def test_colours_stand_out_on_white_and_keep_their_hue(color: str, least: float) -> None:
+    shown = darken_for_contrast(color, least)
     assert contrast_to_white(shown) >= least
     if contrast_to_white(color) >= 1.02 * least:
         assert shown == color.lower()
@@ -44,8 +44,8 @@ def test_colours_are_seen_on_white_and_keep_their_hue(color: str, least: float) 
 
 
 @pytest.mark.parametrize("name", ["Greys", "Blues", "Oranges", "viridis"])
-def test_shades_of_marks_are_all_seen_on_white(name: str) -> None:
-    shades = [mpl.colors.to_hex(color) for color in dark_part(name)(np.linspace(0, 1, 50))]
+def test_shades_of_colour_maps_stand_out_on_white(name: str) -> None:
+    shades = [mpl.colors.to_hex(color) for color in high_contrast_cmap(name)(np.linspace(0, 1, 50))]
     assert min(map(contrast_to_white, shades)) > 2.95
     assert max(map(contrast_to_white, shades)) > 9
 
@@ -77,24 +77,34 @@ def test_text_stays_text_in_a_font_that_printers_take(tmp_path: Path) -> None:
     assert "font-family: 'Arimo', Helvetica, Arial" in svg
 
 
-def test_names_of_curves_stand_at_their_ends_in_their_order_and_apart() -> None:
+def test_labels_of_curves_stand_at_their_ends_in_order_and_apart() -> None:
     with paper_style():
-        figure = Figure(figsize=(3, 2), layout="constrained")
+        figure = Figure(figsize=(3, 2))
         panels = figure.subplots(1, 2)
-        heights = [0.5, 0.51, 0.52, 0.0, 1.0]
-        names = ["one", "two\nlines", "three", "last", "first"]
-        ends = [End(6, height, name, "#0072b2") for height, name in zip(heights, names, strict=True)]
-        for axes in panels:
-            axes.set(xlim=(1, 6), ylim=(0, 1))
-        label_ends(figure, {panels[0]: ends, panels[1]: []}, 6)
+        figure.subplots_adjust(right=0.8, wspace=0.6)
+        heights, names = [0.5, 0.51, 0.52, 0.0, 1.0], ["one", "two\nlines", "three", "last", "first"]
+        ends = [CurveEnd(6, height, name, "#0072b2") for height, name in zip(heights, names, strict=True)]
+        panels[0].set(xlim=(1, 6), ylim=(0, 1))
+        label_curves(panels[0], ends, 6)
+        label_curves(panels[1], [], 6)
         figure.draw_without_rendering()
         boxes = sorted(
             ((note.get_text(), mpl.text.Text.get_window_extent(note)) for note in panels[0].texts),
             key=lambda each: each[1].y0,
         )
-        panel, beside = panels[0].get_window_extent(), panels[1].get_window_extent()
+        panel, neighbour = panels[0].get_window_extent(), panels[1].get_window_extent()
     assert [name for name, _ in boxes] == ["last", "one", "two\nlines", "three", "first"]
     assert all(below.y1 <= above.y0 for (_, below), (_, above) in pairwise(boxes))
     for _, box in boxes:
-        assert panel.x1 < box.x0 < box.x1 < beside.x0
+        assert panel.x1 < box.x0 < box.x1 < neighbour.x0
         assert panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1
+
+
+@pytest.mark.parametrize("marks", [POINT_MARKS, STEP_MARKS])
+def test_no_two_points_and_no_two_steps_look_alike(marks: dict[str, Mark]) -> None:
+    assert len({mark.marker for mark in marks.values()}) == len({mark.label for mark in marks.values()}) == len(marks)
+
+
+def test_characters_that_no_font_has_become_code_points() -> None:
+    with paper_style():
+        assert printable("caf\u00e9 \u4f60\x00") == "caf\u00e9 <U+4F60><U+0000>"

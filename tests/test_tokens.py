@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from stages.pictures.tokens import (
+from stages.figures.tokens import (
     BYTE_OF,
-    Captured,
-    Piece,
+    CapturedTexts,
+    DisplayToken,
     frequent_words,
     read_captured,
     sentences,
@@ -33,7 +33,7 @@ def tokens_table(tokens: Sequence[str], special: Sequence[str] = (), document: s
     return table.assign(token_id=0, token_class=[classes.get(token, "word") for token in tokens])
 
 
-def read(tokens: Sequence[str], special: Sequence[str] = ()) -> list[Piece]:
+def read(tokens: Sequence[str], special: Sequence[str] = ()) -> list[DisplayToken]:
     return read_captured(tokens_table(tokens, special), NO_STEPS).readings[0]
 
 
@@ -117,7 +117,7 @@ def test_a_text_that_was_cut_within_a_character_is_still_read() -> None:
     assert [piece.begins for piece in read(["Ġa", "   ", "b"])] == [True, True, True]
 
 
-def decoded() -> Captured:
+def decoded() -> CapturedTexts:
     table = tokens_table(["<s>", "Ġa", "Ġfi", "lm", "</s>"], ["<s>", "</s>"])
     both = pd.concat([table, table.assign(document="test/1")], ignore_index=True)
     both["decoder_token"] = ["</s>", "<s>", "Ġa", "Ġfi", "lm"] * 2
@@ -133,12 +133,12 @@ def test_a_decoder_reads_each_text_one_token_later() -> None:
     assert captured.encoder == 2
     sites = [Site(0, "word_embedding"), Site(2, "layer_output"), Site(2, DECODER_INPUT), Site(3, "attention_heads")]
     assert [captured.reading(site) for site in sites] == [0, 0, 1, 1]
-    assert captured.called("sep") == "</s>"
+    assert captured.class_label("sep") == "</s>"
 
 
 def test_without_special_tokens_none_is_called_so() -> None:
     captured = read_captured(tokens_table(["The", "Ġfilm"]), NO_STEPS)
-    assert captured.called("cls") == captured.called("sep") == ""
+    assert captured.class_label("cls") == captured.class_label("sep") == ""
     assert captured.encoder is None
     assert captured.reading(Site(9, "layer_output")) == 0
 

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from mpld3.urls import D3_LOCAL
 
+from stages.figures.tokens import SPACE
 from stages.names import LAYOUTS
 from stages.outputs.files import whole
 from stages.outputs.reports import PAGE
@@ -24,7 +25,6 @@ from stages.page.payload import page_data, shown_tokens
 from stages.page.sentences import called, versions
 from stages.page.told import Told, of_run
 from stages.parameters import Parameters
-from stages.pictures.tokens import SPACE
 from stages.store import open_run
 from stages.vocabulary import POINT_MARKS, in_text
 

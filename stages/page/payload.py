@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from stages import vocabulary
+from stages.figures.tokens import CapturedTexts, DisplayToken, read_captured, with_classes
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
 from stages.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, ONE_PLANE, TOKEN_CLASSES
@@ -22,8 +23,6 @@ from stages.page.heads import heads_data
 from stages.page.importance import importance
 from stages.page.nearest import nearest
 from stages.page.sentences import captured_text, strongest_layer
-from stages.pictures.style import square_limits
-from stages.pictures.tokens import Captured, Piece, read_captured, with_classes
 from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
 from stages.store import Run
 
@@ -31,6 +30,7 @@ PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
 SOURCES = 16  # kept for each token
 REVIEWS = 1000  # that the first picture shows at most
+MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 BEGINNING = 40  # characters of a text that name it
 
 
@@ -113,7 +113,7 @@ def _reviews() -> dict[str, Any]:
     return {"names": shown.tolist(), "total": len(names), "values": values}
 
 
-def _reading(pieces: Sequence[Piece]) -> dict[str, Any]:
+def _reading(pieces: Sequence[DisplayToken]) -> dict[str, Any]:
     """Of each token its name, what stands for it within the text, whether it stands apart there, and its class."""
     return {
         "names": [visible(piece.label, kept="") for piece in pieces],
@@ -123,9 +123,9 @@ def _reading(pieces: Sequence[Piece]) -> dict[str, Any]:
     }
 
 
-def _class_names(captured: Captured) -> list[str]:
+def _class_names(captured: CapturedTexts) -> list[str]:
     """By number of the class; empty for special tokens that the texts do not have."""
-    special = [visible(captured.called(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
+    special = [visible(captured.class_label(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
@@ -201,7 +201,7 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     return {"contributions": contributions, "matrices": matrices}
 
 
-def _maps(captured: Captured) -> dict[str, Any]:
+def _maps(captured: CapturedTexts) -> dict[str, Any]:
     read = {name: read_map(name) for name in made_layouts()}
     of_layout = {name: map_sites(table) for name, table in read.items()}
     sites = in_forward_order(set[Site]().union(*of_layout.values()))
@@ -223,6 +223,15 @@ def _maps(captured: Captured) -> dict[str, Any]:
         "nearest": nearest(captured.tokens, sites),
         "quality": _quality(sites),
     }
+
+
+def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return limits of x and y `[2, 2]`, equally long, around the points `[vectors, 2]` that are not NaN."""
+    points = xy[np.isfinite(xy).all(axis=1)]
+    low, high = (points.min(axis=0), points.max(axis=0)) if len(points) else (np.zeros(2), np.ones(2))
+    half = MAP_MARGIN * max(float((high - low).max()), 1e-3) / 2
+    middle = (low + high) / 2
+    return np.stack([middle - half, middle + half], axis=1)
 
 
 def _coordinates(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> dict[str, Any]:
