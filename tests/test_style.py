@@ -16,7 +16,8 @@ from matplotlib.ft2font import LoadFlags
 from stages.figures.labels import CurveEnd, label_curves
 from stages.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
 from stages.mixing.ratios import RATIOS
-from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS, Mark
+from stages.names import Mark
+from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS
 
 COLORS = sorted(
     {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}

@@ -25,10 +25,10 @@ from stages.figures.style import (
     set_limits,
 )
 from stages.figures.tokens import CapturedTexts, frequent_words, words
+from stages.names import ONE_PLANE, Mark
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.sites import LAYER_POINTS, Site
-from stages.names import ONE_PLANE, Mark
 from stages.vocabulary import POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, layer_label
 
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it

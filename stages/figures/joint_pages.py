@@ -11,9 +11,9 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from stages.figures.style import METADATA, TWO_COLUMNS, darken_for_contrast, legend_handles, save_figure, set_limits
+from stages.names import Mark
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
-from stages.names import Mark
 from stages.vocabulary import POINT_MARKS, site_label
 
 HEIGHT = 4.6  # inches

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from stages.figures.labels import CurveEnd, label_curves
 from stages.figures.style import ONE_COLUMN, TWO_COLUMNS, darken_for_contrast, save_figure
 from stages.mixing.ratios import RATIOS
-from stages.parameters import FiguresParameters
 from stages.names import Mark
+from stages.parameters import FiguresParameters
 from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
 
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
