@@ -33,17 +33,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.arithmetic.kernels import use
 from stages.command import run_stage
 from stages.errors import InputError
-from stages.machine import check_disk, check_memory, give_back_memory, widest
+from stages.machine import check_disk, trim_heap
 from stages.models.capture_points import widths
 from stages.models.encoding import Reading, batches_by_tokens, padded, readings
 from stages.models.families import family_of
 from stages.models.loading import check_max_length, load_classifier, load_tokenizer
-from stages.models.row_blocks import BEHIND, Batch, Part, RowBlocks
+from stages.models.row_blocks import Batch, Part, RowBlocks
 from stages.outputs import activations as store
 from stages.outputs.blocks import Block
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.files import CHECKED, writing
-from stages.parameters import CaptureParameters, Parameters
+from stages.parameters import Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
 from stages.sites import POINTS, Site
@@ -52,9 +52,7 @@ from stages.workplace import check_store
 TEXTS_AT_ONCE = 100
 NAMED = 5  # texts in one warning
 TOKEN_IDS = "token_ids.bin"  # as NumPy reads it into every process
-FLOAT32 = 4  # bytes
-BESIDE = 80_000_000  # bytes that the threads which write, and libraries at their first use, take
-AT_ONCE = 4  # of what a layer computes beside its features
+SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 Lengths = npt.NDArray[np.int64]
 
@@ -84,13 +82,16 @@ def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], 
             shutil.rmtree(folder / "done", ignore_errors=True)
         lengths = _write_texts(folder, base, tokenizer, choose(), capture.max_length)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
-        _check_room(base, wanted, plan, lengths, capture, folder)
+        if isinstance(arrays, Path):
+            size = plan.tokens * sum(wanted.values()) * np.dtype(plan.dtype).itemsize
+            what = f"capture: {plan.tokens} tokens at {len(wanted)} points need"
+            check_disk(what, size, arrays, SMALLER, cached=not capture.elsewhere)
         if not (folder / "done").is_dir():
             store.create_stores(arrays, list(wanted), plan, wanted)
             (folder / "done").mkdir()
         np.save(folder / "lengths.npy", lengths)
-        pa.default_memory_pool().release_unused()  # what the texts took serves the vectors
-        give_back_memory()
+        pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
+        trim_heap()
     state.wait_for_everyone()
     lengths = np.load(folder / "lengths.npy")
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
@@ -122,44 +123,6 @@ def _wanted(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
             f"allowed: {', '.join(family.present(POINTS))}"
         )
     return widths(base, points)
-
-
-def _check_room(
-    base: PreTrainedModel,
-    wanted: Mapping[Site, int],
-    plan: store.StorePlan,
-    lengths: Lengths,
-    capture: CaptureParameters,
-    folder: Path,
-) -> None:
-    """`InputError` where the disk has no room for the stores, or the memory for a forward pass and what it leaves."""
-    what = f"capture: {plan.tokens} tokens at {len(wanted)} points need"
-    smaller = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
-    tables = sum(path.stat().st_size for path in (folder / "stores").glob("*.parquet"))  # written before
-    arrays = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
-    if isinstance(arrays, Path):
-        size = sum(map(plan.size, wanted.values()))
-        check_disk(what, size if capture.elsewhere else tables + size, arrays, smaller, kept=not capture.elsewhere)
-
-    tokens = max(_largest_batch(lengths, plan.rows_of(unit), capture.batch_tokens) for unit in range(plan.units))
-    forward = FLOAT32 * tokens * AT_ONCE * widest(base)
-    rows = (BEHIND + 1) * tokens * max(wanted.values())
-    if not isinstance(arrays, Path):
-        rows += plan.unit_rows * sum(wanted.values())  # a file takes them otherwise
-    written = BESIDE + np.dtype(plan.dtype).itemsize * rows
-    what = f"capture: {tokens} tokens in a forward pass, at {len(wanted)} points, need"
-    smaller = f"capture.batch_tokens, {smaller}"
-    if base.device.type == "cuda":
-        check_memory(what, forward, smaller, base.device)
-        check_memory(what, written, smaller)
-    else:
-        check_memory(what, forward + written, smaller)
-
-
-def _largest_batch(lengths: Lengths, rows: slice, batch_tokens: int) -> int:
-    """Padded tokens of the largest forward pass for `rows`."""
-    reach: list[int] = lengths[_reach(lengths, rows)].tolist()
-    return max(len(batch) * reach[batch[-1]] for batch in batches_by_tokens(reach, batch_tokens))
 
 
 def _reach(lengths: Lengths, rows: slice) -> list[int]:
@@ -262,7 +225,7 @@ class _Texts:
         with tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress:
             for unit, rows in units.items():
                 blocks.run(rows, self._batches(rows, blocks.base.device, progress), partial(done, unit))
-                give_back_memory()
+                trim_heap()
             blocks.wait()
 
     def _batches(self, rows: slice, device: torch.device, progress: tqdm[Any]) -> Iterator[Batch]:
@@ -270,7 +233,7 @@ class _Texts:
         reach = _reach(self.lengths, rows)
         texts = [self.ids[self.ends[i] - self.lengths[i] : self.ends[i]].tolist() for i in reach]
         batches = batches_by_tokens([len(text) for text in texts], self.batch_tokens)
-        # The memory that the largest takes serves the others; the other way round the heap falls into pieces.
+        # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
         batches.sort(key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True)
         for batch in batches:
             parts = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from stages.arithmetic import settings
-from stages.errors import InputError
+from stages.errors import InputError, first_line
 from stages.parameters import Parameters, read_parameters
 from stages.resume import kept
 from stages.workplace import working_alone
@@ -24,6 +24,13 @@ from stages.workplace import working_alone
 QUIET = ("datasets", "huggingface_hub", "transformers")
 FULL = (errno.EDQUOT, errno.ENOSPC)
 REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *FULL)
+MEMORY_PARAMETERS = {
+    "finetune": "finetune.batch_size or finetune.max_length",
+    "capture": "capture.batch_tokens or capture.max_length",
+    "measure": "mixing.batch_tokens, capture.max_length or mixing.gradient_max_length",
+    "validate": "mixing.batch_tokens or faithfulness.max_length",
+    "reduce": "umap.max_points",
+}  # what decides how much memory a stage takes
 CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
 
 
@@ -46,8 +53,21 @@ def run_stage(stage: Callable[[Parameters], None]) -> None:
     name = Path(inspect.getfile(stage)).stem
     with as_command(partial(kept, name)):
         parameters = read_parameters()
-        with working_alone(name):
+        with working_alone(name), memory_errors_explained(name):
             stage(parameters)
+
+
+@contextmanager
+def memory_errors_explained(stage: str) -> Iterator[None]:
+    """Raise `InputError` where Python, NumPy or torch runs out of memory, and name what would need less of it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)  # GPU or CPU
+        if stage in MEMORY_PARAMETERS and (isinstance(error, MemoryError) or of_torch):
+            smaller = MEMORY_PARAMETERS[stage]
+            raise InputError(f"{stage}: out of memory ({first_line(error)}); reduce {smaller}") from error
+        raise
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from stages.arithmetic.kernels import computed_on, use
 from stages.command import run_stage
 from stages.errors import InputError
+from stages.machine import check_disk
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.by_review import by_review, review_tables
 from stages.mixing.control_passes import random_base
@@ -35,20 +36,25 @@ from stages.mixing.controls import RANDOM, shuffled_words
 from stages.mixing.corpus import Corpus, write_corpus
 from stages.mixing.documents import CLASSES, Document, each_chosen_document
 from stages.mixing.levels import derivative_tables
+from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
-from stages.mixing.room import check_room, check_sums_room
 from stages.mixing.summary import metrics, overall_means, plot_tables
+from stages.mixing.sums import GROUPS
 from stages.mixing.unfinished import CheckpointMeasures
 from stages.mixing.whole_document import DocumentMeasurer
+from stages.models.capture_points import widths
 from stages.models.families import Family, family_of
 from stages.models.loading import check_max_length, load_base, load_tokenizer
 from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
+from stages.outputs.heads import VECTOR_BYTES
 from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
 from stages.outputs.reports import write_long_plot, write_metrics, write_plot
 from stages.parameters import MixingParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts, drawn_rows, review_labels, review_name, review_texts
 from stages.sites import Site
+
+FLOAT32_BYTES = 4
 
 
 def main(parameters: Parameters) -> None:
@@ -70,8 +76,7 @@ def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
     for checkpoint, path in weights.items():
         base = load_base(path).to(state.device)
         mixing = _present(mixing, base)
-        check_room(base, mixing, corpus.lengths[corpus.captured].tolist(), folder)
-        check_sums_room(base, mixing, corpus, folder)
+        _check_room(base, mixing, corpus, folder)
         of_process = (state.process_index, state.num_processes)
         work = CheckpointMeasures(folder, checkpoint, corpus, mixing.batch_tokens, mixing.tokens, *of_process)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
@@ -133,6 +138,29 @@ def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) ->
     if state.is_main_process:
         state.wait_for_everyone()
     return Corpus(folder)
+
+
+def _check_room(base: PreTrainedModel, mixing: MixingParameters, corpus: Corpus, folder: Path) -> None:
+    """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
+    sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
+    layers = max(site.layer for site in sites)
+    head_width = getattr(base.config, "head_dim", None) or hidden // heads
+    captured = corpus.lengths[corpus.captured].astype(np.int64)
+    matrices = layers * len(with_rollouts(mixing.matrices)) * captured**2
+    queries_and_keys = layers * 2 * heads * head_width * captured
+    given = layers * heads * hidden * captured
+    given[given * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
+    counted = int((corpus.counted > 0).sum())
+    groups = 2 * layers * len(mixing.methods) * sum(len(labels) for _, labels in GROUPS.values())  # in float64
+    sums = counted * (groups + len(sites) * max(sites.values()))
+    ratios = layers * len(mixing.methods) * (corpus.lengths if mixing.tokens == "all" else captured)
+    numbers = sum(int(each.sum()) for each in (matrices, queries_and_keys, given, ratios)) + sums
+    check_disk(
+        f"measure: {len(captured)} captured texts and {counted} drawn reviews need",
+        len(mixing.checkpoints) * FLOAT32_BYTES * numbers,
+        folder,
+        "capture.max_length, capture.documents, capture.drawn, capture.texts, mixing.matrices or mixing.documents",
+    )
 
 
 def _layer_parts(family: Family) -> pd.DataFrame:

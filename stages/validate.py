@@ -4,9 +4,8 @@
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
-layer's mixing ratio, among reviews of one predicted class. Writes `features/validation/`, three tables, `margins.csv`
-and `captured_texts.csv` under `reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what
-each number is.
+layer's mixing ratio, among reviews of one predicted class. Writes `features/validation/captured.parquet`, tables under
+`reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what each number is.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stages.names import IMPORTANCE_NAMES
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from stages.outputs.reviews import read_split
-from stages.outputs.validation import write_captured_scores, write_removals, write_scores
+from stages.outputs.validation import write_captured_scores
 from stages.parameters import Parameters
 from stages.reviews.chosen import chosen_rows, chosen_texts, drawn_reviews
 from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
@@ -90,7 +89,7 @@ def _removed(classifier: Classifier, methods: list[Attribution], parameters: Par
     matrices = [LAYER_MATRICES[name] for name in classifier.family.present(MATRICES_READ)]
     matrices = matrices if len(classifier.family.stacks) == 1 else []
     values = classifier.values() if any(each.name == "decompx" for each in methods) else None
-    drops, agreements, scored, removed = [], [], [], []
+    drops, agreements = [], []
     documents = _documents(classifier, faithfulness.documents, faithfulness.max_length, seed)
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, matrices, values, generator, faithfulness.random_draws)
@@ -102,27 +101,12 @@ def _removed(classifier: Classifier, methods: list[Attribution], parameters: Par
         agreements.append(
             [np.nan if each.name == REFERENCE else agreement(review, scores[each.name], reference) for each in methods]
         )
-        scored.append(_scores(review, scores))
-        removed.append(_removals(review, found, faithfulness.shares, whole))
-    write_scores(pd.concat(scored, ignore_index=True))
-    write_removals(pd.concat(removed, ignore_index=True))
     return np.array(drops), np.array(agreements)
 
 
 def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
-    tokens = review.classifier.tokenizer.convert_ids_to_tokens(review.ids)
-    frame = {"document": review.document.name, "position": np.arange(len(tokens), dtype=np.int32), "token": tokens}
+    frame = {"document": review.document.name, "position": np.arange(len(review.ids), dtype=np.int32)}
     return pd.concat([pd.DataFrame({**frame, "method": name, "score": each.mean(0)}) for name, each in scores.items()])
-
-
-def _removals(review: Review, found: dict[str, Doubles], shares: list[float], whole: float) -> pd.DataFrame:
-    name, logit = review.document.name, float(review.logits_C[review.predicted])
-    rows = []
-    for method, table in found.items():
-        for draw, of_shares in enumerate(table):
-            rows.append((name, method, draw, 0.0, whole, logit))
-            rows += [(name, method, draw, share, *row) for share, row in zip(shares, of_shares.tolist(), strict=True)]
-    return pd.DataFrame(rows, columns=["document", "method", "draw", "share", "probability", "logit"])
 
 
 def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
@@ -173,7 +157,7 @@ def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataF
     for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
         review = Review(classifier, document, [], None, generator, 0)
         scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE_NAMES}
-        tables.append(_scores(review, scores).drop(columns="token"))
+        tables.append(_scores(review, scores))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -18,7 +18,7 @@ from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
 from stages.outputs.heads import heads_folder, write_heads
-from stages.outputs.mixing import HEADS, MIXING, contributions_folder, write_matrix
+from stages.outputs.mixing import MIXING, contributions_folder, write_matrix
 from stages.outputs.reports import write_plot
 from stages.sites import DECODER_INPUT, Site
 
@@ -126,9 +126,6 @@ def write_family_run(family: FamilyRun) -> pd.DataFrame:
         place, length = contributions_folder(checkpoint, "text/0"), len(tokens)
         for method in with_rollouts(family.matrices):
             write_matrix(place, method, _causal(generator, family.layers, length), ("layer", "token", "source"), {})
-        by_head = _causal(generator, family.layers * HEADS_NUMBER, length)
-        by_head = by_head.reshape(family.layers, HEADS_NUMBER, length, length)
-        write_matrix(place, HEADS, by_head, ("layer", "head", "token", "source"), {})
         parts = random_parts(generator, (family.layers, HEADS_NUMBER, length, 4), causal=True)
         write_heads(heads_folder(checkpoint, "text/0"), parts)
     _write_reports(family, ratios, generator)

@@ -108,14 +108,6 @@ def test_block_that_is_not_whole_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in before if path.is_file()] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("tokens", [10, 103])
-def test_size_on_disk_is_known_before_it_is_written(tmp_path: Path, small_shards: None, tokens: int) -> None:
-    plan = write_store(tmp_path, np.ones((tokens, 24), dtype="float16"))
-    assert plan.sharded == (tokens == 103)
-    files = (path for path in tmp_path.rglob("c/**/*") if path.is_file())
-    assert plan.size(24) == sum(path.stat().st_size for path in files)
-
-
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
 

@@ -56,7 +56,7 @@ FEATURES = (
     *("features/activations", "features/mixing/contributions", "features/mixing/heads"),
     *("features/mixing/tokens.parquet", "features/validation/captured.parquet"),
 )
-OTHERS = ("data/reviews", "models", "features/validation/scores.parquet")
+OTHERS = ("data/reviews", "models")
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 PATIENCE = 600  # seconds until a queue whose workers do not come is called broken; it decides nothing else
 

@@ -68,7 +68,7 @@ def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(tiny_be
     agreement = measurer.derivatives(ids, directions=24, seed=0).agreement
     exact = autograd_norms(load_base(tiny_bert).double().requires_grad_(False))
     layers: list[None] = []
-    matrices = measurer.contributions(ids, lambda: layers.append(None))[0].matrices
+    matrices = measurer.contributions(ids, lambda: layers.append(None))
     assert len(layers) == measurer.layers == 3  # a step of the progress bar for each
     names = [*RATIOS, *MATRICES]
     for place, reference in enumerate(REFERENCES):

@@ -13,7 +13,8 @@ from browser import Opened
 from page_run import choose, shown_again, tokens
 
 from stages.mixing.matrices import MATRICES
-from stages.outputs.mixing import HEADS, MIXING, read_captured_ratios, read_matrix, read_ratios
+from stages.outputs.heads import read_heads, weights
+from stages.outputs.mixing import MIXING, read_captured_ratios, read_matrix, read_ratios
 from stages.page.arrays import visible
 
 
@@ -117,7 +118,7 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert page.locator("#head option").count() == 1 + 4
     choose(page, "head", "2")
     page.locator("#token-1").click()
-    row = np.asarray(read_matrix("finetuned", "test/0", HEADS)[0, 2, 1], dtype=float)
+    row = weights(read_heads("finetuned", "test/0"), 0, 2)[1]
     largest = np.delete(row, 1).max() / row.sum()
     first = page.locator("#sources li").first.inner_text()
     assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * largest, abs=1)

@@ -62,7 +62,7 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
 
     with torch.no_grad():
         run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED, PREACTIVATION))
-        found = contributions(declared, by_layer).matrices
+        found = contributions(declared, by_layer)
         calls = document_calls(base, ids[:1])
         assert widths(base)
     summed = [start.summed_TW for start in calls.starts.values()]

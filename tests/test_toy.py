@@ -76,8 +76,8 @@ def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
     measurer = DocumentMeasurer(base, TOY, list(RATIOS), list(LAYER_MATRICES))
-    found, _ = measurer.contributions(np.array(ids, np.int32))
-    return {name: matrix.numpy() for name, matrix in found.matrices.items()}
+    found = measurer.contributions(np.array(ids, np.int32))
+    return {name: matrix.numpy() for name, matrix in found.items()}
 
 
 def both_rows(own: float, other: float) -> list[list[float]]:

@@ -25,7 +25,6 @@ from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base
 from stages.outputs.reports import read_metrics, read_plot
 from stages.outputs.reviews import read_split
-from stages.outputs.validation import read_removals, read_scores
 from stages.parameters import read_parameters
 from stages.validation import decomposition
 from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
@@ -138,7 +137,7 @@ def test_rows_are_those_of_the_token_that_the_classifier_reads(tiny_bert: Path, 
     review = reviewed(tiny_bert)
     assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
     measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, ["attn_n"], list(LAYER_MATRICES))
-    matrices = measurer.contributions(review.document.ids)[0].matrices
+    matrices = measurer.contributions(review.document.ids)
     for name in ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout"):
         np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)
     last = reviewed(write_family("gpt2", tmp_path))
@@ -155,6 +154,20 @@ def test_leaving_out_masks_one_token(tiny_bert: Path) -> None:
         with torch.no_grad():
             without = float(model(ids).logits[0, review.predicted])
         assert found[place] == pytest.approx(review.logits_C[review.predicted] - without, abs=1e-4)
+
+
+def test_removal_leaves_the_probability_of_the_librarys_model(tiny_bert: Path) -> None:
+    review, model = reviewed(tiny_bert), library(tiny_bert)
+    scores = np.random.default_rng(3).normal(size=(1, len(review.ids)))
+    probability, logit = removals(review, {"drawn": scores}, [0.5])["drawn"][0, 0]
+    inner = scores[0, 1:-1]  # [CLS] and [SEP] stay
+    highest = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
+    ids = torch.tensor([review.ids])
+    ids[0, highest] = review.classifier.tokenizer.mask_token_id
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    assert probability == pytest.approx(float(torch.softmax(logits, -1)[review.predicted]), abs=1e-5)
+    assert logit == pytest.approx(float(logits[review.predicted]), abs=1e-4)
 
 
 class OneToken:
@@ -322,22 +335,8 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert derivative.isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]
     means = curves.groupby("method", sort=False)["drop"].mean()
     np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
-    # The drops are those of the library's own model on the texts that the scores say.
-    scores, removed = read_scores(), read_removals()
-    model, name = library(folder / "models/finetuned"), removed["document"].iloc[0]
-    mine = scores[(scores["document"] == name) & (scores["method"] == "leave_one_out")]
-    tokens = mine["token"].tolist()
+    model = library(folder / "models/finetuned")
     vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
-    highest = mine.sort_values("score", ascending=False)["position"].head(round(0.5 * (len(tokens) - 2)))
-    ids = torch.tensor([[vocabulary[token] for token in tokens]] * 2)
-    ids[1, highest.tolist()] = vocabulary["[MASK]"]
-    with torch.no_grad():
-        logits = model(ids).logits
-    label = int(logits[0].argmax())
-    rows = removed[(removed["document"] == name) & (removed["method"] == "leave_one_out")].set_index("share")
-    expected = torch.softmax(logits, -1)[:, label].tolist()
-    assert rows.loc[[0.0, 0.5], "probability"].tolist() == pytest.approx(expected, abs=1e-5)
-    assert rows.loc[[0.0, 0.5], "logit"].tolist() == pytest.approx(logits[:, label].tolist(), abs=1e-4)
     margins = read_plot("margins", "validate")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8

@@ -18,28 +18,20 @@ from stages.mixing.layers import Block, LayerPass, Norm
 
 Tensor = torch.Tensor
 
-LEAST_RAW_SUM = 1e-4  # a Value Zeroing row that sums to less shows no structure
+MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
 BLOCK_NUMBERS = 2**22  # float64 numbers `[J, T, D]` of a block of sources
-
-
-class Contributions(NamedTuple):
-    """Matrices `[layers, T, T]` by method, and Value Zeroing's raw row sums `[layers, T]` where it was asked for."""
-
-    matrices: dict[str, Tensor]
-    value_zeroing_raw_sums: Tensor | None
 
 
 def contributions(
     declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
-) -> Contributions:
-    """The declared matrices of one document, normalised, and their rollouts, from `layer_contributions` of each layer.
+) -> dict[str, Tensor]:
+    """Return the declared matrices of one document `[layers, T, T]`, normalised, and their rollouts, by name.
 
-    A row of `value_zeroing` whose raw sum is below `LEAST_RAW_SUM` is NaN; in the rollout it counts as it is, and
-    where nothing at all comes through attention as the skip connection's identity. A rollout begins anew at each of
-    `starts`: a decoder beside an encoder has tokens of its own.
+    `by_layer` comes from `layer_contributions`. A row of `value_zeroing` whose sum before normalisation is below
+    `MIN_RAW_SUM` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
+    attention. A rollout starts again at each of `starts`, since a decoder beside an encoder has its own tokens.
     """
     matrices: dict[str, Tensor] = {}
-    raw_sums = None
     for each in declared:
         raw = torch.stack([raw[each.name] for raw in by_layer])
         rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
@@ -48,9 +40,8 @@ def contributions(
             stacks = skipped.tensor_split(list(starts[1:]))
             matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
         if each.name == "value_zeroing":
-            raw_sums = raw.sum(-1)
-            matrices[each.name] = rows.masked_fill((raw_sums < LEAST_RAW_SUM).unsqueeze(-1), torch.nan)
-    return Contributions(matrices, raw_sums)
+            matrices[each.name] = rows.masked_fill(raw.sum(-1, keepdim=True) < MIN_RAW_SUM, torch.nan)
+    return matrices
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:

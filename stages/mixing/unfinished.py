@@ -19,7 +19,6 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from stages.mixing.batches import BatchMeasurer
-from stages.mixing.contributions import LEAST_RAW_SUM, Contributions
 from stages.mixing.controls import SAME_PASS
 from stages.mixing.corpus import Corpus
 from stages.mixing.derivatives import DocumentDerivatives
@@ -30,7 +29,7 @@ from stages.mixing.sums import Sums, document_sums
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.mixing.work_files import read_array, whole, write_arrays
 from stages.outputs.heads import heads_folder, write_heads
-from stages.outputs.mixing import HEADS, RAW_SUMS, contributions_folder, write_matrix
+from stages.outputs.mixing import contributions_folder, write_matrix
 from stages.parameters import MixingParameters
 
 Doubles = npt.NDArray[np.float64]
@@ -86,12 +85,13 @@ class CheckpointMeasures:
         with tqdm(total=steps, desc=f"{self.checkpoint}: contributions", unit="layer", disable=None) as progress:
             for number, folder in left:
                 document = self.corpus.document(number)
-                contributions, heads = measurer.contributions(document.ids, progress.update)
+                matrices = measurer.contributions(document.ids, progress.update)
                 with whole(folder) as part:
                     part.mkdir(exist_ok=True)
-                    self._write(part, document.name, contributions)
-                    if "attention" in measurer.matrices:
-                        write_matrix(part, HEADS, heads.half().cpu().numpy(), ("layer", "head", "token", "source"), {})
+                    for method, matrix in matrices.items():
+                        attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
+                        array = matrix.float().cpu().numpy()
+                        write_matrix(part, method, array, ("layer", "token", "source"), attributes)
 
     def _captured(self) -> list[int]:
         numbers: list[int] = np.flatnonzero(self.corpus.captured).tolist()
@@ -99,14 +99,6 @@ class CheckpointMeasures:
 
     def _contributions_folder(self, number: int) -> Path:
         return contributions_folder(self.checkpoint, self.corpus.document(number).name, self.folder / "mixing")
-
-    def _write(self, folder: Path, document: str, found: Contributions) -> None:
-        for method, matrices in found.matrices.items():
-            attributes = {"method": method, "checkpoint": self.checkpoint, "document": document}
-            write_matrix(folder, method, matrices.float().cpu().numpy(), ("layer", "token", "source"), attributes)
-        if found.value_zeroing_raw_sums is not None:
-            raw = found.value_zeroing_raw_sums.float().cpu().numpy()
-            write_matrix(folder, RAW_SUMS, raw, ("layer", "token"), {"least_trusted": LEAST_RAW_SUM})
 
     def heads(self, measurer: DocumentMeasurer) -> None:
         """What goes through every head of the captured documents, as it is published."""

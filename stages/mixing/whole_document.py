@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from stages.mixing.contributions import Contributions, contributions, layer_contributions
+from stages.mixing.contributions import contributions, layer_contributions
 from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
 from stages.mixing.gradients import REFERENCES, derivative_norms, document_calls
 from stages.mixing.layers import LayerPass, Visit, attention_gain, attention_map, run_layers
@@ -40,18 +40,16 @@ class DocumentMeasurer:
 
     def contributions(
         self, ids: npt.NDArray[np.int32], after_layer: Callable[[], object] = lambda: None
-    ) -> tuple[Contributions, Tensor]:
-        """The document's matrices, and its attention weights `[layers, heads, tokens, tokens]`."""
+    ) -> dict[str, Tensor]:
+        """Return the document's matrices `[layers, tokens, tokens]` by name."""
         by_layer: list[dict[str, Tensor]] = []
-        weights: list[Tensor] = []
 
         def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
             by_layer.append(layer_contributions(self.declared, seen.document(0)))
-            weights.append(seen.attention.weights()[0])
             after_layer()
 
         self._run(ids, visit)
-        return contributions(self.declared, by_layer, self.starts), torch.stack(weights)
+        return contributions(self.declared, by_layer, self.starts)
 
     def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> DocumentDerivatives:
         """The document's derivatives, their agreement with every ratio and matrix, and its rollouts.
@@ -67,7 +65,7 @@ class DocumentMeasurer:
             ratios.append(mixing_ratios(self.methods, seen.document(0)))
 
         self._run(ids, visit)
-        matrices = contributions(self.declared, by_layer, self.starts).matrices
+        matrices = contributions(self.declared, by_layer, self.starts)
         names = with_rollouts(self.matrices)
         agreement = np.empty((len(REFERENCES), len(by_layer), len(self.methods) + len(names)))
         by_form = np.empty((len(REFERENCES), len(by_layer), len(FORMS), len(ids)))

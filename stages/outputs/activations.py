@@ -40,8 +40,6 @@ TEXTS = "texts.parquet"
 MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 24
 DIGEST = "digest"
-BYTES_OF_CHECKSUM = 4
-BYTES_OF_PLACE = 16  # of a chunk, in its shard's index
 
 Features = npt.NDArray[Any]
 
@@ -60,12 +58,6 @@ class StorePlan:
     @property
     def units(self) -> int:
         return -(-self.tokens // self.unit_rows)
-
-    def size(self, width: int) -> int:
-        """Bytes on disk of a store of that `width`, but for what describes it: whole chunks, each with its checksum."""
-        chunks = -(-self.tokens // self.chunk_rows)
-        index = self.units * (CHUNKS_IN_SHARD * BYTES_OF_PLACE + BYTES_OF_CHECKSUM) if self.sharded else 0
-        return chunks * (self.chunk_rows * width * np.dtype(self.dtype).itemsize + BYTES_OF_CHECKSUM) + index
 
     def rows_of(self, unit: int) -> slice:
         """The rows of one unit of writing."""

@@ -16,8 +16,6 @@ from stages.outputs.files import CHECKED, CHUNK_BYTES, create_array, open_array,
 
 MIXING = Path("features/mixing")
 TOKENS = "tokens.parquet"
-RAW_SUMS = "value_zeroing_raw_sums"
-HEADS = "attention_heads"
 GROUP_ROWS = 2**16  # of the table of tokens at least: what a parquet file says of its groups is all in memory
 
 
@@ -114,7 +112,7 @@ def write_matrix(
 
 
 def read_matrix(checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
-    """One method's matrices `[layers, tokens, tokens]` (row i, source j); `HEADS` has heads after layers.
+    """Return one method's matrices `[layers, tokens, tokens]` (row i, source j).
 
     Rows of `value_zeroing` that show no structure are NaN.
     """

@@ -111,7 +111,7 @@ class Review:
         logits_C, calls = self.classifier.pass_of(self.ids, visit, points)
         parts_JC = None
         with torch.inference_mode():
-            matrices = contributions(self._matrices, by_layer).matrices
+            matrices = contributions(self._matrices, by_layer)
             if decomposition is not None:
                 parts_JC = decomposition.logits(self.classifier, calls, logits_C, self.document.name)
         return matrices, parts_JC
