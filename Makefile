@@ -23,6 +23,8 @@ install: $(INSTALLED) ## Make .venv and install the locked packages
 # told of must be chosen by its version, as pip given hashes prefers what the index has. requirements-cuda.lock is for
 # the build of torch for GPUs, the only one that misses its packages, as `pip check` sees.
 $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
+	@test ! -L $(VENV) || { echo "error: $(VENV) is a link, and installing would empty the folder behind it: remove the" \
+	   "link, or activate that environment and run 'dvc repro' yourself" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) download --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements-torch.lock)
@@ -34,7 +36,9 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@touch $@
 
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
-	@$(IN_VENV) python -m verify.mend
+	@git rev-parse --git-dir >/dev/null 2>&1 || grep -qs "no_scm = true" .dvc/config || { \
+	   echo "error: $(CURDIR) is not a git repository; run 'git init && git add -A && git commit -m start'," \
+	   "or, without experiments, 'dvc config core.no_scm true'" >&2; exit 1; }
 	@$(IN_VENV) dvc repro
 
 page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run

@@ -42,7 +42,8 @@ def changed_plots(base: str) -> list[str]:
     """The plots that dvc.yaml names, of data or pictures that differ; pictures that `base` has lost count as such."""
     data = set(output("git", "diff", "--name-only", base).splitlines())
     diff = json.loads(output("dvc", "diff", "--json", base, "--targets", FIGURES))
-    pictures = {each["path"] for kind in ("added", "modified") for each in diff[kind]}
+    # DVC prints `{}` where no figure differs.
+    pictures = {each["path"] for kind in ("added", "modified") for each in diff.get(kind, ())}
     found = []
     for plot in yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["plots"]:
         if isinstance(plot, str):

@@ -32,13 +32,13 @@ from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
 from stages.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
+from stages.names import CAPTURED_CHECKPOINT
 from stages.outputs.activations import ACTIVATIONS, read_tokens, stored_sites
 from stages.outputs.checkpoints import FINETUNED, PRETRAINED
 from stages.outputs.mixing import MIXING, TOKENS
 from stages.outputs.reviews import REVIEWS, split_file
 from stages.parameters import Parameters
 from stages.sites import Site
-from stages.vocabulary import CAPTURED_CHECKPOINT
 
 PAGE_TITLE = "The page in a browser"  # by benchmarks.page
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"

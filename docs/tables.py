@@ -1,9 +1,8 @@
-"""The tables in the documents that follow from the code's declarations, or from the last run.
+"""Writes the tables in README.md and docs/: those of the code's declarations and those of the default run.
 
     python -m docs.tables
 
-Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`: those that follow from the code's declarations,
-and those of the last run and of the study in docs/study/. Tests hold both equal to what is in git.
+Writes them between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -11,25 +10,32 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from transformers import AutoConfig
 
 from docs import measured
-from docs.claims import PLOTS, STUDY, Read, default_run, study
 from stages.mixing.controls import CONTROLS
 from stages.mixing.identities import IDENTITIES
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS
 from stages.models.families import Family, family_of, known_families
+from stages.names import LAYOUTS
+from stages.parameters import Parameters
 from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
-from stages.vocabulary import LAYOUTS, MAP_MEASURES, POINT_MARKS
+from stages.vocabulary import MAP_MEASURES, POINT_MARKS
 
-DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md", "docs/study/README.md")
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
+"""The documents whose tables are made here; those of docs/study/README.md are made by `study`."""
+PLOTS = "reports/plots/"
+Read = Callable[[str], Any]
+"""Return a table or metrics file by its path from the repository's root."""
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
@@ -86,18 +92,8 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """The tables and sentences of the last run, and those of the study where it was made."""
-    made = {
-        "overall": _overall(read),
-        "maps": _maps(read),
-        "movement": _movement(read),
-        "default_run": default_run(read),
-    }
-    try:
-        read(f"{STUDY}accuracy.csv")
-    except FileNotFoundError:  # not run yet
-        return made
-    return made | {"study": study(read)}
+    """Return the tables of the default run."""
+    return {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
 
 
 def _overall(read: Read) -> str:
@@ -143,8 +139,8 @@ def _movement(read: Read) -> str:
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:
-    """A document with those of its tables made anew that are among `made`."""
-    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[3] if match[2] in made else match[0], text)
+    """Return the document `text` with its tables filled in; `KeyError` for a table that is not in `made`."""
+    return MARKED.sub(lambda match: match[1] + made[match[2]] + match[4], text)
 
 
 def _code(formula: str) -> str:
@@ -162,7 +158,18 @@ def read_file(path: str) -> Any:
     return json.loads(text) if path.endswith(".json") else pd.read_csv(io.StringIO(text))
 
 
+def check_default_run() -> None:
+    """Exit with one line where dvc.lock names another value than the default of a parameter that a stage ran with."""
+    default = Parameters().model_dump()
+    for stage, entry in yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))["stages"].items():
+        for key, value in entry.get("params", {}).get("params.yaml", {}).items():
+            section, _, name = key.partition(".")
+            if value != (default[section][name] if name else default[section]):
+                sys.exit(f"error: {stage} ran with another {key} than the default; the tables are of the default run")
+
+
 def main() -> None:
+    check_default_run()
     made = tables() | results(read_file)
     for name in DOCUMENTS:
         path = Path(name)

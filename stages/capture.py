@@ -47,6 +47,7 @@ from stages.parameters import Parameters
 from stages.resume import clear, publish, unfinished_folder
 from stages.reviews.chosen import chosen_texts
 from stages.sites import POINTS, Site
+from stages.workplace import check_store
 
 TEXTS_AT_ONCE = 100
 NAMED = 5  # texts in one warning
@@ -57,6 +58,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
+    check_store(parameters.capture)
     use(parameters.arithmetic)
     capture_texts(parameters, partial(chosen_texts, parameters.capture, parameters.seed), FINETUNED)
 

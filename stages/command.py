@@ -22,7 +22,8 @@ from stages.workplace import working_alone
 
 # They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
 QUIET = ("datasets", "huggingface_hub", "transformers")
-REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
+FULL = (errno.EDQUOT, errno.ENOSPC)
+REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *FULL)
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
@@ -90,7 +91,9 @@ def as_command(rest: Callable[[], str]) -> Iterator[None]:
         if isinstance(error, InputError):
             sys.exit(f"error: {error}")
         if isinstance(error, OSError) and error.errno in REFUSED:
-            sys.exit(f"error: the system refuses {error.filename}: {error.strerror}")
+            # The second name of a failed copy is the file on the full disk; a failed write has no name.
+            path = (error.filename2 if error.errno in FULL else None) or error.filename or "to write"
+            sys.exit(f"error: the system refuses {path}: {error.strerror}")
         raise
 
 

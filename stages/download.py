@@ -9,6 +9,7 @@ appear at the end, or none. Writes `reports/sources.json` as well, for `stages.s
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def main(parameters: Parameters) -> None:
         *((key, model.name, written) for key, (model, _) in _models(parameters.model).items()),
         ("dataset.name", parameters.dataset.name, [REVIEWS]),
     ):
+        _check_link(key, name)
         for folder in folders:
             if Path(name).resolve().is_relative_to(folder.resolve()):
                 raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
@@ -58,6 +60,15 @@ def main(parameters: Parameters) -> None:
         write_sources(sources)
     finally:
         clear(work)
+
+
+def _check_link(key: str, name: str) -> None:
+    """Raise `InputError` for a path that no link of it leads out of; it may as well be a hub's identifier."""
+    try:
+        Path(name).stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{key}: {name} is a link that leads back to itself; name the folder or file") from None
 
 
 def _make(parameters: Parameters, work: Path) -> None:

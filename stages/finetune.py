@@ -53,6 +53,7 @@ from stages.outputs.reports import write_metrics, write_plot
 from stages.outputs.reviews import read_split
 from stages.parameters import FinetuneParameters, Parameters
 from stages.resume import clear, publish, unfinished_folder
+from stages.workplace import check_store
 
 
 def main(parameters: Parameters) -> None:
@@ -62,6 +63,7 @@ def main(parameters: Parameters) -> None:
     _check(parameters, own)
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
+    check_store(parameters.capture)
     folder = unfinished_folder("finetune", parameters)
 
     set_seed(seed)

@@ -28,11 +28,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from stages.errors import InputError
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
+from stages.names import CHECKPOINT_NAMES, LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from stages.outputs import ACTIVATIONS
 from stages.sites import POINTS
-from stages.vocabulary import CHECKPOINTS, LAYOUTS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
@@ -61,9 +59,9 @@ def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
 
 
 Point = Annotated[str, _one_of("capture point", POINTS)]
-Method = Annotated[str, _one_of("mixing ratio", RATIOS)]
-MatrixName = Annotated[str, _one_of("contribution matrix", LAYER_MATRICES)]
-Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINTS)]
+Method = Annotated[str, _one_of("mixing ratio", RATIO_NAMES)]
+MatrixName = Annotated[str, _one_of("contribution matrix", MATRIX_NAMES)]
+Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINT_NAMES)]
 Layout = Annotated[str, _one_of("layout", LAYOUTS)]
 
 
@@ -157,6 +155,8 @@ class CaptureParameters(_Section):
             raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
         if not (rest if separator else store).strip("/"):
             raise ValueError("it names no folder")
+        if ".." in store.split("/"):
+            raise ValueError("it leads upwards by '..'; allowed: a full path, a folder in here, or a URL, without '..'")
         return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
@@ -177,6 +177,9 @@ class CaptureParameters(_Section):
         empty = [str(number) for number, text in enumerate(texts) if not says_something(text)]
         if empty:
             raise ValueError(f"text {', '.join(empty)} is empty; each needs at least one word")
+        with_nul = [str(number) for number, text in enumerate(texts) if "\0" in text]
+        if with_nul:
+            raise ValueError(f"text {', '.join(with_nul)} holds a NUL character")
         broken = [str(number) for number, text in enumerate(texts) if not is_whole(text)]
         if broken:
             raise ValueError(f"text {', '.join(broken)} holds half a character (a lone surrogate)")
@@ -186,9 +189,9 @@ class CaptureParameters(_Section):
 class MixingParameters(_Section):
     documents: Count = 40
     max_length: Tokens = 256
-    methods: Annotated[list[Method], Field(min_length=1)] = list(RATIOS)
-    matrices: list[MatrixName] = list(LAYER_MATRICES)
-    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINTS)
+    methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
+    matrices: list[MatrixName] = list(MATRIX_NAMES)
+    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINT_NAMES)
     tokens: Literal["all", "captured", "none"] = "all"
     batch_tokens: Count = 4096
     bootstrap_samples: Annotated[int, Field(ge=100)] = 2000

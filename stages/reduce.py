@@ -26,6 +26,7 @@ from stages.maps.parallel import check_cluster
 from stages.maps.projections import PROJECTIONS
 from stages.maps.quality_table import quality_table
 from stages.mixing.ratios import RATIOS
+from stages.names import CAPTURED_CHECKPOINT, ONE_PLANE
 from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
 from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import write_metrics, write_plot
@@ -33,7 +34,6 @@ from stages.parameters import Parameters, UmapParameters
 from stages.reviews.draw import Rows, stratified_draw
 from stages.sites import Site
 from stages.store import Run, open_run
-from stages.vocabulary import CAPTURED_CHECKPOINT, ONE_PLANE
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 Points = tuple[list[Site], Vectors]

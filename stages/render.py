@@ -12,6 +12,7 @@ import shutil
 
 from stages.command import run_stage
 from stages.errors import InputError
+from stages.names import ONE_PLANE
 from stages.outputs.maps import made_layouts, read_map
 from stages.outputs.reports import FIGURES, read_plot
 from stages.page.assembly import write_page
@@ -24,7 +25,6 @@ from stages.pictures.residual import draw_residual
 from stages.pictures.style import paper_style
 from stages.pictures.tokens import read_captured, with_classes
 from stages.store import open_run
-from stages.vocabulary import ONE_PLANE
 
 
 def main(parameters: Parameters) -> None:

@@ -37,6 +37,7 @@ from stages.page.assembly import write_page
 from stages.page.told import of_texts
 from stages.parameters import ModelParameters, Parameters, read_parameters
 from stages.reduce import reduce
+from stages.workplace import check_folder
 
 CHECKPOINT = "pretrained"
 KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
@@ -47,9 +48,8 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
     """Write the page of `texts` in `parameters.model` to the folder `to`."""
     empty = [text for text in texts if not text.strip()]
     if empty:
-        raise InputError(f"--text: {empty[0]!r} is empty; it needs at least one word")
-    if to.exists() and (not to.is_dir() or {each.name for each in to.iterdir()} - KEPT.keys()):
-        raise InputError(f"--to: {to} holds something else than an earlier page; name an empty or a new folder")
+        raise InputError(f'--text, or TEXT="..." of make: {empty[0]!r} is empty; it needs at least one word')
+    check_folder("--to", to, KEPT)
     use(parameters.arithmetic)
     to = to.absolute()
     with tempfile.TemporaryDirectory() as folder, _in_words_of(parameters.model.name):

@@ -4,8 +4,9 @@
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
-layer's mixing ratio. Writes `features/validation/captured.parquet`, tables under
-`reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what each number is.
+layer's mixing ratio, among reviews of one predicted class. Writes
+`features/validation/captured.parquet`, tables under `reports/plots/`, and `reports/metrics/validation.json`;
+`docs/measures.md` says what each number is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stages.mixing.matrices import LAYER_MATRICES
 from stages.mixing.ratios import preferred_ratio
 from stages.models.encoding import readings
 from stages.models.loading import check_max_length
+from stages.names import IMPORTANCE_NAMES
 from stages.outputs.checkpoints import FINETUNED
 from stages.outputs.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from stages.outputs.reviews import read_split
@@ -35,8 +37,7 @@ from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, 
 from stages.validation.classifier import Classifier
 from stages.validation.removal import agreement, probability, removals
 from stages.validation.review import Review
-from stages.validation.tables import faithfulness, margin_correlation
-from stages.vocabulary import IMPORTANCE
+from stages.validation.tables import ALL_CLASSES, faithfulness, margin_correlation
 
 Doubles = npt.NDArray[np.float64]
 
@@ -53,7 +54,7 @@ def main(parameters: Parameters) -> None:
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
     margins, checkpoints = _margins(classifier, parameters)
-    correlations = margin_correlation(margins, checkpoints, samples, seed)
+    correlations = margin_correlation(margins, checkpoints)
     write_plot("faithfulness", curves)
     write_plot("faithfulness_overall", overall)
     write_plot("margins", margins)
@@ -150,20 +151,20 @@ def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
 
 
 def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
-    """Those of `IMPORTANCE`, which need no matrices of a text as long as a captured one may be."""
+    """Those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be."""
     texts, length = chosen_texts(parameters.capture, parameters.seed), parameters.capture.max_length
     generator = np.random.default_rng(parameters.seed)
     tables = []
     for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
         review = Review(classifier, document, [], None, generator, 0)
-        scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE}
+        scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE_NAMES}
         tables.append(_scores(review, scores))
     return pd.concat(tables, ignore_index=True)
 
 
 def _margin(correlations: pd.DataFrame) -> float:
-    """Given the length, of the fine-tuned model's ratio; of the pretrained one's where that alone was measured."""
-    rows = correlations.set_index("checkpoint")["given_length"]
+    """Return the fine-tuned ratio's, within classes and given the length; the pretrained one's if measured alone."""
+    rows = correlations[correlations["predicted"] == ALL_CLASSES].set_index("checkpoint")["given_length"]
     return float(rows.get("finetuned", rows.iloc[0]))
 
 

@@ -1,24 +1,13 @@
-"""The words of the pipeline: what things are called, in which order and in which colours they are shown.
+"""The words of the pipeline: what the things of `stages.names` and `stages.sites` are called, and in which colours.
 
-For figures, page, tables and documents alike. Mixing ratios and contribution matrices carry their own words,
-beside their formulas (`stages.mixing.ratios`, `stages.mixing.matrices`).
+For figures, page, tables and documents alike; no stage that computes reads them. Mixing ratios and contribution
+matrices carry their own words, beside their formulas (`stages.mixing.ratios`, `stages.mixing.matrices`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from stages.names import Mark
 from stages.sites import LAYER_POINTS, Site
-
-
-class Mark(NamedTuple):
-    """How one kind of thing is called and drawn; colour and shape both tell it apart."""
-
-    label: str
-    color: str
-    marker: str
-    meaning: str = ""
-
 
 # Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
 POINT_MARKS = {
@@ -65,12 +54,7 @@ STEP_MEASURES = {
     "norm": "length, relative to the input's",
 }
 IMPORTANCE = {"leave_one_out": "Leave one out", "gradient_x_input": "Gradient x input"}
-"""Scores of the tokens of captured texts, for the predicted class."""
 CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
-CAPTURED_CHECKPOINT = "finetuned"
-LAYOUTS = ("joint", "aligned", "separate")
-ONE_PLANE = ("joint", "aligned")
-"""Layouts on which a vector's places at two capture points can be compared."""
 MAP_MEASURES = {
     "trustworthiness": "trustworthiness",
     "continuity": "continuity",
@@ -85,7 +69,6 @@ MAP_MEASURES = {
 # Of the tokens that a tokenizer adds at the start and the end of a text, which are called what they are in the data.
 SPECIAL_LOOKS = {"cls": ("#D55E00", "^"), "sep": ("#000000", "s")}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
-TOKEN_CLASSES = (*SPECIAL_LOOKS, *WORD_CLASSES)
 WORD_MARKS = tuple(zip(("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#0072B2", "#999999"), "DvPXp*", strict=True))
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import yaml
 from filelock import FileLock, Timeout
 
 from stages.errors import InputError
+from stages.outputs import ACTIVATIONS
+from stages.parameters import CaptureParameters
 from stages.resume import REPOSITORY, UNFINISHED, remove_empty
 
 
@@ -57,3 +60,26 @@ def _check_writable(folder: Path) -> None:
         raise InputError(f"{there} is a file; {folder} must be a folder that can be written")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{there} cannot be written; allow it, as {folder} is where the results belong")
+
+
+def check_store(capture: CaptureParameters) -> None:
+    """Raise `InputError` where `capture.store` is a folder in `ACTIVATIONS`, or one with something else in it."""
+    if not capture.elsewhere or "://" in capture.store:
+        return
+    folder = Path(capture.store)
+    if folder.absolute().is_relative_to(ACTIVATIONS.absolute()):
+        raise InputError(
+            f"capture.store: {capture.store} lies in {ACTIVATIONS}, which each run replaces; "
+            f"allowed: {ACTIVATIONS}, or a place outside it"
+        )
+    check_folder("capture.store", folder, ["layer_[0-9]*"])
+
+
+def check_folder(key: str, folder: Path, own: Collection[str]) -> None:
+    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits no pattern of `own`."""
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+    if foreign or folder.is_file():
+        cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
+        allowed = f"a folder that is new, empty or holds only {', '.join(own)}"
+        raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")

@@ -2,7 +2,8 @@
 
 Every seed trains a model of its own and measures reviews of its own draw, so the seeds' means are independent, and how
 far they lie apart holds the chance of both. The interval is Student's t over them, mean +- t(n - 1) sd / sqrt(n); a
-bootstrap of a handful of seeds would be too narrow.
+bootstrap of a handful of seeds would be too narrow. Where no effect would be 0, `p` is that of the two-sided t test,
+and `p_holm` is adjusted for all layers, or methods, that a verdict picks from.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from stages.errors import InputError
-from stages.mixing.statistics import LEVEL
+from stages.mixing.statistics import LEVEL, SAME
 
 Doubles = npt.NDArray[np.float64]
 
@@ -25,12 +26,16 @@ SEED_COLUMNS = (
     "mean",
     "ci_low",
     "ci_high",
-    "simultaneous_low",
-    "simultaneous_high",
+    "p",
+    "p_holm",
     "lowest_seed",
     "highest_seed",
     "seeds",
 )
+CORRELATIONS = ("spearman", "given_length", "derivative_spearman", "partial_position", "partial_full_space")
+NO_EFFECT_IS_ZERO = (DIFFERENCE, "above_random", *CORRELATIONS)
+"""Checkpoints, quantities and measures that are tested against 0."""
+MAX_CORRELATION = 1 - 5e-7  # what six decimals tell from 1, of which Fisher's z is infinite
 
 
 class SeedReviews(NamedTuple):
@@ -61,7 +66,8 @@ def reviews_over_seeds(
     # One matrix takes the cells to the rows of the result.
     index, rows = _rows(cells, over)
     of_seeds = _times(rows, np.stack([_ratio(each.sums.sum(0), each.weights.sum(0)) for each in by_seed]))
-    table = _with_intervals(index.to_frame(index=False), of_seeds)
+    labels = index.to_frame(index=False)
+    table = _with_intervals(labels, of_seeds, _tested(labels) | (value in NO_EFFECT_IS_ZERO))
     entering = (rows != 0).T.astype(float)
     reviews = sum((((each.weights > 0) @ entering) > 0).sum(0) for each in by_seed)
     return table.assign(reviews=reviews)
@@ -142,20 +148,45 @@ def over_seeds(
 
     With the rows `difference` of the key `checkpoint` where the csv has none. `InputError` where keys are not unique.
     """
+    long = with_difference(_long(name, tables, keys, values), "value")
+    labels, of_seeds = _by_seed(long, [*keys, "quantity"], list(tables))
+    return _with_intervals(labels, of_seeds, _tested(labels))
+
+
+def correlations_over_seeds(
+    name: str, tables: Mapping[int, pd.DataFrame], keys: Sequence[str], values: Sequence[str]
+) -> pd.DataFrame:
+    """Return `over_seeds` of Fisher's z, transformed back, so that no interval passes 1; without rows `difference`."""
+    long = _long(name, tables, keys, values)
+    labels, of_seeds = _by_seed(long, [*keys, "quantity"], list(tables))
+    table = _with_intervals(labels, np.arctanh(np.clip(of_seeds, -MAX_CORRELATION, MAX_CORRELATION)), _tested(labels))
+    columns = ["mean", "ci_low", "ci_high", "lowest_seed", "highest_seed"]
+    return table.assign(**np.tanh(table[columns]))
+
+
+def _long(name: str, tables: Mapping[int, pd.DataFrame], keys: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """Return `[keys, quantity, value, seed]` of every seed."""
     frames = []
     for number, table in tables.items():
         where = f"{name}.csv of seed {number}"
         _check(where, table, [*keys, *values])
         if table.duplicated(list(keys)).any():
             raise InputError(f"{where} has several rows with the same {', '.join(keys)}")
-        long = table.melt(list(keys), list(values), var_name="quantity", value_name="value").assign(seed=number)
-        frames.append(with_difference(long, "value"))
-    long = pd.concat(frames, ignore_index=True)
-    labels = [*keys, "quantity"]
-    row = long.groupby(labels, sort=False, dropna=False).ngroup()
-    of_seeds = np.full((len(tables), row.max() + 1), np.nan)
-    of_seeds[pd.Index(tables).get_indexer(pd.Index(long["seed"])), row] = long["value"]
-    return _with_intervals(long[labels].drop_duplicates(ignore_index=True), of_seeds)
+        frames.append(table.melt(list(keys), list(values), var_name="quantity", value_name="value").assign(seed=number))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _by_seed(long: pd.DataFrame, keys: Sequence[str], seeds: Sequence[int]) -> tuple[pd.DataFrame, Doubles]:
+    """Return the combinations of keys, and the values `[seeds, combinations]`."""
+    row = long.groupby(keys, sort=False, dropna=False).ngroup()
+    of_seeds = np.full((len(seeds), row.max() + 1), np.nan)
+    of_seeds[pd.Index(seeds).get_indexer(pd.Index(long["seed"])), row] = long["value"]
+    return long[keys].drop_duplicates(ignore_index=True), of_seeds
+
+
+def _tested(labels: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return for which rows no effect would be 0."""
+    return labels.isin(NO_EFFECT_IS_ZERO).any(axis=1).to_numpy()
 
 
 def with_difference(table: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -169,27 +200,36 @@ def with_difference(table: pd.DataFrame, value: str) -> pd.DataFrame:
     return pd.concat([table, both[list(table)]]) if len(both) else table
 
 
-def _with_intervals(labels: pd.DataFrame, of_seeds: Doubles) -> pd.DataFrame:
+def _with_intervals(labels: pd.DataFrame, of_seeds: Doubles, tested: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """`labels` with `SEED_COLUMNS` of `[seeds, rows]`, over the seeds that have a value; no ends with fewer than two.
 
-    `simultaneous_low` and `simultaneous_high` hold for all layers of the rest of the labels at once, of a table without
-    layers for all methods (Bonferroni).
+    `p` is given for the rows `tested`, unless the seeds do not vary: such a value, as that of random removal above
+    itself, follows from how it is made. `p_holm` is Holm's, over all layers of the rest of the labels at once, in a
+    table without layers over all methods: verdicts by it are false in 5 % of such families at most.
     """
     seeds = (~np.isnan(of_seeds)).sum(0)
     some, several = np.maximum(seeds, 1), np.where(seeds > 1, seeds, np.nan)
     mean = np.where(seeds > 0, np.nansum(of_seeds, 0) / some, np.nan)
     error = np.sqrt(np.nansum((of_seeds - mean) ** 2, 0) / (several - 1) / several)
+    half = stats.t.isf((1 - LEVEL) / 2, several - 1) * error
+    statistic = np.divide(np.abs(mean), error, out=np.full_like(mean, np.nan), where=tested & (error > SAME))
+    p = pd.Series(2 * stats.t.sf(statistic, several - 1), labels.index)
     together = next((each for each in ("layer", "method") if each in labels), None)
     rest = [column for column in labels if column != together]
-    cells = labels.groupby(rest, sort=False, dropna=False)[together].transform("size") if together else 1
-    columns = {"mean": mean}
-    for name, at_once in (("ci", 1), ("simultaneous", np.asarray(cells))):
-        half = stats.t.ppf(1 - (1 - LEVEL) / 2 / at_once, several - 1) * error
-        columns |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
+    families = labels.groupby(rest, sort=False, dropna=False).ngroup()
+    p_holm = p.groupby(families).transform(holm) if together else p
     known = np.where(seeds > 0, of_seeds, 0.0)  # so that no column is without any value
     ends = {"lowest_seed": np.nanmin(known, 0), "highest_seed": np.nanmax(known, 0)}
     ends = {name: np.where(seeds > 0, values, np.nan) for name, values in ends.items()}
+    columns = {"mean": mean, "ci_low": mean - half, "ci_high": mean + half, "p": p, "p_holm": p_holm}
     return labels.assign(**columns, **ends, seeds=seeds)
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """Return the p values adjusted by Holm's step-down method; those that are NaN are not members of the family."""
+    ordered = p.dropna().sort_values()
+    adjusted = (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1)
+    return adjusted.reindex(p.index)
 
 
 def _check(where: str, table: pd.DataFrame, columns: Sequence[str]) -> None:

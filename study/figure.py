@@ -41,7 +41,7 @@ TRUE = Curve("Measured: mean over seeds, interval, seeds", "#0072B2", "-", "o")
 CONTROLS = {
     "random_weights": Curve("Random weights", "#999999", ":", "s"),
     "shuffled_words": Curve("Shuffled words", "#E69F00", "--", "^"),
-    "common_value": Curve("Common value vector", "#D55E00", "-.", "v"),
+    "text_mean_value": Curve("Text's mean value", "#D55E00", "-.", "v"),
 }
 DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")
 
@@ -50,7 +50,7 @@ def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
     """`path`.png and .pdf: a row for each method, columns pretrained, fine-tuned and their difference.
 
     From the tables `ratios` and `ratios_by_seed`, else `mixing`; with the controls and the derivative's level
-    (`norm_of_block` of the layer alone) where `mixing_controls` and `derivative_levels` are there.
+    (`norm_of_sum` of the layer alone) where `mixing_controls` and `derivative_levels` are there.
     """
     ratios = tables.get("ratios", tables.get("mixing"))
     if ratios is None:
@@ -163,5 +163,5 @@ def _of_derivative(tables: Mapping[str, pd.DataFrame], checkpoint: str) -> pd.Da
     levels = tables.get("derivative_levels_of_reviews", tables.get("derivative_levels"))
     if levels is None:
         return pd.DataFrame(columns=["layer", "mean"])
-    chosen = (levels["reference"] == "layer_input") & (levels["form"] == "norm_of_block")
+    chosen = (levels["reference"] == "layer_input") & (levels["form"] == "norm_of_sum")
     return levels[chosen & (levels["checkpoint"] == checkpoint)]

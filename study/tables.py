@@ -12,7 +12,7 @@ import pandas as pd
 
 from stages.errors import InputError
 from stages.mixing.ratios import RATIOS
-from study.aggregate import DIFFERENCE, means_of_seeds, over_seeds, reviews_over_seeds
+from study.aggregate import DIFFERENCE, correlations_over_seeds, means_of_seeds, over_seeds, reviews_over_seeds
 
 DIGITS = 6
 
@@ -26,6 +26,7 @@ class SeedTable(NamedTuple):
     csv: str
     keys: tuple[str, ...]
     values: tuple[str, ...] = ("mean",)
+    taken: Callable[..., pd.DataFrame] = over_seeds
 
 
 class ReviewTable(NamedTuple):
@@ -53,7 +54,7 @@ SEED_TABLES = (
     SeedTable("derivative_ratios", _RATIO),
     SeedTable("mixing_gradient", ("checkpoint", "reference", "layer", "method"), ("spearman",)),
     SeedTable("faithfulness_overall", ("method",), ("aopc", "above_random", "derivative_spearman")),
-    SeedTable("margin_correlation", ("checkpoint",), ("spearman", "given_length")),
+    SeedTable("margin_correlation", ("checkpoint", "predicted"), ("spearman", "given_length"), correlations_over_seeds),
     SeedTable("movement", ("layout", "layer", "step", "against", "measure")),
     SeedTable("geometry", ("checkpoint", "layer", "point", "measure")),
     SeedTable("attention_gain", ("checkpoint", "layer"), ("gain",)),
@@ -108,7 +109,7 @@ def make_tables(read: Read) -> tuple[dict[str, pd.DataFrame], list[str]]:
 
 
 def _of_seeds(declared: SeedTable, frames: Mapping[int, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    return {declared.csv: over_seeds(declared.csv, frames, declared.keys, declared.values)}
+    return {declared.csv: declared.taken(declared.csv, frames, declared.keys, declared.values)}
 
 
 def _of_reviews(declared: ReviewTable, frames: Mapping[int, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -193,19 +194,21 @@ def _wide(table: pd.DataFrame, keys: Sequence[str]) -> str:
 
 
 def _faithfulness(table: pd.DataFrame) -> str:
-    return _quantities(table, "method")
+    return _quantities(table, ["method"])
 
 
 def _margin(table: pd.DataFrame) -> str:
-    return _quantities(table, "checkpoint")
+    return _quantities(table, ["checkpoint", "predicted"])
 
 
-def _quantities(table: pd.DataFrame, key: str) -> str:
-    cells = table.set_index([key, "quantity"])
+def _quantities(table: pd.DataFrame, keys: Sequence[str]) -> str:
+    cells = table.set_index([*keys, "quantity"])
     quantities = list(dict.fromkeys(table["quantity"]))
-    names = list(dict.fromkeys(table[key]))
-    rows = [(f"`{name}`", *(_number(cells.loc[(name, each)]) for each in quantities)) for name in names]
-    return table_of((key, *quantities), rows)
+    rows = [
+        (*(f"`{name}`" for name in names), *(_number(cells.loc[(*names, each)]) for each in quantities))
+        for names in dict.fromkeys(table[list(keys)].itertuples(index=False, name=None))
+    ]
+    return table_of((*keys, *quantities), rows)
 
 
 def _movement(table: pd.DataFrame) -> str:
@@ -243,6 +246,8 @@ def _percent(row: pd.Series, signed: bool = False) -> str:
 def _number(row: pd.Series) -> str:
     if pd.isna(row["mean"]):
         return ""
+    if pd.isna(row["ci_low"]):  # one seed
+        return f"{row['mean']:.2f}"
     # Correlations and differences of probabilities have no room beyond -1 and 1.
     return f"{row['mean']:.2f} [{max(row['ci_low'], -1):.2f}, {min(row['ci_high'], 1):.2f}]"
 

@@ -297,7 +297,7 @@ class ReferenceLayer:
         if self.plain and not self.parallel:
             self.layer_parts()  # the copies keep the activation's slopes of the true pass
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
-        for name, value in {"common_value": common, "without_value_bias": self.value - self.value_bias}.items():
+        for name, value in {"text_mean_value": common, "without_value_bias": self.value - self.value_bias}.items():
             other = copy(self)
             other.split(value)
             found[name] = other.ratios()

@@ -13,6 +13,7 @@ import pandas as pd
 from conftest import REPOSITORY, write_captured_texts, write_commits
 from head_parts import random_parts
 
+from stages.mixing.derivatives import FORMS
 from stages.mixing.matrices import with_rollouts
 from stages.mixing.ratios import RATIOS
 from stages.outputs import activations as store
@@ -171,13 +172,13 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     write_plot("mixing_difference", differences.rename(columns={"mean": "difference"}).assign(**ends))
     changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
     random = changes.assign(checkpoint="random", control="random_weights")
-    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "common_value")]
+    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
     write_plot("mixing_controls", pd.concat([random, *own]))
-    left = changes.assign(control="common_value").rename(columns={"mean": "difference"})
+    left = changes.assign(control="text_mean_value").rename(columns={"mean": "difference"})
     write_plot("mixing_controls_difference", left)
     levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
     levels = levels.assign(reference="layer_input", documents=4)
-    forms = [levels.assign(form=form) for form in ("norm_of_block", "sum_of_norms")]
+    forms = [levels.assign(form=form) for form in FORMS]
     write_plot("derivative_levels", pd.concat(forms))
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
     write_plot("mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6))

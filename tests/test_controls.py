@@ -93,7 +93,7 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
     true = {"pretrained": sums(), "finetuned": sums()}
     # One control is the ratio but for a constant: paired, its excess is that constant in every sample.
     controls = {
-        name: {"shuffled_words": sums(), "common_value": each - 0.25 * counts[:, None, None]}
+        name: {"shuffled_words": sums(), "text_mean_value": each - 0.25 * counts[:, None, None]}
         for name, each in true.items()
     }
     controls["random"] = {"random_weights": sums()}
@@ -127,7 +127,7 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
             expected = true[checkpoint][:, place, number].sum() / 33 - mean
             assert excess.loc[(checkpoint, control, layer, method), "difference"] == pytest.approx(expected)
     for checkpoint, expected in (("pretrained", 0.25), ("finetuned", 0.25), ("difference", 0.0)):
-        rows = excess.loc[(checkpoint, "common_value"), ["difference", "ci_low", "ci_high"]]
+        rows = excess.loc[(checkpoint, "text_mean_value"), ["difference", "ci_low", "ci_high"]]
         np.testing.assert_allclose(rows.to_numpy(), expected, atol=1e-12)
     rise = table.loc[("difference", "shuffled_words", 2, "attn_n"), "mean"]
     before, after = (controls[name]["shuffled_words"][:, 1, 1].sum() / 33 for name in ("pretrained", "finetuned"))
@@ -135,5 +135,5 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
 
 
 def test_the_declarations_are_complete() -> None:
-    assert set(CONTROLS) == {"random_weights", "shuffled_words", "common_value", "without_value_bias"}
+    assert set(CONTROLS) == {"random_weights", "shuffled_words", "text_mean_value", "without_value_bias"}
     assert all(each.label and each.definition for each in CONTROLS.values())

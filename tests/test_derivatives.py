@@ -25,6 +25,8 @@ from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
 from stages.mixing.ratios import RATIOS
 from stages.mixing.whole_document import DocumentMeasurer
 from stages.models.loading import load_base
+from stages.outputs.reports import write_plot
+from stages.page.evidence import derivatives
 from stages.parameters import MixingParameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +35,7 @@ WIDTH = 24
 
 
 def exact_levels(base: Any, reference: str) -> np.ndarray:
-    """Both forms `[layers, forms, tokens]` from autograd's Jacobians, by explicit sums over sources."""
+    """All forms `[layers, forms, tokens]` from autograd's Jacobians, by explicit sums over sources."""
     words = base.get_input_embeddings()(IDS).detach()
 
     def outputs(embedded: torch.Tensor) -> torch.Tensor:
@@ -46,7 +48,7 @@ def exact_levels(base: Any, reference: str) -> np.ndarray:
         jacobians = torch.stack(
             [torch.autograd.functional.jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0] for f, x in pairs]
         )
-    found = np.zeros((3, 2, 5))
+    found = np.zeros((3, 3, 5))
     for layer, jacobian in enumerate(jacobians.numpy()):  # [T, D, T, D]
         for i in range(5):
             norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
@@ -54,6 +56,8 @@ def exact_levels(base: Any, reference: str) -> np.ndarray:
             whole = np.sqrt((block**2).sum())
             found[layer, 0, i] = 1 - norm[i] / sum(norm)
             found[layer, 1, i] = whole / (whole + norm[i])
+            together = np.sqrt((block.sum(axis=1) ** 2).sum())
+            found[layer, 2, i] = together / (together + norm[i])
     return found
 
 
@@ -68,12 +72,53 @@ def test_levels_are_those_of_autograds_jacobians(tiny_bert: Path, reference: Any
 def test_levels_of_planted_norms() -> None:
     n = 4
     ones, nothing = torch.ones(1, n, n), torch.zeros(1, n, n)
-    shared = levels(JacobianNorms(ones, torch.full((1, n), (n - 1) ** 0.5)))
+    shared = levels(JacobianNorms(ones, torch.full((1, n), (n - 1) ** 0.5), torch.full((1, n), n - 1.0)))
     torch.testing.assert_close(shared[0, 0], torch.full((n,), (n - 1) / n))
     torch.testing.assert_close(shared[0, 1], torch.full((n,), 3**0.5 / (1 + 3**0.5)))
-    assert not levels(JacobianNorms(torch.eye(n)[None], torch.zeros(1, n))).any()
-    assert not levels(JacobianNorms(ones[:, :1, :1], torch.zeros(1, 1))).any()
-    assert levels(JacobianNorms(nothing, torch.zeros(1, n))).isnan().all()
+    torch.testing.assert_close(shared[0, 2], shared[0, 0])  # all others move a token in the same direction
+    none = torch.zeros(1, n)
+    assert not levels(JacobianNorms(torch.eye(n)[None], none, none)).any()
+    assert not levels(JacobianNorms(ones[:, :1, :1], none[:, :1], none[:, :1])).any()
+    assert levels(JacobianNorms(nothing, none, none)).isnan().all()
+
+
+def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert).double().requires_grad_(False)
+    attention = base.encoder.layer[0].attention
+    first, second, rest = slice(0, 6), slice(6, 12), slice(12, 24)  # head width 6
+    for projection in (attention.self.key, attention.self.value):
+        projection.weight[second] = projection.weight[first]
+    attention.self.query.weight.zero_()
+    attention.self.query.bias.zero_()
+    # The first head reads only the token whose key is highest in this coordinate, the second only the lowest.
+    attention.self.query.bias[first.start], attention.self.query.bias[second.start] = 1e9, -1e9
+    attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]
+    attention.output.dense.weight[:, rest] = 0
+    ids = torch.tensor([[7, 9, 11]])
+    with torch.no_grad():
+        entering = base(ids, output_hidden_states=True).hidden_states[0][0]
+        low, middle, high = (entering @ attention.self.key.weight[0]).argsort().tolist()
+        norms = derivative_norms(document_calls(base, ids), "layer_input", WIDTH, seed=0)
+    by_high, by_low = norms.entries_LTT[0, middle, high], norms.entries_LTT[0, middle, low]
+    assert by_high == pytest.approx(by_low)
+    by_form = dict(zip(FORMS, levels(norms)[0, :, middle].tolist(), strict=True))
+    assert by_form["norm_of_sum"] < 1e-9
+    assert by_form["norm_of_block"] > 0.01
+
+
+def test_the_page_says_how_each_form_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = ["form", "checkpoint", "mean", "ci_low", "ci_high"]
+    rows = [(form, name, mean, -0.1, 0.1) for form in FORMS for name, mean in (("pretrained", 0.5), ("finetuned", 0.5))]
+    ends = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
+    rows += [(form, "difference", sum(each) / 2, *each) for form, each in ends.items()]
+    levels_table = pd.DataFrame(rows, columns=columns).assign(reference="layer_input", layer=2, documents=4)
+    write_plot("derivative_levels", levels_table)
+    write_plot("mixing_difference", pd.DataFrame({"method": ["attn_n"], "layer": [2], "difference": [0.2]}))
+    (sentence,) = derivatives("attn_n")
+    assert "when all others move together it rises (50 % to 50 %, +20.0 percentage points" in sentence
+    assert "when they move independently it falls (" in sentence
+    assert "with the norms of single tokens added it shows no change (" in sentence
 
 
 def test_a_layer_whose_values_are_zero_has_levels_of_zero(tiny_bert: Path) -> None:
@@ -218,7 +263,7 @@ def made_up(seed: int, tokens: int) -> DocumentDerivatives:
     generator = np.random.default_rng(seed)
     return DocumentDerivatives(
         generator.uniform(size=(2, 3, 3)),
-        generator.uniform(size=(2, 3, 2, tokens)),
+        generator.uniform(size=(2, 3, len(FORMS), tokens)),
         generator.uniform(size=(3, 1, tokens)),
         generator.uniform(size=(3, 1, tokens)),
     )
@@ -253,7 +298,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
                     assert row["mean"] == pytest.approx(means[checkpoint])
                     assert row["tokens"] == defined.sum()
                     assert row["ci_low"] <= row["mean"] <= row["ci_high"]
-                    assert row["simultaneous_low"] < row["mean"] < row["simultaneous_high"]
+                    assert row[["simultaneous_low", "simultaneous_high"]].isna().all()  # two documents
                 row = levels_table.loc[("difference", reference, layer, form)]
                 assert row["mean"] == pytest.approx(means["finetuned"] - means["pretrained"])
     by_review = tables["derivative_levels_by_review"].set_index(
@@ -263,7 +308,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     assert row["mean"] == pytest.approx(np.nanmean(found["finetuned"]["test/5"].levels[1, 2, 0]))
     assert row["tokens"] == 6
     from_input = tables["mixing_from_input"].set_index(["checkpoint", "layer", "method"])
-    methods = ["attention_rollout", "derivative_sum_of_norms", "derivative_norm_of_block"]
+    methods = ["attention_rollout", *(f"derivative_{form}" for form in FORMS)]
     assert list(dict.fromkeys(tables["mixing_from_input"]["method"])) == methods
     rollouts = np.concatenate([each.from_input for each in found["pretrained"].values()], -1)
     assert from_input.loc[("pretrained", 2, methods[0]), "mean"] == pytest.approx(rollouts[1, 0].mean())

@@ -196,6 +196,11 @@ def test_unusable_file_is_one_error(
             r"line 1 is no JSON object: it names text more than once",
         ),
         ("a.jsonl", b'{"text": "a \\ud83d", "label": 1}\n', r"1 texts with half a character .* the first in line 1$"),
+        (
+            "a.csv",
+            b"text,label\na,0\nb\x00c,1\n",
+            r"a\.csv \(train\): 1 texts with a NUL .* in 'text', .* line 3$",
+        ),
         ("a.jsonl", b'{"text": ["a"], "label": 1}\n', r"1 texts that are values of another kind in 'text'"),
         (
             "a.csv",
@@ -435,3 +440,11 @@ def test_real_reviews_in_the_hubs_layout_are_drawn_in_equal_shares(imdb_folder: 
     for rows in splits.values():
         assert rows["label"].mean() == 0.5
         assert (rows["label_name"] == rows["label"].map({0: "neg", 1: "pos"})).all()
+
+
+@pytest.mark.parametrize("section", ["model", "dataset"])
+def test_link_that_leads_back_to_itself_is_one_error(workspace: Workspace, section: str) -> None:
+    workspace(**{section: {"name": "folder"}})
+    Path("folder").symlink_to("folder")
+    with pytest.raises(InputError, match=rf"^{section}\.name: folder is a link that leads back to itself"):
+        download.main(read_parameters())

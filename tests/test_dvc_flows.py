@@ -88,9 +88,9 @@ def share(repository: Repository, url: str, *setting: str, **environment: str) -
     repository.commit("A remote")
 
 
-def change(repository: Repository, old: str, new: str) -> None:
-    """A value in params.yaml, by hand."""
-    path = repository.folder / "params.yaml"
+def change(repository: Repository, old: str, new: str, file: str = "params.yaml") -> None:
+    """A value in params.yaml or in the code, by hand."""
+    path = repository.folder / file
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1
     path.write_text(text.replace(old, new), encoding="utf-8")
@@ -137,6 +137,30 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
         section, _, names = row.partition(": ")
         expected |= {key: set(stages.split()) for key in [f"{section}.{name}" for name in names.split()] or [section]}
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "stages"),
+    [
+        ("stages/vocabulary.py", '"Fine-tuned"', '"After fine-tuning"', "render"),
+        ("stages/page/page.css", "--paper: #ffffff", "--paper: #fffff0", "render"),
+        (
+            "stages/mixing/ratios.py",
+            "parts.mixed_weight / 2",
+            "parts.mixed_weight / 3",
+            "measure validate reduce render",
+        ),
+        ("stages/parameters.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
+    ],
+    ids=["label", "style", "formula", "default"],
+)
+def test_changed_code_reruns_the_stages_that_import_it(
+    run_once: Repository, tmp_path: Path, file: str, old: str, new: str, stages: str
+) -> None:
+    repository = run_once.copy(tmp_path / "run")
+    assert stages_run(repository.dvc("repro", "--dry")) == []
+    change(repository, old, new, file)
+    assert stages_run(repository.dvc("repro", "--dry")) == stages.split()
 
 
 def test_stages_follow_each_other_as_in_the_table(run_once: Repository) -> None:

@@ -160,12 +160,37 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
         ("nowhere://bucket", r"capture\.store: .*fsspec knows no file system nowhere://; it knows .*s3"),
         ("s3://", r"capture\.store: .*it names no folder"),
         ("", r"capture\.store"),
+        (
+            "../../etc",
+            r"capture\.store: '\.\./\.\./etc' is not allowed: it leads upwards by .*; allowed: a full path",
+        ),
+        ("s3://bucket/../run", r"capture\.store: .*it leads upwards"),
     ],
 )
 def test_a_place_of_no_file_system_is_one_error(workspace: Workspace, store: str, said: str) -> None:
     folder = workspace(capture={"store": store})
     with pytest.raises(InputError, match=said):
         read_parameters(folder / "params.yaml")
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "scratch"
+    (store / "layer_00").mkdir(parents=True)  # as an earlier run leaves it
+    folder = workspace(capture=CAPTURED | {"store": str(store)})
+    run_capture(folder, tiny_bert)
+    (store / "passwd").write_text("kept", encoding="utf-8")
+    before = digest(store)
+    expected = rf"^capture\.store: {store} holds passwd, .*; allowed: a folder that is new, empty or holds only layer_"
+    with pytest.raises(InputError, match=expected):
+        run_capture(folder, tiny_bert)
+    assert digest(store) == before
+    for inside in ("features/activations/sub", "./features/activations"):
+        folder = workspace("inside", capture=CAPTURED | {"store": inside})
+        with pytest.raises(InputError, match=rf"^capture\.store: {inside} lies in features/activations"):
+            run_capture(folder, tiny_bert)
+    assert not (folder / "features").exists()
 
 
 @pytest.mark.long

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, Workspace, prepared_for_capture
+from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture
 
-from stages import capture, machine, measure
+from stages import capture, finetune, machine, measure, reduce, render, validate
 from stages.command import memory_errors_explained
 from stages.errors import InputError
 from stages.outputs.activations import ACTIVATIONS
+from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
 from stages.parameters import read_parameters
 from stages.resume import UNFINISHED
 from stages.workplace import working_alone
@@ -183,6 +184,79 @@ def test_read_only_folder_is_one_error_before_any_work(workspace: Workspace, rea
     )
     run = mounted(folder, options, [sys.executable, "-c", program, str(Path.cwd())])
     assert run.stderr.splitlines()[-1].startswith(f"stages.errors.InputError: {folder} cannot be written")
+
+
+def test_full_disk_is_named_and_not_the_source_of_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(200_000))
+    (tmp_path / "full").mkdir()
+    program = (
+        "import shutil, sys; from stages.command import as_command\n"
+        "with as_command(lambda: ''): shutil.copyfile(sys.argv[1], sys.argv[2])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "source"), str(tmp_path / "full/target")]
+    run = mounted(tmp_path / "full", "-t tmpfs -o size=64k tmpfs", command)
+    assert run.stderr == f"error: the system refuses {tmp_path}/full/target: No space left on device\n"
+
+
+def test_linked_environment_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/kept").touch()
+    (tmp_path / ".venv").symlink_to("shared")
+    for lock in ("requirements.lock", "requirements-torch.lock", "requirements-cuda.lock"):
+        (tmp_path / lock).touch()
+    command = ["make", "repro", f"PYTHON={sys.executable}"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert run.stderr.startswith("error: .venv is a link, ")
+    assert "remove the link, or activate that environment and run 'dvc repro'" in run.stderr
+    assert [path.name for path in (tmp_path / ".venv").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "advice", [["git init --quiet", "git add -A", "git commit --quiet -m start"], ["dvc config core.no_scm true"]]
+)
+def test_source_archive_is_told_what_makes_it_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: list[str]
+) -> None:
+    for name in ("Makefile", ".dvc/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv/.installed").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/.venv/bin{os.pathsep}{os.environ['PATH']}")
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "somebody@example.org")
+
+    def repro() -> subprocess.CompletedProcess[str]:
+        command = ["make", "repro", "--old-file=.venv/.installed"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = repro()
+    assert refused.returncode != 0
+    assert refused.stderr.startswith(f"error: {tmp_path} is not a git repository; run 'git init ")
+    for command in advice:
+        assert command.replace(" --quiet", "") in refused.stderr
+        subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+    assert repro().returncode == 0
+
+
+@pytest.mark.parametrize("stage", [finetune, capture, measure, validate, reduce, render])
+@pytest.mark.parametrize("with_models", [False, True])
+def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
+    workspace: Workspace, tiny_bert: Path, stage: Any, with_models: bool
+) -> None:
+    folder = workspace(**{section: {"max_length": 40} for section in ("finetune", *SHORT)})
+    if with_models:
+        for checkpoint in CHECKPOINT_FOLDERS.values():
+            shutil.copytree(tiny_bert, folder / checkpoint)
+    expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); `dvc repro \w+` makes (it|them)$"
+    with pytest.raises(InputError, match=expected):
+        stage.main(read_parameters())
 
 
 @pytest.mark.long

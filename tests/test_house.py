@@ -15,15 +15,17 @@ import yaml
 from conftest import REPOSITORY
 
 from docs.tables import DOCUMENTS, tables, with_tables
+from stages.mixing.matrices import LAYER_MATRICES
+from stages.mixing.ratios import RATIOS
 from stages.models.families import PROJECTED, Stack
+from stages.names import CHECKPOINT_NAMES, IMPORTANCE_NAMES, MATRIX_NAMES, RATIO_NAMES, TOKEN_CLASSES
 from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS
-from stages.vocabulary import POINT_MARKS, STEP_MARKS
+from stages.validation.attributions import ATTRIBUTIONS
+from stages.vocabulary import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL_LOOKS, STEP_MARKS, WORD_CLASSES
 
 STAGES = ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render")
-# They check, report and name; they decide no number (said in dvc.yaml).
-NO_DEPENDENCY = frozenset(
-    {"errors.py", "command.py", "machine.py", "parameters.py", "resume.py", "vocabulary.py", "workplace.py"}
-)
+# Commands beside the pipeline: no stage runs them, so a change of theirs changes none of its results.
+RUN_BY_NO_STAGE = {"stages/show.py", "stages/models/convert.py"}
 
 
 @cache
@@ -51,12 +53,12 @@ def _without_type_checking(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def reached_from(module: Path, past: frozenset[str] = frozenset(), types: bool = False) -> set[Path]:
-    """Every module that is imported by way of `module`, but not by way of those named in `past`."""
+def reached_from(module: Path, types: bool = False) -> set[Path]:
+    """Every module that is imported by way of `module`."""
     reached, left = set(), [module]
     while left:
         here = left.pop()
-        if here not in reached and here.name not in past:
+        if here not in reached:
             reached.add(here)
             left += imported_by(here, types)
     return reached
@@ -87,19 +89,38 @@ def test_no_module_but_show_and_the_tests_imports_a_stage() -> None:
     assert {module for module in modules() if imported_by(module) & stages} == allowed
 
 
+def code_of(stage: str) -> set[str]:
+    """The files that a stage runs: its modules, the packages around them, and the files beside them that they name."""
+    folder = REPOSITORY / "stages"
+    code = reached_from(folder / f"{stage}.py") | reached_from(folder / "__init__.py")
+    code |= {parent / "__init__.py" for module in code for parent in module.parents if parent.is_relative_to(folder)}
+    for module in list(code):
+        text = module.read_text(encoding="utf-8")
+        beside = [each for each in files_of_code() if each.suffix != ".py" and each.is_relative_to(module.parent)]
+        code |= {each for each in beside if f'"{each.relative_to(module.parent).parts[0]}"' in text}
+    return {each.relative_to(REPOSITORY).as_posix() for each in code}
+
+
+def files_of_code() -> list[Path]:
+    tracked = (each for each in (REPOSITORY / "stages").rglob("*") if each.is_file())
+    return [each for each in tracked if "__pycache__" not in each.parts]
+
+
+def is_covered(path: str, dependencies: list[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in dependencies)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_dvc_knows_the_code_that_a_stage_runs_and_no_other(stage: str) -> None:
-    code = {
-        path.relative_to(REPOSITORY).as_posix()
-        for path in reached_from(REPOSITORY / f"stages/{stage}.py", NO_DEPENDENCY)
-    }
-    named = declared(stage)
-    assert {path for path in code if not any(path == name or path.startswith(f"{name}/") for name in named)} == set()
-    idle = [name for name in named if name.endswith(".py") and name not in code]
-    idle += [
-        name for name in named if not name.endswith(".py") and not any(each.startswith(f"{name}/") for each in code)
-    ]
-    assert [name for name in idle if not name.endswith(".yaml")] == []
+    code, named = code_of(stage), declared(stage)
+    assert {path for path in code if not is_covered(path, named)} == set()
+    assert [name for name in named if not any(is_covered(path, [name]) for path in code)] == []
+
+
+def test_every_file_of_the_code_makes_a_stage_run_again() -> None:
+    named = [name for stage in STAGES for name in declared(stage)]
+    files = {each.relative_to(REPOSITORY).as_posix() for each in files_of_code()}
+    assert {path for path in files if not is_covered(path, named)} == RUN_BY_NO_STAGE
 
 
 def test_drawing_imports_nothing_that_computes() -> None:
@@ -148,6 +169,13 @@ def test_tables_in_the_documents_are_those_of_the_declarations(document: str) ->
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     assert "<!-- table:" in text
     assert with_tables(text, tables()) == text
+
+
+def test_every_name_has_its_declaration_and_its_words() -> None:
+    assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (RATIO_NAMES, MATRIX_NAMES)
+    assert (tuple(CHECKPOINTS), (*SPECIAL_LOOKS, *WORD_CLASSES)) == (CHECKPOINT_NAMES, TOKEN_CLASSES)
+    assert tuple(IMPORTANCE) == IMPORTANCE_NAMES
+    assert {name: ATTRIBUTIONS[name].label for name in IMPORTANCE} == IMPORTANCE
 
 
 def test_every_point_has_its_words_and_its_place() -> None:

@@ -28,6 +28,7 @@ from stages.maps.neighbours import METRICS, neighbours
 from stages.maps.parallel import in_parallel
 from stages.maps.quality import distance_correlation, scored_rows, scores, stability
 from stages.maps.quality_table import WITHIN, quality_table, score_map
+from stages.names import LAYOUTS
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS, read_map, read_quality
@@ -35,7 +36,7 @@ from stages.outputs.mixing import MIXING
 from stages.outputs.reports import read_metrics, read_plot
 from stages.parameters import METRIC_NAMES, REFUSED_METRICS, UmapParameters, read_parameters
 from stages.sites import Site
-from stages.vocabulary import LAYOUTS, MAP_MEASURES
+from stages.vocabulary import MAP_MEASURES
 
 SCIPY_NAMES = {
     "manhattan": "cityblock",

@@ -287,7 +287,9 @@ def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) ->
 
 
 def test_one_document_has_no_interval() -> None:
-    found = resample(np.array([[3.0, 4.0], [5.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]), 100, 0)
+    sums, counts = np.tile([[3.0, 0.0], [5.0, 0.0]], (10, 1)), np.tile([1.0, 0.0], (20, 1))
+    sums[0, 1], counts[0, 1] = 4.0, 1.0
+    found = resample(sums, counts, 100, 0)
     for each in (found.interval(), found.simultaneous()):
         assert np.isfinite([each.low[0], each.high[0]]).all()
         assert np.isnan([each.low[1], each.high[1]]).all()
@@ -332,6 +334,32 @@ def test_simultaneous_intervals_hold_for_all_cells_at_once() -> None:
         single += bool(((each.low <= 0) & (each.high >= 0)).all())
     assert 0.88 < both / 200 < 0.985
     assert single / 200 < 0.7
+
+
+@pytest.mark.parametrize("documents", [4, 8, 20, 40])
+def test_simultaneous_intervals_of_few_documents_raise_no_more_false_alarms_than_they_say(documents: int) -> None:
+    # Families of 42 cells without any effect, independent and correlated; below 20 documents nothing is claimed.
+    generator = np.random.default_rng(0)
+    for shared in (0.0, 0.5):
+        alarms = 0
+        for trial in range(400):
+            own, common = generator.normal(size=(documents, 42)), generator.normal(size=(documents, 1))
+            values = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
+            found = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
+            assert np.isnan(found.low).all() == np.isnan(found.high).all() == (documents < 20)
+            alarms += bool(((found.low > 0) | (found.high < 0)).any())
+        assert alarms / 400 < 0.09
+
+
+def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documents() -> None:
+    # One of 40 documents and one of 20: both have the family's level in their own Student's t.
+    values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
+    counts[20:, 1] = values[20:, 1] = 0
+    found = resample(values, counts, 4000, 0)
+    every, number = found.simultaneous(), np.array([40, 20])
+    level = stats.t.cdf((every.high - every.mean) / found.samples.std(0) / np.sqrt(number / (number - 1)), number - 1)
+    assert level[0] == pytest.approx(level[1])
+    assert level[0] == pytest.approx((1 + 0.95**0.5) / 2, abs=0.003)  # two independent cells
 
 
 def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:

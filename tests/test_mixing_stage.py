@@ -141,7 +141,7 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
 
 def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
     table, excess = (read_plot(name, "measure") for name in ("mixing_controls", "mixing_controls_difference"))
-    own = ["shuffled_words", "common_value", "without_value_bias"]
+    own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}
@@ -415,10 +415,7 @@ def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> 
         np.testing.assert_allclose(of_all[column], overall.loc[of_all.index, column], atol=2e-6)
     difference = read_plot("mixing_difference", "measure")
     assert list(difference)[-2:] == ["simultaneous_low", "simultaneous_high"]
-    half = (difference["simultaneous_high"] - difference["simultaneous_low"]) / 2
-    middle = (difference["simultaneous_high"] + difference["simultaneous_low"]) / 2
-    np.testing.assert_allclose(middle, difference["difference"], atol=2e-6)
-    assert (half > (difference["ci_high"] - difference["ci_low"]) / 2 * 0.99).mean() > 0.9
+    assert difference[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
 
 
 def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
@@ -533,10 +530,10 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
     assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
-    assert len(levels) == 3 * 2 * 3 * 2
+    assert len(levels) == 3 * 2 * 3 * 3
     assert levels["mean"].between(-1, 1).all()
     from_input = read_plot("mixing_from_input", "measure")
-    assert len(from_input) == 3 * 3 * 6
+    assert len(from_input) == 3 * 3 * 7
     agreement = read_plot("mixing_gradient", "measure")
     means = read_plot("mixing_gradient_by_review", "measure").groupby(["checkpoint", "reference", "layer", "method"])
     for row in agreement.itertuples():

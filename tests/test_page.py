@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from graphlib import CycleError
 from pathlib import Path
@@ -273,6 +276,20 @@ def test_no_two_modules_define_one_name_as_they_share_a_scope() -> None:
     names = [name for path in (HERE / "script").glob("*.js") for name in defined.findall(path.read_text("utf-8"))]
     assert len(names) > 50
     assert sorted(names) == sorted(set(names))
+
+
+def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
+    found = re.search(r'id="data">([^<]+)<', (run / PAGE).read_text(encoding="utf-8"))
+    assert found
+    data = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    keys = set(re.findall(r"(?<![\w./])data\.(\w+)(?:\.(\w+))?", page_script()))
+    taken_apart = re.findall(r"{ ([\w, ]+) } = data\.(\w+);", page_script())  # const { start, length } = data.part;
+    keys |= {(part, key) for names, part in taken_apart for key in names.split(", ")}
+    parts = {part for part, _ in keys}
+    assert parts == set(data)
+    # The other parts are lists, or their keys are names of texts, models or points.
+    for part in ("labels", "ratios", "reviews", "attention", "nearest"):
+        assert {key for each, key in keys if each == part and key} == set(data[part]), part
 
 
 def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:

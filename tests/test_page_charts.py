@@ -11,6 +11,7 @@ import pytest
 from browser import Opened
 from page_run import HOSTILE, LAYOUTS, choose, next_frames, shown_again, tokens, write_run
 
+from stages.names import CAPTURED_CHECKPOINT
 from stages.outputs import activations as store
 from stages.outputs.activations import ACTIVATIONS
 from stages.outputs.maps import MAPS, read_map
@@ -19,8 +20,8 @@ from stages.outputs.mixing import (
 )
 from stages.outputs.reports import PAGE, read_metrics
 from stages.page.arrays import visible
+from stages.parameters import read_parameters
 from stages.sites import STEP_POINTS, Site
-from stages.vocabulary import CAPTURED_CHECKPOINT
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
@@ -78,6 +79,64 @@ def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
     page.wait_for_selector("#play:text-is('Play')")
     assert page.locator("#point-name").get_attribute("aria-live") == "polite"
     assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
+
+
+# Keeps the dots of the map's last picture as they are painted: while points move, nothing else knows where they are.
+RECORD_DOTS = """() => {
+  const { arc, clearRect } = CanvasRenderingContext2D.prototype;
+  const canvas = document.querySelector("#map-chart canvas");
+  window.dots = [];
+  CanvasRenderingContext2D.prototype.clearRect = function (...box) {
+    if (this.canvas === canvas) window.dots = [];
+    clearRect.apply(this, box);
+  };
+  CanvasRenderingContext2D.prototype.arc = function (...circle) {
+    if (this.canvas === canvas) window.dots.push(circle.slice(0, 2));
+    arc.apply(this, circle);
+  };
+}"""
+# A dot is painted if its middle on the canvas is not transparent.
+LAST_PICTURE = """() => {
+  const chart = document.getElementById("map-chart"), canvas = chart.querySelector("canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const alpha = ([x, y]) => data[4 * (Math.round(y) * canvas.width + Math.round(x)) + 3];
+  return { moving: "moving" in chart.dataset, dots, painted: dots.map(at => alpha(at) > 0) };
+}"""
+
+
+def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
+    parameters = read_parameters()
+    figures = parameters.figures.model_copy(update={"points_per_second": 2})
+    shown = shown_again(chromium, parameters.model_copy(update={"figures": figures}))
+    page = shown.page
+    page.clock.install()  # the test decides when the next animation frame comes
+    page.reload()
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.locator("#map-view [data-act='whole']").click()  # the zoom stays as it is, and only the points move
+    page.evaluate(RECORD_DOTS)
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)
+    page.locator("#point").fill("0")
+    page.clock.run_for(1000)  # until the map stands still there
+    page.locator("#play").click()
+    frames = []
+    for _ in range(64):  # of 16 ms: two capture points
+        page.clock.run_for(16)
+        frames.append(page.evaluate(LAST_PICTURE))
+    assert page.locator("#play").inner_text() == "Pause"
+    begins = [frame["moving"] for frame in frames].index(True)
+    ends = [frame["moving"] for frame in frames].index(False, begins)
+    assert ends - begins > 10
+    places = np.array([frame["dots"] for frame in frames[begins - 1 : ends + 1]])
+    assert places.shape[1] == len(tokens())
+    assert np.isfinite(places).all()
+    assert all(all(frame["painted"]) for frame in frames)
+    # Each goes straight from its place at one capture point to that at the next, and all arrive together.
+    start, way = places[0], places[-1] - places[0]
+    shares = ((places - start) * way).sum(axis=(1, 2)) / (way**2).sum()
+    assert np.abs(places - start - shares[:, None, None] * way).max() < 0.01
+    assert (np.diff(shares[1:-1]) > 0).all()
+    assert np.abs(way).max() > 10  # pixels
+    shown.close()
 
 
 def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:

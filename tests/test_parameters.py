@@ -75,6 +75,7 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
         ("capture", "documents", 3, ["capture.documents", "list"]),
         ("capture", "texts", [" "], ["capture.texts", "text 0 is empty"]),
         ("capture", "texts", ["a", "\u200b\u0301\x00"], ["capture.texts", "text 1 is empty"]),
+        ("capture", "texts", ["a", "b\x00c"], ["capture.texts", "text 1 holds a NUL character"]),
         (
             "capture",
             "points",
@@ -185,14 +186,20 @@ def test_the_file_survives_what_dvc_writes_into_it(tmp_path: Path, order: int) -
         assert yaml.safe_load((tmp_path / "params.yaml").read_text(encoding="utf-8")) == expected
 
 
+def test_name_with_an_umlaut_is_set_in_double_quotes(tmp_path: Path) -> None:
+    shutil.copy(DEFAULT, tmp_path)
+    apply_overrides(tmp_path / "params.yaml", ['dataset.text_column="Äußerung"'])
+    assert read_parameters(tmp_path / "params.yaml").dataset.text_column == "Äußerung"
+
+
 def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    write_parameters(tmp_path, finetune={"epoch": 2})
+    write_parameters(tmp_path, figures={"formts": ["png"]})
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
     for stage in ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render"):
         run = run_to_its_end([sys.executable, "-m", f"stages.{stage}"], tmp_path, path)
-        assert run.stderr.startswith("error: params.yaml: finetune.epoch is unknown; did you mean finetune.epochs?")
+        assert run.stderr.startswith("error: params.yaml: figures.formts is unknown; did you mean figures.formats?")
         assert (run.returncode, run.stderr.count("\n")) == (1, 1)
 
 

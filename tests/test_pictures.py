@@ -13,6 +13,7 @@ import pytest
 from conftest import digest
 from PIL import Image
 
+from stages.names import Mark
 from stages.parameters import FiguresParameters
 from stages.pictures.animation import Scene, planes_of, write_animation
 from stages.pictures.atlas import draw_atlas
@@ -23,7 +24,7 @@ from stages.pictures.stack import shown_text
 from stages.pictures.style import PAGE_HEIGHT, paper_style, printable
 from stages.pictures.tokens import Captured, read_captured
 from stages.sites import Site
-from stages.vocabulary import POINT_MARKS, STEP_MARKS, Mark
+from stages.vocabulary import POINT_MARKS, STEP_MARKS
 
 FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, points_per_second=4)
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")

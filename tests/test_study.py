@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy import stats
 from stages.errors import InputError
 from study import __main__ as command
 from study import runs, store
-from study.aggregate import means_of_seeds, over_seeds, reviews_over_seeds
+from study.aggregate import correlations_over_seeds, means_of_seeds, over_seeds, reviews_over_seeds
 from study.figure import draw_mixing
 from study.tables import make_tables, markdown
 
@@ -35,6 +36,14 @@ def reviews(seed: int, documents: int = 12) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["checkpoint", "document", "label", "layer", "method", "mean", "tokens"])
 
 
+def closed_test(p: list[float]) -> list[float]:
+    """Holm's method as a closed test: the largest Bonferroni p of all subsets that a member belongs to."""
+    numbers = range(len(p))
+    subsets = [subset for size in range(1, len(p) + 1) for subset in combinations(numbers, size)]
+    bonferroni = {subset: min(1.0, len(subset) * min(p[each] for each in subset)) for subset in subsets}
+    return [max(bonferroni[subset] for subset in subsets if number in subset) for number in numbers]
+
+
 def test_reviews_over_seeds_are_weighted_means_with_paired_differences() -> None:
     tables = {seed: reviews(seed) for seed in (0, 1, 2)}
     keys = ("checkpoint", "layer", "method")
@@ -53,11 +62,15 @@ def test_reviews_over_seeds_are_weighted_means_with_paired_differences() -> None
             np.testing.assert_allclose(row["mean"], np.mean(after), rtol=1e-12)
             assert (row["lowest_seed"], row["highest_seed"]) == pytest.approx((min(after), max(after)))
             assert (row["seeds"], row["reviews"]) == (3, 36)
-            half = stats.sem(after) * np.array([stats.t.ppf(1 - 0.025 / cells, 2) for cells in (1, len(LAYERS))])
-            ends = row[["ci_low", "simultaneous_low", "ci_high", "simultaneous_high"]].tolist()
-            np.testing.assert_allclose(ends, [*(np.mean(after) - half), *(np.mean(after) + half)], rtol=1e-9)
+            ends = stats.t.interval(0.95, 2, np.mean(after), stats.sem(after))
+            np.testing.assert_allclose(row[["ci_low", "ci_high"]].tolist(), ends, rtol=1e-9)
+            assert row[["p", "p_holm"]].isna().all()  # no ratio is expected to be 0
             change = found.loc[("difference", layer, method)]
             np.testing.assert_allclose(change["mean"], np.mean(np.subtract(after, before)), rtol=1e-12)
+            np.testing.assert_allclose(change["p"], stats.ttest_rel(after, before).pvalue, rtol=1e-6)
+    for method in METHODS:
+        rows = found.loc[[("difference", layer, method) for layer in LAYERS]]
+        np.testing.assert_allclose(rows["p_holm"], closed_test(rows["p"].tolist()), rtol=1e-9)
     overall = reviews_over_seeds(*arguments, over="layer").set_index(["checkpoint", "method"])
     expected = found.loc[("difference", [1, 2], "attn_n"), "mean"].mean()
     np.testing.assert_allclose(overall.loc[("difference", "attn_n"), "mean"], expected, rtol=1e-12)
@@ -83,6 +96,48 @@ def test_over_seeds_is_students_interval_and_leaves_missing_values_out() -> None
         over_seeds("some", tables, ("layer",), ("mean",))
     with pytest.raises(InputError, match=r"some\.csv of seed 0 has no column median"):
         over_seeds("some", tables, ("checkpoint",), ("median",))
+
+
+def test_verdicts_are_adjusted_over_layers_or_methods_without_what_cannot_vary() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(0.1, 0.05, size=(4, 3))
+    tables = {
+        seed: pd.DataFrame({"method": ["random", "a", "b", "c"], "above_random": [0.0, *row], "aopc": 0.3})
+        for seed, row in enumerate(values.tolist())
+    }
+    found = over_seeds("some", tables, ("method",), ("aopc", "above_random")).set_index(["quantity", "method"])
+    assert found.loc["aopc", "p"].isna().all()
+    expected = stats.ttest_1samp(values, 0).pvalue
+    tested = found.loc["above_random"]
+    np.testing.assert_allclose(tested.loc[["a", "b", "c"], "p"], expected, rtol=1e-9)
+    np.testing.assert_allclose(tested.loc[["a", "b", "c"], "p_holm"], closed_test(expected.tolist()), rtol=1e-9)
+    assert tested.loc["random", ["p", "p_holm"]].isna().all()
+
+
+def test_correlations_over_seeds_are_means_of_fishers_z() -> None:
+    values = {0: 0.99, 1: 0.2, 2: 0.95}
+    tables = {
+        seed: pd.DataFrame({"checkpoint": ["pretrained", "finetuned"], "predicted": "all", "spearman": [0.1, value]})
+        for seed, value in values.items()
+    }
+    found = correlations_over_seeds("some", tables, ("checkpoint", "predicted"), ("spearman",)).set_index("checkpoint")
+    assert found.index.tolist() == ["pretrained", "finetuned"]
+    z = np.arctanh(list(values.values()))
+    low, high = stats.t.interval(0.95, 2, z.mean(), stats.sem(z))
+    row = found.loc["finetuned"]
+    assert row[["mean", "ci_low", "ci_high"]].tolist() == pytest.approx(np.tanh([z.mean(), low, high]).tolist())
+    assert high > 1 > row["ci_high"]
+    assert row[["lowest_seed", "highest_seed"]].tolist() == pytest.approx([0.2, 0.99])
+    assert row["p"] == pytest.approx(stats.ttest_1samp(z, 0).pvalue)
+
+
+def test_committed_tables_bear_their_verdicts() -> None:
+    ratios = pd.read_csv(REPOSITORY / "docs/study/ratios.csv")
+    rows = ratios.query("checkpoint == 'difference' and method == 'attnresln_n'").set_index("layer")
+    assert rows.index[(rows["p_holm"] < 0.05) & (rows["mean"] > 0)].tolist() == [2, 3, 4, 5, 6]
+    scores = pd.read_csv(REPOSITORY / "docs/study/faithfulness_overall.csv").query("quantity == 'above_random'")
+    beaten = scores.loc[(scores["p_holm"] < 0.05) & (scores["mean"] > 0), "method"]
+    assert set(scores["method"]) - set(beaten) == {"random"}
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -169,11 +224,11 @@ def test_every_table_is_made_of_the_columns_that_the_stages_write(tmp_path: Path
         [["pretrained", "finetuned"], LAYERS, METHODS], names=["checkpoint", "layer", "method"]
     )
     base = ratio.to_frame(index=False).assign(mean=0.4)
-    controls = pd.concat([base.assign(control=name) for name in ("shuffled_words", "common_value")])
+    controls = pd.concat([base.assign(control=name) for name in ("shuffled_words", "text_mean_value")])
     random = base[base["checkpoint"] == "pretrained"].assign(checkpoint="random", control="random_weights")
-    levels = base[base["method"] == "attn_n"].assign(reference="layer_input", form="norm_of_block")
+    levels = base[base["method"] == "attn_n"].assign(reference="layer_input", form="norm_of_sum")
     faithful = {"method": "decompx", "aopc": 0.5, "above_random": 0.3, "derivative_spearman": np.nan}
-    margin = {"checkpoint": "finetuned", "spearman": 0.8, "given_length": 0.7}
+    margin = {"checkpoint": "finetuned", "predicted": "all", "spearman": 0.8, "given_length": np.nan}
     made = {
         "mixing_by_review": {seed: reviews(seed) for seed in (0, 1)},
         "mixing_controls": {seed: pd.concat([controls, random]).assign(mean=0.2 + 0.1 * seed) for seed in (0, 1)},
@@ -186,6 +241,7 @@ def test_every_table_is_made_of_the_columns_that_the_stages_write(tmp_path: Path
     assert any(reason.startswith("movement.csv of seed 0 has no column layer") for reason in left_out)
     text = markdown(tables)
     assert "| `decompx` | 0.50 [0.50, 0.50] | 0.30 [0.30, 0.30] |  |" in text["faithfulness"]
+    assert "| `finetuned` | `all` | 0.80 |  |" in text["margin"]
     assert "`random_weights` | `attn_n` | `random` | 25.0 | 25.0 |" in text["controls"]
     draw_mixing(tables, tmp_path / "mixing")
     assert (tmp_path / "mixing.pdf").is_file()

@@ -189,7 +189,7 @@ def test_values_of_nothing_but_a_bias_mix_only_until_it_is_taken_out() -> None:
     # No token depends on another, and still half of what attention adds counts as another's.
     np.testing.assert_allclose(ratios(base, X1, X2)["attn_n"], 0.5, atol=1e-6)
     found = controls(base, X1, X2)
-    assert found["common_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
+    assert found["text_mean_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
         assert found["without_value_bias"][method] == 0, method
     assert found["without_value_bias"]["attn_w"] == 0.5
@@ -198,15 +198,15 @@ def test_values_of_nothing_but_a_bias_mix_only_until_it_is_taken_out() -> None:
 def test_equal_values_are_their_own_control() -> None:
     found, true = controls(randomised(), X2, X2, X2), ratios(randomised(), X2, X2, X2)
     for method in RATIOS:
-        assert found["common_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
+        assert found["text_mean_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
 
 
-def test_the_common_value_of_two_opposite_tokens_is_nothing() -> None:
+def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
     base = toy()
     base.embeddings.word_embeddings.weight[4] = -torch.tensor(VECTORS[X1])
     found = controls(base, X1, 4)
     np.testing.assert_allclose(ratios(base, X1, 4)["attn_n"], 0.5, atol=1e-6)
-    assert found["common_value"]["attnres_n"] == 0
+    assert found["text_mean_value"]["attnres_n"] == 0
     assert found["without_value_bias"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
 
 

@@ -14,6 +14,7 @@ import torch
 from conftest import Workspace, write_reviews, write_tiny_bert
 from families import write_family
 from family_reference import integrated, run_reference
+from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
 from stages import measure, validate
@@ -251,23 +252,61 @@ def test_a_text_of_one_token_without_a_mask_token_leaves_nothing(tmp_path: Path)
     assert np.isfinite(review.gradient_norm()).all()
 
 
-def test_margins_correlation_given_length_is_that_of_what_length_does_not_explain() -> None:
+def partial_rank_correlation(table: pd.DataFrame, checkpoint: str) -> float:
+    """By least squares: of what the ranks of length do not explain."""
+    ranks = table[[checkpoint, "margin", "tokens"]].rank().to_numpy()
+    x = np.column_stack([np.ones(len(ranks)), ranks[:, 2]])
+    left = [ranks[:, i] - x @ np.linalg.lstsq(x, ranks[:, i], rcond=None)[0] for i in (0, 1)]
+    return float(np.corrcoef(*left)[0, 1])
+
+
+def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -> None:
     generator = np.random.default_rng(0)
     tokens = generator.permutation(30).astype(float)
     ratio = tokens + generator.normal(size=30) * 8
     margin = tokens + ratio / 2 + generator.normal(size=30) * 8
     table = pd.DataFrame({"margin": margin, "tokens": tokens, "finetuned": ratio, "pretrained": np.ones(30)})
-    found = margin_correlation(table, ["pretrained", "finetuned"], 300, 0).set_index("checkpoint")
-    ranks = table[["finetuned", "margin", "tokens"]].rank().to_numpy()
-    x = np.column_stack([np.ones(30), ranks[:, 2]])
-    left = [ranks[:, i] - x @ np.linalg.lstsq(x, ranks[:, i], rcond=None)[0] for i in (0, 1)]
-    row = found.loc["finetuned"]
-    assert row["given_length"] == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert row["spearman"] == pytest.approx(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])
-    assert row["ci_low"] < row["spearman"] < row["ci_high"]
-    assert row["given_length_low"] < row["given_length"] < row["given_length_high"]
-    assert found.loc["pretrained"].drop("documents").isna().all()
-    assert found["documents"].tolist() == [30, 30]
+    table["predicted"] = ["good"] * 8 + ["bad"] * 19 + ["rare"] * 3
+    found = margin_correlation(table, ["pretrained", "finetuned"]).set_index(["checkpoint", "predicted"])
+    expected: dict[str, list[tuple[float, float]]] = {"spearman": [], "given_length": []}
+    for name in ("bad", "good"):
+        group, row = table[table["predicted"] == name], found.loc[("finetuned", name)]
+        plain = stats.spearmanr(group["finetuned"], group["margin"]).statistic
+        for column, prefix, value, lost in (
+            ("spearman", "ci", plain, 3),
+            ("given_length", "given_length", partial_rank_correlation(group, "finetuned"), 4),
+        ):
+            half = 1.959964 * np.sqrt((1 + value**2 / 2) / (len(group) - lost))
+            ends = np.tanh([np.arctanh(value) - half, np.arctanh(value) + half])
+            assert (row[column], *row[[f"{prefix}_low", f"{prefix}_high"]]) == pytest.approx((value, *ends))
+            expected[column].append((value, len(group) - lost))
+    for column, prefix in (("spearman", "ci"), ("given_length", "given_length")):
+        (first, m), (second, n) = expected[column]
+        mean = (m * np.arctanh(first) + n * np.arctanh(second)) / (m + n)
+        half = 1.959964 * np.sqrt(m * (1 + first**2 / 2) + n * (1 + second**2 / 2)) / (m + n)
+        row = found.loc[("finetuned", "all"), [column, f"{prefix}_low", f"{prefix}_high"]]
+        assert row.tolist() == pytest.approx(np.tanh([mean, mean - half, mean + half]).tolist())
+    assert found.drop(columns="documents").loc["pretrained"].isna().all(axis=None)
+    assert found.drop(columns="documents").loc[("finetuned", "rare")].isna().all()
+    assert found["documents"].tolist() == [19, 8, 3, 0, 19, 8, 3, 27]
+
+
+def test_a_correlation_within_classes_is_not_hidden_by_their_levels() -> None:
+    # In each class the surer reviews have the higher ratio; the class with the higher ratios is the less sure one.
+    within = np.linspace(0, 1, 20)
+    table = pd.DataFrame(
+        {
+            "predicted": ["negative"] * 20 + ["positive"] * 20,
+            "margin": [*(within + 5), *within],
+            "finetuned": [*(0.2 + within / 10), *(0.6 + within / 10)],
+            "tokens": [*np.random.default_rng(0).permutation(20), *np.random.default_rng(1).permutation(20)],
+        }
+    )
+    assert stats.spearmanr(table["finetuned"], table["margin"]).statistic < 0
+    found = margin_correlation(table, ["finetuned"]).set_index("predicted").loc["all"]
+    assert found["spearman"] > 0.999
+    assert 0.99 < found["ci_low"] < found["ci_high"] < 1
+    assert found["given_length"] > 0.999
 
 
 def prepared(workspace: Workspace, name: str = "workspace") -> Path:
@@ -315,7 +354,9 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
     correlations = read_plot("margin_correlation", "validate")
-    assert correlations["checkpoint"].tolist() == ["pretrained", "finetuned"]
+    predicted = [*sorted(set(margins["predicted"])), "all"]
+    expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
+    assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
     assert set(read_metrics("validation")) == {"above_random", "margin"}
     files = {path: path.read_bytes() for path in (folder / "reports/plots").glob("*a*.csv")}
     validate.main(read_parameters())

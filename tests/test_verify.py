@@ -1,4 +1,4 @@
-"""`make verify` finds what depends on the clock, the hash seed or the threads, and names where it shows."""
+"""`make verify` finds what depends on the date, the hash seed or the threads, and names where it shows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import pandas as pd
 import pytest
 import zarr
 
-from verify.__main__ import main
-from verify.difference import differences
-from verify.disturbed import Disturbed
+import verify
 
 PIPELINE = """
 stages:
@@ -23,151 +21,129 @@ stages:
     cmd: python work.py
     deps: [work.py]
     params: [limit]
-    outs: [results]
-    metrics:
-      - metrics.json:
-          cache: false
+    outs: [table.csv, rows.parquet, store.zarr, image.bin]
+    metrics: [metrics.json: {cache: false}]
 """
-OUTPUTS = """
-stages:
-  measure:
-    outs: [features/activations, {features/mixing: {desc: ratios}}, reports/index.html]
-    metrics: [{reports/metrics/finetune.json: {cache: false}}]
-    plots: [reports/plots/mixing.csv]
+# What a run finds in its surroundings ends up in one place of each output.
+WORK = """
+import datetime, json, os
+import numpy as np, pandas as pd, zarr
+{planted}
+table = pd.DataFrame({{"layer": [1, 2, 3], "mean": [np.nan, threads / 2, 0.25]}})
+table.to_parquet("rows.parquet")
+table["seed"] = [0, 0, seed]
+table.to_csv("table.csv", index=False)
+store = zarr.create_array("store.zarr", shape=(3, 4), chunks=(2, 4), dtype="f4", overwrite=True)
+store[...] = np.arange(12).reshape(3, 4)
+store[2, 1] = threads
+open("image.bin", "wb").write(bytes([7, 7, 7, threads, 7]))
+json.dump({{"test": {{"loss": 0.5, "dates": ["-", date]}}}}, open("metrics.json", "w"))
 """
-STEADY = """
-import json, os
-from pathlib import Path
-Path("results").mkdir(exist_ok=True)
-Path("results/words.csv").write_text("word\\n" + "\\n".join(sorted({"alpha", "beta", "gamma"})) + "\\n")
-Path("metrics.json").write_text(json.dumps({"test": {"loss": 0.5}}))
-"""
-PLANTED = """
-import datetime
-words = {f"word {number}" for number in range(40)}
-Path("results/words.csv").write_text("word\\n" + "\\n".join(words) + "\\n")
-Path("metrics.json").write_text(json.dumps({"test": {"loss": 0.5, "date": datetime.date.today().isoformat()}}))
-import numpy as np
-parts = np.array_split(np.random.default_rng(0).random(9999, dtype=np.float32), int(os.environ["OMP_NUM_THREADS"]))
-np.save("results/sum.npy", np.float32(sum(np.cumsum(part)[-1] for part in parts)))
-"""
+STEADY = WORK.format(planted="threads, seed, date = 1, 0, '-'")
+PLANTED = WORK.format(
+    planted="threads, seed = int(os.environ['OMP_NUM_THREADS']), int(os.environ['PYTHONHASHSEED'])\n"
+    "date = datetime.date.today().isoformat()"
+)
+AUTHOR = ("-c", "user.name=tests", "-c", "user.email=tests@example.org")
 
 
-def repository(folder: Path, code: str) -> Path:
-    folder.mkdir()
-    (folder / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
-    (folder / "work.py").write_text(code, encoding="utf-8")
-    (folder / "params.yaml").write_text("limit: 3\n", encoding="utf-8")
-    who = ["-c", "user.name=tests", "-c", "user.email=tests@example.org"]
-    dvc = [sys.executable, "-m", "dvc"]
-    environment = os.environ | {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for command in (
-        ["git", "init", "--quiet"],
-        [*dvc, "init", "--quiet"],
-        [*dvc, "repro", "--quiet"],
-        ["git", "add", "--all"],
-        ["git", *who, "commit", "--quiet", "--message", "a pipeline"],
-    ):
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    return folder
-
-
-def test_equal_clones_pass_and_planted_differences_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--clones", "2", "--folder", str(tmp_path)]
-    assert main(["--repository", str(repository(tmp_path / "steady", STEADY)), *arguments]) == 0
-    assert "2 clones, the same bytes in dvc.lock and every output" in capsys.readouterr().out
-
-    assert main(["--repository", str(repository(tmp_path / "planted", STEADY + PLANTED)), *arguments]) == 1
-    lines = capsys.readouterr().out
-    assert "results/sum.npy: byte " in lines
-    assert "dvc.lock: stages, work, outs, " in lines
-    assert "metrics.json: test, date: " in lines
-    assert list(tmp_path.glob("verify-*")) == []
-
-
-def test_another_result_than_the_committed_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = repository(tmp_path / "steady", STEADY)
-    (folder / "metrics.json").write_text("{}", encoding="utf-8")
-    who = ["-c", "user.name=tests", "-c", "user.email=tests@example.org"]
-    subprocess.run(["git", *who, "commit", "--quiet", "--all", "--message", "by hand"], cwd=folder, check=True)
-    assert main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path)]) == 1
-    assert "not as committed: metrics.json" in capsys.readouterr().out
-    # A profile changes the parameters, so nothing that was committed is expected.
-    assert main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path), "--set", "limit=4"]) == 0
-    # Nor where only some of the stages run.
-    assert main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path), "--until", "work"]) == 0
-
-
-def test_a_stage_that_fails_is_one_error_with_the_end_of_its_log(tmp_path: Path) -> None:
-    folder = repository(tmp_path / "steady", STEADY)
-    (folder / "work.py").write_text("raise SystemExit('the stage says why')", encoding="utf-8")
-    who = ["-c", "user.name=tests", "-c", "user.email=tests@example.org"]
-    subprocess.run(["git", *who, "commit", "--quiet", "--all", "--message", "broken"], cwd=folder, check=True)
-    with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
-        main(["--repository", str(folder), "--clones", "2", "--folder", str(tmp_path)])
+@pytest.fixture(autouse=True)
+def two_clones_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture
-def clones(tmp_path: Path) -> tuple[Path, Path]:
-    for name in ("one", "other"):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "dvc.yaml").write_text(OUTPUTS, encoding="utf-8")
-    return tmp_path / "one", tmp_path / "other"
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with the results of the steady pipeline in its only commit; the current folder."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (folder / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
+    (folder / "work.py").write_text(STEADY, encoding="utf-8")
+    (folder / "params.yaml").write_text("limit: 3\n", encoding="utf-8")
+    for command in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"], ["dvc", "repro", "--quiet"]):
+        subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["git", "add", "--all"], check=True)
+    commit()
+    return folder
 
 
-def test_a_difference_is_named_down_to_the_key_row_or_number(clones: tuple[Path, Path]) -> None:
-    for folder, value in zip(clones, (1.0, 2.0), strict=True):
-        for place in ("reports/metrics", "reports/plots", "features/mixing", "features/activations/layer_01"):
-            (folder / place).mkdir(parents=True)
-        metrics = {"test": {"accuracy": 0.5, "loss": value}}
-        (folder / "reports/metrics/finetune.json").write_text(json.dumps(metrics), encoding="utf-8")
-        table = pd.DataFrame({"layer": [1, 2], "mean": [np.nan, value]})
-        table.to_csv(folder / "reports/plots/mixing.csv", index=False)
-        table.to_parquet(folder / "features/mixing/tokens.parquet")
-        store = zarr.create_array(
-            str(folder / "features/activations/layer_01/layer_output.zarr"), shape=(3, 4), dtype="f4", compressors=None
-        )
-        store[...] = np.arange(12).reshape(3, 4)
-        store[2, 1] = value
-        (folder / "dvc.lock").write_text(f"stages: {{measure: {{outs: [{{path: a, md5: '{value}'}}]}}}}\n", "utf-8")
-    (clones[1] / "reports/index.html").write_text("page", encoding="utf-8")
-    found = {line.partition(": ")[0]: line.partition(": ")[2] for line in differences(*clones)}
-    store = "features/activations/layer_01/layer_output.zarr"
-    assert found.pop("reports/index.html") == f"only in {clones[1]}"
-    place = next(name for name in found if name.startswith(store))
-    assert found.pop(place).startswith("1 of 12 numbers differ, first [2, 1]: ")
-    assert found == {
-        "features/mixing/tokens.parquet": "row 1, column mean: 1.0 and 2.0",
-        "reports/metrics/finetune.json": "test, loss: 1.0 and 2.0",
-        "reports/plots/mixing.csv": "row 1, column mean: 1.0 and 2.0",
-        "dvc.lock": "stages, measure, outs, a, md5: 1.0 and 2.0",
+def commit() -> None:
+    subprocess.run(["git", *AUTHOR, "commit", "--quiet", "--all", "--message", "A pipeline"], check=True)
+
+
+def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify.main([]) == 0
+    assert "2 clones, the same bytes in dvc.lock and every output" in capsys.readouterr().out
+
+    (repository / "work.py").write_text(PLANTED, encoding="utf-8")
+    commit()
+    assert verify.main(["--until", "work"]) == 1
+    pair = "one thread and two threads é: "
+    named = dict(
+        line.removeprefix(pair).split(": ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith(pair)
+    )
+    assert named.pop("metrics.json").startswith("test, dates, 1: '20")
+    assert named.pop("dvc.lock").startswith("stages, work, outs, image.bin, md5: ")
+    assert named == {
+        "table.csv": "row 1, column mean: 0.5 and 1.0",
+        "rows.parquet": "row 1, column mean: 0.5 and 1.0",
+        "store.zarr/c/1/0": "1 of 12 numbers differ, first [2, 1]: 1.0 and 2.0",
+        "image.bin": "byte 3 of 5 and 5",
     }
+    assert list(tmp_path.glob("verify-*")) == []
 
 
-def test_a_disturbed_clone_is_the_same_where_its_dvc_lock_says_the_same(tmp_path: Path) -> None:
-    clone = Disturbed(tmp_path)
-    lock, results = clone.folder / "dvc.lock", clone.folder / "results.csv"
-    clone.folder.mkdir()
-    results.write_text("a\n", encoding="utf-8")
-    lock.write_text("stages:\n  first: {md5: a}\n  second: {md5: [b, c]}\n", encoding="utf-8")
-    state = clone.state()
-    lock.write_text("stages:\n  second: {md5: [b, c]}\n  first: {md5: a}\n", encoding="utf-8")
-    assert clone.state() == state
-    lock.write_text("stages:\n  second: {md5: [c, b]}\n  first: {md5: a}\n", encoding="utf-8")
-    assert {name for name, what in clone.state().items() if state.get(name) != what} == {"dvc.lock"}
-    results.write_text("b\n", encoding="utf-8")
-    (clone.temporary / "left").touch()
-    assert clone.state().keys() - state.keys() == {"temporary file left"}
-    assert clone.state()["results.csv"] != state["results.csv"]
+def test_another_result_than_the_committed_one_is_named(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "metrics.json").write_text("{}", encoding="utf-8")
+    commit()
+    assert verify.main([]) == 1
+    assert "not as committed: metrics.json" in capsys.readouterr().out
+    # With a profile no committed result is expected.
+    (tmp_path / "profile.txt").write_text("# little\nlimit=4\n", encoding="utf-8")
+    assert verify.main(["--profile", str(tmp_path / "profile.txt"), "--folder", str(tmp_path / "kept")]) == 0
+    assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
 
 
-def test_torch_has_its_cache_elsewhere_than_among_temporary_files(tmp_path: Path) -> None:
-    clone = Disturbed(tmp_path)
-    clone.folder.mkdir()
-    (clone.folder / "caching.py").write_text("import torch._dynamo\n", encoding="utf-8")
-    ended = clone.run("caching")
-    assert (ended.status, list(clone.temporary.iterdir())) == (0, []), ended.said
+def test_stage_that_fails_is_one_error_with_the_end_of_its_log(repository: Path) -> None:
+    (repository / "work.py").write_text("raise SystemExit('the stage says why')", encoding="utf-8")
+    commit()
+    with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
+        verify.main([])
+
+
+def clone_with(folder: Path, **outputs: bytes) -> Path:
+    """A clone of which `dvc.lock` lists a file for each argument; `metrics_json` is `metrics.json`."""
+    folder.mkdir()
+    names = {name.replace("_", "."): content for name, content in outputs.items()}
+    for name, content in names.items():
+        (folder / name).write_bytes(content)
+    stages = {"work": {"outs": [{"path": name} for name in ("metrics.json", "table.csv", "page.html")]}}
+    (folder / "dvc.lock").write_text(json.dumps({"stages": stages}), encoding="utf-8")
+    return folder
+
+
+def test_missing_and_damaged_files_and_other_columns_are_differences_too(tmp_path: Path) -> None:
+    first = clone_with(tmp_path / "first", metrics_json=b'{"a": 1}', table_csv=b"a,b\n1,2\n", page_html=b"page")
+    second = clone_with(tmp_path / "second", metrics_json=b'{"a": ', table_csv=b"a,c\n1,2\n")
+    assert verify.differences(first, second) == [
+        "metrics.json: byte 6 of 8 and 6",
+        "table.csv: 1 rows of ['a', 'b'] and 1 rows of ['a', 'c']",
+        f"page.html: only in {first}",
+    ]
+
+
+def test_equal_numbers_with_other_bits_differ(tmp_path: Path) -> None:
+    stores = [tmp_path / "one.zarr", tmp_path / "other.zarr"]
+    for store, zero in zip(stores, (0.0, -0.0), strict=True):
+        zarr.create_array(store, shape=(2,), dtype="f4")[...] = np.array([np.nan, zero])
+    difference = verify.array_difference(*stores)
+    assert difference == "1 of 2 numbers differ, first [1]: 0.0 and -0.0"
+    table = pd.DataFrame({"mean": [np.nan, 1.0]})
+    assert verify.table_difference(table, table.copy()) is None

@@ -49,7 +49,7 @@ class Control:
     """What leaves W_O without b_O `[N, D]`, from the forward pass itself; None: it takes one of its own."""
 
 
-def _common_value(sources: Sources) -> Split:
+def _text_mean_value(sources: Sources) -> Split:
     heads = sources.diagonal_NH.shape[-1]
     mean_Hd = sources.value_TE.mean(0).unflatten(-1, (heads, -1))
     f_HD = (mean_Hd.unsqueeze(-2) @ sources.W.unflatten(0, (heads, -1))).squeeze(-2)
@@ -77,10 +77,10 @@ _DECLARED = (
         definition="the words of each document in random order, pieces of a word together, special tokens in place",
     ),
     Control(
-        name="common_value",
-        label="Common value",
+        name="text_mean_value",
+        label="Text's mean value",
         definition="v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h",
-        formula=_common_value,
+        formula=_text_mean_value,
     ),
     Control(
         name="without_value_bias",

@@ -1,7 +1,8 @@
 """How a measure is declared, once, beside its formula: everything that is said of it anywhere else follows from that.
 
-Allowed parameter values, columns of the tables, figures, page and documents read `RATIOS` of
-`stages.mixing.ratios` and `MATRICES` of `stages.mixing.matrices`. Nothing heavy is imported here or there.
+Columns of the tables, figures, page and documents read `RATIOS` of `stages.mixing.ratios` and `MATRICES` of
+`stages.mixing.matrices`; the names that parameters allow stand in `stages.names`. Nothing heavy is imported
+here or there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stages.vocabulary import Mark
+from stages.names import Mark
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,14 @@
-"""What one document's derivatives say: how much of a token's derivative is by other tokens.
+"""The share of a token's derivative that is due to other tokens, others / (others + |J_ii|), for a token i of a layer.
 
-In two forms, each for a token i of a layer: with sources apart, as in Brunner et al. (ICLR 2020, equation 3), and with
-the other sources as one block, the counterpart of the norm of a sum in the mixing ratios.
+Three forms differ in how the other tokens' Jacobians J_ij become one norm:
 
-    sum_of_norms    1 - |J_ii| / sum_j |J_ij|
-    norm_of_block   |J_i,others| / (|J_i,others| + |J_ii|)      |J_i,others|^2 = sum_{j != i} |J_ij|^2
+    form             others
+    sum_of_norms     sum_{j != i} |J_ij|            the norms added (Brunner et al., ICLR 2020, equation 3)
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
+    norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
+
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios: in both, sources that push in opposite
+directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt(n); the other two do not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from stages.mixing.gradients import JacobianNorms
 Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
 
-FORMS = ("sum_of_norms", "norm_of_block")
+FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,14 @@ class DocumentDerivatives:
 
 
 def levels(norms: JacobianNorms) -> Tensor:
-    """The share of a token's derivative that is by other tokens `[layers, forms, T]`, in the order of `FORMS`.
+    """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
 
     NaN for a token whose output nothing moves.
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
-    apart_LTT = norms.entries_LTT - torch.diag_embed(own_LT)
-    return torch.stack([_share(others_LT, own_LT) for others_LT in (apart_LTT.sum(-1), norms.others_LT)], dim=1)
+    added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
+    forms = (added_LT, norms.block_LT, norms.sum_LT)
+    return torch.stack([_share(others_LT, own_LT) for others_LT in forms], dim=1)
 
 
 def _share(others: Tensor, own: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 
-from stages.vocabulary import TOKEN_CLASSES
+from stages.names import TOKEN_CLASSES
 
-CLASSES = tuple(TOKEN_CLASSES)
+CLASSES = TOKEN_CLASSES
 TEXTS_AT_ONCE = 100
 
 

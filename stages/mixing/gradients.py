@@ -6,7 +6,8 @@ layers, where backward mode needs a pass for each token of each layer.
 
 With fewer directions than the width a norm is an estimate. That of its square has no bias; its root is too small by an
 eighth of the square's relative variance, to first order (1 / 4K for a Jacobian of rank one). How much the directions
-differ gives that variance, entry by entry, and the root is corrected by it (`_root`).
+differ gives that variance, entry by entry, and the root is corrected by it (`_root`). Norms over several sources are
+estimated from the same directions, the same one at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
 Shapes: K directions, S source tokens, T tokens, D hidden, W width of what is moved.
 """
@@ -44,8 +45,10 @@ class JacobianNorms(NamedTuple):
 
     entries_LTT: Tensor
     """|J_ij| (i, j)."""
-    others_LT: Tensor
-    """|J_i,others|, of all sources but the token itself as one block: its square is the sum over j != i of |J_ij|^2."""
+    block_LT: Tensor
+    """|[J_ij, j != i]|, of all sources but the token itself side by side: its square is sum_{j != i} |J_ij|^2."""
+    sum_LT: Tensor
+    """|sum_{j != i} J_ij|, of the response to one move that all sources but the token itself make."""
 
 
 class DocumentCalls(NamedTuple):
@@ -102,28 +105,32 @@ def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Star
 
 
 def _norms(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> JacobianNorms:
-    """Those of a run of layers, from the squares |J_ij r_k|^2 of every direction."""
+    """Those of a run of layers, from the squares |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
     tokens, (directions, width) = len(start.summed_TW), basis_KW.shape
     layers = [LayerTangents(call) for call in calls]
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, len(layers), tokens, tokens, dtype=torch.float64)
-    others_LKT = basis_KW.new_zeros(len(layers), directions, tokens, dtype=torch.float64)
+    block_LKT, together_LKT = basis_KW.new_zeros(2, len(layers), directions, tokens, dtype=torch.float64)
     for ks in torch.arange(directions).split(max(1, PASS_TOKENS // tokens)):
         block_KW = basis_KW[ks]
         start_KTW = block_KW.unsqueeze(1).expand(-1, tokens, -1)
         moved_KTD = tangents(start.embed, (start.summed_TW,), (start_KTW,))
         projected = layers[0].projected(moved_KTD)
+        together = [call.whole.hidden.new_zeros(len(ks), *call.whole.hidden[0].shape) for call in calls]
         sources = torch.arange(tokens, device=basis_KW.device)
         for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
             moved = layers[0].of_one_token(moved_KTD, projected, sources_S)
             for place, layer in enumerate(layers):
                 moved = layer.of_all_tokens(moved) if place else moved
-                of_each_SKT = moved.square().sum(-1).unflatten(0, (len(sources_S), -1)).double()
+                moved_SKTD = moved.unflatten(0, (len(sources_S), -1))
+                others_ST = (sources_S[:, None] != sources).to(moved)
+                together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, others_ST)
+                of_each_SKT = moved_SKTD.square().sum(-1).double()
                 sums_LTT[place][:, sources_S] += of_each_SKT.sum(1).T
                 squares_LTT[place][:, sources_S] += of_each_SKT.square().sum(1).T
-                of_each_SKT[torch.arange(len(sources_S)), :, sources_S] = 0
-                others_LKT[place, ks] += of_each_SKT.sum(0)
-    others_LT = _root(others_LKT.sum(1), others_LKT.square().sum(1), directions, width)
-    return JacobianNorms(_root(sums_LTT, squares_LTT, directions, width), others_LT)
+                block_LKT[place, ks] += torch.einsum("skt,st->kt", of_each_SKT, others_ST.double())
+        together_LKT[:, ks] = torch.stack([each.square().sum(-1) for each in together]).double()
+    over_sources = (_root(each.sum(1), each.square().sum(1), directions, width) for each in (block_LKT, together_LKT))
+    return JacobianNorms(_root(sums_LTT, squares_LTT, directions, width), *over_sources)
 
 
 def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stages.mixing.declared import Ratio
 from stages.mixing.feed_forward import AfterAttention
+from stages.names import Mark
 from stages.sites import PREACTIVATION
-from stages.vocabulary import Mark
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
@@ -55,7 +55,7 @@ _DECLARED = (
         mark=Mark("Norm-based", "#E69F00", "^"),
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
-        source="Kobayashi et al., EMNLP 2020",
+        source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
         sentence="In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
         headline=True,
     ),

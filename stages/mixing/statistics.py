@@ -17,6 +17,7 @@ from stages.ranks import rank_correlation
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
+MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
 DRAWN_AT_ONCE = 2**18  # documents of samples, so that memory does not grow with their number
 
@@ -34,8 +35,8 @@ class Resampled(NamedTuple):
 
     The percentiles of few documents lie too close: the spread of n is (n - 1) / n of their variance, and how far it is
     off is not known. So both kinds of interval are wider by sqrt(n / (n - 1)) and by how much Student's t with n - 1
-    degrees of freedom is wider than a normal one (Hesterberg, The American Statistician 2015): 1.9 times for 4
-    documents, 1.04 for 40. NaN with fewer than two.
+    degrees of freedom is wider than a normal one at the same level (Hesterberg, The American Statistician 2015): for a
+    single 95 % interval 1.9 times for 4 documents, 1.04 for 40. NaN with fewer than two.
     """
 
     mean: Doubles
@@ -52,7 +53,9 @@ class Resampled(NamedTuple):
             defined = samples[~np.isnan(samples[:, column]), column]
             if len(defined):
                 ends[:, column] = np.quantile(defined, tails)
-        low, high = self.mean + (ends.reshape(2, *self.mean.shape) - self.mean) * _widening(self.documents)
+        normal = norm.ppf(tails[1])
+        widening = _student(normal, self.documents) / normal
+        low, high = self.mean + (ends.reshape(2, *self.mean.shape) - self.mean) * widening
         return Interval(self.mean, low, high)
 
     def correlations(self) -> Interval:
@@ -62,16 +65,20 @@ class Resampled(NamedTuple):
     def simultaneous(self) -> Interval:
         """95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
 
-        mean ± c se, widened, with a cell's standard error se over the samples, and c the 95 % quantile of the largest
-        |sample - mean| / se of all cells. NaN in a cell that does not vary, and in one that is not in every sample.
+        With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
+        of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
+        as rarely as a normal variable exceeds c. NaN in a cell that does not vary, in one that is not in every sample,
+        and in one of fewer than `MIN_SIMULTANEOUS` documents: their samples are too few for the tail of a maximum
+        (4 documents have 35). In simulations without any effect (normal values, families of 10 to 42 cells) some
+        interval left 0 out in 15 to 44 % of the families of 4 documents, 6 to 12 % of 8, 6 to 8 % of 12, and 5 to 7 %
+        of 20 and of 40, where 5 % are asked.
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean, error = self.mean.ravel(), samples.std(0)
-        varies = error > SAME
-        standardised = np.abs(samples[:, varies] - mean[varies]) / error[varies]
-        largest = standardised.max(1, initial=0)
-        half = np.where(varies, np.quantile(largest, LEVEL) * error, np.nan).reshape(self.mean.shape)
-        half = half * _widening(self.documents)
+        given = (error > SAME) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
+        standardised = np.abs(samples[:, given] - mean[given]) / error[given]
+        quantile = np.quantile(standardised.max(1, initial=0), LEVEL)
+        half = np.where(given, error, np.nan).reshape(self.mean.shape) * _student(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -142,11 +149,10 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
         return Draws([len(sums)], samples, seed, file).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
 
-def _widening(documents: Doubles) -> Doubles:
-    """Of the interval of a mean over so many documents."""
+def _student(quantile: float, documents: Doubles) -> Doubles:
+    """Return what replaces a normal quantile in the interval of a mean over so many documents."""
     number = np.where(documents >= 2, documents, np.nan)
-    ends = student.ppf((1 + LEVEL) / 2, number - 1) / norm.ppf((1 + LEVEL) / 2)
-    return np.asarray(ends * np.sqrt(number / (number - 1)))
+    return np.asarray(student.isf(norm.sf(quantile), number - 1) * np.sqrt(number / (number - 1)))
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:

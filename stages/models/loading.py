@@ -19,8 +19,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.errors import InputError
+from stages.errors import InputError, first_line
 from stages.models.attention import OBSERVED
+from stages.outputs.checkpoints import FINETUNED
+from stages.outputs.files import made
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
@@ -36,7 +38,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **sides, **LOCAL)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no usable tokenizer: {error}") from error
+        raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
     tokenizer.pad_token = _padding_token(tokenizer, folder)
@@ -97,8 +99,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
             folder, ignore_mismatched_sizes=True, **settings
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{folder}: the model cannot be loaded: {reason}") from error
+        raise InputError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
     model, info = loaded
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     unfit = {name: (list(there), list(wanted)) for name, there, wanted in sorted(info["mismatched_keys"])}
@@ -119,11 +120,12 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """The checkpoint's `config.json`."""
+    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
+    made(folder / "config.json", "finetune" if folder == FINETUNED else "download")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no usable config.json: {error}") from error
+        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
     return config
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from stages.names import LAYOUTS
 from stages.outputs.files import read_table, write_table
 from stages.sites import Site, in_forward_order
-from stages.vocabulary import LAYOUTS
 
 MAPS = Path("features/maps")
 QUALITY = MAPS / "quality.parquet"
@@ -63,7 +63,7 @@ def read_quality() -> pd.DataFrame:
 
 
 def made_layouts() -> list[str]:
-    """The layouts that `reduce` made, in the vocabulary's order."""
+    """The layouts that `reduce` made, in the order of `LAYOUTS`."""
     return [layout for layout in LAYOUTS if (MAPS / f"{layout}.parquet").is_file()]
 
 

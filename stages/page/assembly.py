@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from mpld3.urls import D3_LOCAL
 
+from stages.names import LAYOUTS
 from stages.outputs.files import whole
 from stages.outputs.reports import PAGE
 from stages.page.arrays import packed, visible
@@ -25,7 +26,7 @@ from stages.page.told import Told, of_run
 from stages.parameters import Parameters
 from stages.pictures.tokens import SPACE
 from stages.store import open_run
-from stages.vocabulary import LAYOUTS, POINT_MARKS, in_text
+from stages.vocabulary import POINT_MARKS, in_text
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)

@@ -12,7 +12,11 @@ from stages.outputs.mixing import read_captured_ratios
 from stages.outputs.reports import read_plot
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
-FORMS = {"norm_of_block": "with the others as one block", "sum_of_norms": "with each apart"}
+FORMS = {
+    "norm_of_sum": "when all others move together",
+    "norm_of_block": "when they move independently",
+    "sum_of_norms": "with the norms of single tokens added",
+}
 
 
 def change(differences: pd.DataFrame) -> list[str]:
@@ -21,7 +25,7 @@ def change(differences: pd.DataFrame) -> list[str]:
         return []
     rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
     row = rows.iloc[int(rows["difference"].abs().argmax())]
-    sure = ""
+    sure = " (an estimate without an interval for all layers and ratios at once, so it may be none)"
     if pd.notna(row["simultaneous_low"]):
         known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
         sure = (
@@ -35,30 +39,30 @@ def change(differences: pd.DataFrame) -> list[str]:
 
 
 def controls(name: str) -> list[str]:
-    """What of the ratio `name` has nothing to do with the text or its words, mean over the layers."""
+    """Return the ratio `name` beside its controls, averaged over the layers."""
     table, curves = read_plot("mixing_controls", "measure"), read_plot("mixing", "measure")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
-    shown = "finetuned" if "finetuned" in mean["common_value"] else str(mean["common_value"].index[0])
+    shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
     sentences = [
         f"The ratio beside its controls, means over the layers: it is {percent(own)}; with random weights "
         f"{percent(mean['random_weights'].iloc[0])}; with the words in random order "
-        f"{percent(mean['shuffled_words', shown])}; and where all tokens of a text give the same vector, the mean of "
-        f"theirs, {percent(mean['common_value', shown])}."
+        f"{percent(mean['shuffled_words', shown])}; and with every value replaced by the mean of its own text's "
+        f"values, {percent(mean['text_mean_value', shown])}."
     ]
-    if "difference" in mean["common_value"]:
+    if "difference" in mean["text_mean_value"]:
         changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
         left = read_plot("mixing_controls_difference", "measure").query(
-            "control == 'common_value' and checkpoint == 'difference' and method == @name"
+            "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
         )
         layer: Any = changes.abs().idxmax()
         row = left.set_index("layer").loc[layer]
         sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
         sentences.append(
-            f"Such a common vector says nothing of which token it came from. Fine-tuning changes what it gives by "
-            f"{points(mean['common_value', 'difference'])} percentage points and the ratio by "
-            f"{points(changes.mean())}, means over the layers; in layer {layer} the ratio's change less that of the "
-            f"common vector is {points(row['difference'])}{sure}."
+            "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
+            f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
+            f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the "
+            f"first change less the second is {points(row['difference'])}{sure}."
         )
     return sentences
 
@@ -102,8 +106,8 @@ def derivatives(name: str) -> list[str]:
         before, after = (percent(own.loc[(form, each), "mean"]) for each in ("pretrained", "finetuned"))
         said.append(f"{what} it {verb} ({before} to {after}, {points(row['mean'])} percentage points{sure})")
     return [
-        f"How far a token's output hangs on other tokens' inputs in layer {layer}, by derivatives: {'; '.join(said)}; "
-        f"{row['documents']:.0f} reviews, cut short."
+        f"How strongly a token's output depends on the other tokens' inputs, within layer {layer} (Jacobian norms): "
+        f"{'; '.join(said)}; {row['documents']:.0f} reviews, cut short."
     ]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stages.names import CHECKPOINT_NAMES
 from stages.outputs.heads import DIMENSIONS, OF_HEADS, capped, read_heads, weights
 from stages.outputs.heads import VECTOR_BYTES as STORED_BYTES
 from stages.page.arrays import encoded
-from stages.vocabulary import CHECKPOINTS
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, Array]
@@ -38,7 +38,7 @@ def heads_data(documents: Sequence[str]) -> dict[str, Any]:
     vectors, left = VECTOR_BYTES, HEAD_BYTES
     number = width = longest = 0
     for document in documents:
-        stored = {name: parts for name in CHECKPOINTS if (parts := read_heads(name, document))}
+        stored = {name: parts for name in CHECKPOINT_NAMES if (parts := read_heads(name, document))}
         if not stored:
             continue
         name, last = list(stored.items())[-1]

@@ -6,17 +6,17 @@ from typing import Any
 
 import pandas as pd
 
+from stages.names import IMPORTANCE_NAMES
 from stages.outputs.validation import read_captured_scores
 from stages.page.arrays import quantised
-from stages.vocabulary import IMPORTANCE
 
 
 def importance(tokens: pd.DataFrame) -> dict[str, Any]:
-    """By score of `IMPORTANCE`: `values` `[tokens]` between `-limit` and `limit`, of the predicted class's logit."""
+    """By name of the score: `values` `[tokens]` between `-limit` and `limit`, of the predicted class's logit."""
     scores = read_captured_scores()
     places = pd.MultiIndex.from_frame(tokens[["document", "position"]])
     found: dict[str, Any] = {}
-    for method in IMPORTANCE:
+    for method in IMPORTANCE_NAMES:
         of_method = scores[scores["method"] == method].set_index(["document", "position"])["score"].reindex(places)
         if of_method.notna().any():
             limit = max(float(of_method.abs().max()), 1e-9)

@@ -13,6 +13,7 @@ import pandas as pd
 from stages import vocabulary
 from stages.mixing.matrices import MATRICES
 from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, ONE_PLANE, TOKEN_CLASSES
 from stages.outputs.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
 from stages.outputs.mixing import read_captured_ratios, read_matrix, stored_matrices
 from stages.outputs.reports import read_plot
@@ -62,14 +63,13 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
             "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in range(layers + 1)],
         },
         "captured": list(checkpoints)[-1],
-        "onePlane": vocabulary.ONE_PLANE,
+        "onePlane": ONE_PLANE,
         "ownBasis": sorted(OWN_BASIS),
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
-        "wholeLayer": [name for name, ratio in RATIOS.items() if ratio.covers == "layer"],
         "method": (method := preferred_ratio(ratios.columns)),
         "layer": strongest_layer(method),
-        "importance": importance(tokens) if vocabulary.CAPTURED_CHECKPOINT in checkpoints else {},
+        "importance": importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
         "reviews": _reviews(),
         "curves": _records(read_plot("mixing", "measure")),
         "differences": _records(read_plot("mixing_difference", "measure")),
@@ -119,7 +119,7 @@ def _reading(pieces: Sequence[Piece]) -> dict[str, Any]:
         "names": [visible(piece.label, kept="") for piece in pieces],
         "words": [visible(piece.text, kept="") for piece in pieces],
         "apart": [int(piece.begins) for piece in pieces],
-        "classes": [vocabulary.TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+        "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
     }
 
 
@@ -185,7 +185,7 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     spent = 0
     for document in tokens["document"].unique():
         entries: dict[str, Any] = {}
-        for checkpoint in vocabulary.CHECKPOINTS:
+        for checkpoint in CHECKPOINT_NAMES:
             stored = stored_matrices(checkpoint, document)
             if not stored:
                 continue
@@ -205,9 +205,7 @@ def _maps(captured: Captured) -> dict[str, Any]:
     read = {name: read_map(name) for name in made_layouts()}
     of_layout = {name: map_sites(table) for name, table in read.items()}
     sites = in_forward_order(set[Site]().union(*of_layout.values()))
-    coordinates = {
-        name: _coordinates(table, captured.tokens, sites, name in vocabulary.ONE_PLANE) for name, table in read.items()
-    }
+    coordinates = {name: _coordinates(table, captured.tokens, sites, name in ONE_PLANE) for name, table in read.items()}
     absent = {
         name: [number for number, site in enumerate(sites) if site not in there] for name, there in of_layout.items()
     }

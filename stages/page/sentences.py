@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 
 from stages.mixing.ratios import RATIOS, preferred_ratio
+from stages.names import CAPTURED_CHECKPOINT
 from stages.outputs.maps import made_layouts, read_quality
 from stages.outputs.reports import read_metrics, read_plot
 from stages.page import evidence
 from stages.page.arrays import visible
 from stages.page.evidence import signed
 from stages.parameters import ModelParameters, Parameters
-from stages.vocabulary import CAPTURED_CHECKPOINT, CHECKPOINTS, in_text
+from stages.vocabulary import CHECKPOINTS, in_text
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}

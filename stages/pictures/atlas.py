@@ -15,6 +15,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from stages.names import ONE_PLANE, Mark
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.pictures.style import (
@@ -30,7 +31,7 @@ from stages.pictures.style import (
 )
 from stages.pictures.tokens import Captured, frequent_words, words
 from stages.sites import LAYER_POINTS, Site
-from stages.vocabulary import ONE_PLANE, POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, Mark, layer_label
+from stages.vocabulary import POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, layer_label
 
 PANEL = 1.3  # inches, height of a map with its share of the space between; less where a page has not room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last

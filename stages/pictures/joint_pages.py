@@ -19,11 +19,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
+from stages.names import Mark
 from stages.outputs.maps import map_sites
 from stages.parameters import FiguresParameters
 from stages.pictures.style import TWO_COLUMNS, key_of, on_white, paper_style, save_figure, set_limits
 from stages.sites import POINTS, Site
-from stages.vocabulary import POINT_MARKS, Mark, site_label
+from stages.vocabulary import POINT_MARKS, site_label
 
 HEIGHT = 4.6  # inches
 AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, of the figure

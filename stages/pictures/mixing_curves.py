@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stages.mixing.ratios import RATIOS
+from stages.names import Mark
 from stages.parameters import FiguresParameters
 from stages.pictures.labels import End, label_ends
 from stages.pictures.style import ONE_COLUMN, TWO_COLUMNS, on_white, save_figure
-from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES, Mark
+from stages.vocabulary import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
 
 STEPS_SHOWN = ("cosine_input", "cosine_previous")
 NAME = 22  # characters in a line of a curve's name

@@ -16,8 +16,8 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from stages.names import Mark
 from stages.pictures.fonts import IN_ITS_PLACE, can_draw, fallbacks, know_own_font
-from stages.vocabulary import Mark
 
 ONE_COLUMN = 3.3  # inches
 TWO_COLUMNS = 7.0

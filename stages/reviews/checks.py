@@ -40,6 +40,7 @@ def checked(frame: pd.DataFrame, dataset: DatasetParameters, where: str) -> pd.D
     for key, what, usable in (
         ("text", "texts that are values of another kind", lambda each: isinstance(each, str) or _is_missing(each)),
         ("text", "rows without a text", lambda each: isinstance(each, str) and says_something(each)),
+        ("text", "texts with a NUL character", lambda each: "\0" not in each),
         ("text", "texts with half a character (a lone surrogate)", is_whole),
         ("label", "missing labels", lambda each: not _is_missing(each)),
         ("label", "labels that are no word, number or truth value", _is_name),

@@ -16,7 +16,6 @@ from stages.mixing.matrices import LAYER_MATRICES, MATRICES
 from stages.models.families import Family
 from stages.validation.decomposition import why_not
 from stages.validation.review import Review
-from stages.vocabulary import IMPORTANCE
 
 RANDOM = "random"
 REFERENCE = "gradient_norm"
@@ -68,7 +67,7 @@ _DECLARED = (
     _of_matrix("globenc_rollout"),
     Attribution(
         name="decompx",
-        label="DecompX",
+        label="DecompX (biases apart)",
         source="Modarressi et al., ACL 2023",
         formula=lambda review: review.decomposed(),
         absent=why_not,
@@ -81,13 +80,13 @@ _DECLARED = (
     ),
     Attribution(
         name="gradient_x_input",
-        label=IMPORTANCE["gradient_x_input"],
+        label="Gradient x input",
         source="Shrikumar et al., 2017",
         formula=lambda review: review.gradient_by_input(),
     ),
     Attribution(
         name="leave_one_out",
-        label=IMPORTANCE["leave_one_out"],
+        label="Leave one out",
         source="Li et al., 2016",
         formula=lambda review: review.left_out(),
     ),

@@ -2,7 +2,8 @@
 
 What enters the first layer is each token's own. From there every vector is kept as a sum of parts, one for each input
 token and one of the biases: attention weights as they are, norms by their linear parts, activations by
-(g(p) - g(0)) / p (`stages.mixing.feed_forward`). The parts of the logits sum to them.
+(g(p) - g(0)) / p (`stages.mixing.feed_forward`). The parts of the logits sum to them. Keeping the biases apart is the
+authors' later option `include_bias_token`; their published configuration spreads each bias over the tokens.
 
 Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
 """

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.stats import norm
 
-from stages.mixing.statistics import Interval, Resampled, resample
+from stages.mixing.statistics import LEVEL, Interval, Resampled, resample
 from stages.ranks import rank_correlation
 from stages.validation.attributions import RANDOM
 
 Doubles = npt.NDArray[np.float64]
+
+ALL_CLASSES = "all"
+"""In the column `predicted`, the mean over the classes."""
 
 
 def faithfulness(
@@ -47,23 +51,54 @@ def faithfulness(
     return curves, table
 
 
-def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], samples: int, seed: int) -> pd.DataFrame:
-    """`margin_correlation.csv`: of each checkpoint's ratio with the margin, over reviews, also given the length."""
-    margin, length = (margins[column].to_numpy(np.float64) for column in ("margin", "tokens"))
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(len(margins), size=(samples, len(margins)))
-    rows = []
+def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
+    """Return `margin_correlation.csv`: of each checkpoint's ratio with the margin, over reviews of one predicted class.
+
+    Two classes may have other levels of the ratio, and reviews of both together would mix that difference with the
+    correlation (Simpson's paradox). So there is a row for each class, and one named `all` for their mean. Plain, and
+    given the number of tokens, which takes one degree of freedom. A class of too few reviews for a standard error has
+    no correlation and is no part of the mean; `documents` counts the reviews that are.
+    """
+    groups = list(margins.groupby("predicted"))
+    sizes = np.array([len(group) for _, group in groups])
+    tables = []
     for checkpoint in checkpoints:
-        ratio = margins[checkpoint].to_numpy(np.float64)
-        row: dict[str, object] = {"checkpoint": checkpoint}
-        for name, of in (("spearman", _plain), ("given_length", _given_length)):
-            samples_of = of(ratio[drawn], margin[drawn], length[drawn])
-            found = Resampled(of(ratio, margin, length), samples_of, np.array(len(margins), dtype=np.float64))
-            interval = found.correlations()
+        table = pd.DataFrame({"checkpoint": checkpoint, "predicted": [*(name for name, _ in groups), ALL_CLASSES]})
+        for name, formula, freedom in (("spearman", _plain, sizes - 3), ("given_length", _given_length, sizes - 4)):
+            columns = [
+                [group[column].to_numpy(np.float64) for column in (checkpoint, "margin", "tokens")]
+                for _, group in groups
+            ]
+            within = np.array([formula(*each) for each in columns])
+            within[freedom < 1] = np.nan
+            intervals = [_fisher_mean(within[[each]], freedom[[each]]) for each in range(len(groups))]
+            intervals.append(_fisher_mean(within, freedom))
             prefix = "ci" if name == "spearman" else name
-            row |= _columns(name, f"{prefix}_low", f"{prefix}_high", interval)
-        rows.append({key: np.asarray(value).item() for key, value in row.items()} | {"documents": len(margins)})
-    return pd.DataFrame(rows)
+            ends = Interval(*np.transpose(intervals))
+            table = table.assign(**_columns(name, f"{prefix}_low", f"{prefix}_high", ends))
+        counted = sizes[table["spearman"].notna()[:-1]].sum()
+        tables.append(table.assign(documents=[*sizes, counted]))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
+    """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval; NaN ones are left out.
+
+    z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n reviews (Bonett and Wright,
+    Psychometrika 2000), and n - 4 in place of n - 3 for a partial one. `freedom` has these numbers, which are the
+    weights. As z of 1 is infinite, r is at most 1 - 6 / (m^3 - m) with m = freedom + 3: half a step below 1 of
+    Spearman's r of m reviews.
+    """
+    known = ~np.isnan(correlations)
+    if not known.any():
+        return np.nan, np.nan, np.nan
+    weights, reviews = freedom[known], freedom[known] + 3
+    most = 1 - 6 / (reviews**3 - reviews)
+    bounded = np.clip(correlations[known], -most, most)
+    mean = np.average(np.arctanh(bounded), weights=weights)
+    error = np.sqrt((weights * (1 + bounded**2 / 2)).sum()) / weights.sum()
+    half = norm.ppf((1 + LEVEL) / 2) * error
+    return float(np.tanh(mean)), float(np.tanh(mean - half)), float(np.tanh(mean + half))
 
 
 def _plain(ratio: Doubles, margin: Doubles, _length: Doubles) -> Doubles:

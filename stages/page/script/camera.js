@@ -133,7 +133,7 @@ function setZoom(transform) {
 function go(to, from) {
   const start = here();
   const playing = state.timer !== null;
-  const time = playing ? Math.min(MOVE, (PART * 1000) / data.framesPerSecond) : MOVE;
+  const time = playing ? Math.min(MOVE, (PART * 1000) / data.pointsPerSecond) : MOVE;
   stop();
   if (calm.matches || state.printing || (!from && start.toString() === to.toString())) {
     setZoom(to);

@@ -1,0 +1,248 @@
+"""Every number of the results in README.md and docs/ is that of a csv file in git. Tables are parsed, not generated."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from conftest import REPOSITORY, digest
+
+from docs.tables import DOCUMENTS, MARKED, check_default_run, main, tables
+
+PLOTS, STUDY = "reports/plots/", "docs/study/"
+RATIO, CHANGE = "attnresln_n", "difference"
+ENDS = ["mean", "ci_low", "ci_high"]
+
+
+@cache
+def committed(path: str) -> Any:
+    """Return a file as git has it: a run of one's own may have changed the one in the folder."""
+    shown = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=REPOSITORY, capture_output=True, check=False)
+    if shown.returncode:
+        pytest.skip(f"git has no {path} here")
+    text = shown.stdout.decode("utf-8")
+    if path.endswith(".csv"):
+        return pd.read_csv(io.StringIO(text))
+    return json.loads(text) if path.endswith(".json") else text
+
+
+def row(path: str, **where: object) -> pd.Series:
+    """Return the only row of a csv with these values."""
+    table = committed(path)
+    for column, value in where.items():
+        table = table[table[column] == value]
+    assert len(table) == 1, (path, where, len(table))
+    return table.iloc[0]
+
+
+def change(values: Mapping[Any, Any]) -> str:
+    """Return a change in percentage points with its interval, `+10.3 [+5.1, +15.5]`."""
+    mean, low, high = (f"{100 * values[name]:+.1f}" for name in ENDS)
+    return f"{mean} [{low}, {high}]"
+
+
+def section(document: str, start: str, end: str) -> str:
+    text = committed(document)
+    return " ".join(text[text.index(start) : text.index(end)].split())
+
+
+def parsed(document: str, name: str) -> list[list[str]]:
+    """Return the cells of a document's marked table, without the two lines of its head."""
+    lines = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end of table -->", committed(document), re.DOTALL)
+    assert lines
+    return [[cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in lines[1].splitlines()[2:]]
+
+
+def assert_all_numbers_known(text: str, known: list[str]) -> None:
+    """Assert that each phrase of `known` stands in `text`, and that no number is left outside of them."""
+    for phrase in sorted(known, key=len, reverse=True):
+        assert phrase in text, phrase
+        text = text.replace(phrase, "")
+    assert re.findall(r"[^.]*(?<![\w-])\d[^.]*", re.sub(r"`[^`]*`|\([^()]*\.(?:md|png|csv)\)", "", text)) == []
+
+
+def test_findings_in_the_readme_are_those_of_the_study() -> None:
+    before, after, difference = (
+        row(f"{STUDY}ratios_overall.csv", method=RATIO, checkpoint=each) for each in ("pretrained", "finetuned", CHANGE)
+    )
+    changes = committed(f"{STUDY}ratios.csv").query("checkpoint == 'difference' and method == @RATIO")
+    of_layer = changes.set_index("layer")
+    rising = of_layer.index[(of_layer["p_holm"] < 0.05) & (of_layer["mean"] > 0)].tolist()
+    assert rising == [2, 3, 4, 5, 6]
+    assert of_layer["mean"].idxmax() == 6
+
+    def by_class(layer: int, token_class: str) -> pd.Series:
+        return row(f"{STUDY}mixing_by_class.csv", checkpoint=CHANGE, layer=layer, method=RATIO, token_class=token_class)
+
+    def cosine(checkpoint: str, measure: str) -> str:
+        where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
+        return f"{row(f'{STUDY}geometry.csv', **where)['mean']:.2f}"
+
+    def from_input(method: str) -> str:
+        return change(row(f"{STUDY}mixing_from_input.csv", checkpoint=CHANGE, layer=6, method=method))
+
+    control = committed(f"{STUDY}mixing_controls.csv").query(
+        "checkpoint == 'difference' and control == 'text_mean_value' and method == @RATIO"
+    )
+    scores = committed(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random' and method != 'random'")
+    assert len(scores) == 9
+    assert (scores["mean"] > 0).all()
+    assert (scores["p_holm"] < 0.05).all()
+    points = change(difference).replace(" [", " percentage points [")
+    accuracy = committed(f"{STUDY}accuracy.csv")["accuracy"].mean()
+    text = section("README.md", "## What it finds", "A mixing ratio is a **ratio of lengths**")
+    assert_all_numbers_known(
+        text,
+        [
+            "IMDb: 1,000 for training, 200 for testing, cut to 128 tokens",
+            "95 % intervals",
+            '"in layers 2 to 6"',
+            "rises in layers 2 to 6, most in layer 6",
+            f"right on {100 * accuracy:.0f} % of their test reviews",
+            f"from {100 * before['mean']:.0f} % to {100 * after['mean']:.0f} % ({points})",
+            f"({change(of_layer.loc[6])})",
+            f"In layer 3 words rise by {change(by_class(3, 'word'))}",
+            f"({change(by_class(3, 'cls'))})",
+            f"in layer 6 both do, by {100 * by_class(6, 'word')['mean']:+.1f} and "
+            f"{100 * by_class(6, 'cls')['mean']:+.1f}",
+            "In layer 6 the vectors that attention adds",
+            f"cosine of {cosine('pretrained', 'mean_cosine')} before and {cosine('finetuned', 'mean_cosine')} after",
+            f"it is {cosine('pretrained', 'mean_cosine_across')} and {cosine('finetuned', 'mean_cosine_across')}",
+            f"rises by {100 * control['mean'].mean():+.1f} points, about as much",
+            f"ALTI rollout by {from_input('alti_rollout')}",
+            f"GlobEnc rollout by {from_input('globenc_rollout')}",
+            f"(`norm_of_block`) by {from_input('derivative_norm_of_block')}",
+        ],
+    )
+
+
+def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
+    test = committed("reports/metrics/finetune.json")["test"]
+    reviews = committed(f"{PLOTS}reviews.csv").groupby("split")["reviews"].sum()
+    changes = committed(f"{PLOTS}mixing_difference.csv").query("method == @RATIO").set_index("layer")
+    assert changes.index[changes["simultaneous_low"] > 0].tolist() == [2, 3, 4, 5, 6]
+    assert changes["difference"].idxmax() == 6
+    classes = committed(f"{PLOTS}mixing_by_class.csv").query("method == @RATIO and layer == 6")
+    classes = classes.pivot(index="token_class", columns="checkpoint", values="mean")
+    assert (classes["finetuned"] > classes["pretrained"]).all()
+    where = "method == @RATIO and layer == 6 and checkpoint == 'difference'"
+    lengths = committed(f"{PLOTS}mixing_by_length.csv").query(where).set_index("length")
+
+    def of_length(length: str) -> tuple[str, int]:
+        return f"{100 * lengths.loc[length, 'mean']:+.1f}", int(lengths.loc[length, "documents"])
+
+    margins = committed(f"{PLOTS}margins.csv")
+    assert margins.loc[margins["tokens"] > 128, "margin"].max() < margins.loc[margins["tokens"] <= 128, "margin"].mean()
+
+    def cosine(checkpoint: str, measure: str) -> str:
+        where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
+        return f"{row(f'{PLOTS}geometry.csv', **where)['mean']:.2f}"
+
+    control = committed(f"{PLOTS}mixing_controls.csv").query("method == @RATIO")
+    level = control.groupby(["control", "checkpoint"])["mean"].mean().map("{:.0%}".format).str.replace("%", " %")
+
+    def step(checkpoint: str, step: str, measure: str) -> str:
+        return f"{row(f'{PLOTS}steps.csv', checkpoint=checkpoint, layer=6, step=step, measure=measure)['mean']:.2f}"
+
+    short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
+    text = section("docs/results.md", "- The classifier is right on", "What must not be read into this:")
+    assert_all_numbers_known(
+        text,
+        [
+            f"right on {100 * test['accuracy']:.0f} % of {reviews['test']} test reviews (95 % interval "
+            f"{100 * test['accuracy_ci_low']:.0f} % to {100 * test['accuracy_ci_high']:.0f} %)",
+            f"be right on {100 * test['majority_accuracy']:.0f} %",
+            f"in every layer from 2 to 6 by its simultaneous interval, most in layer 6 "
+            f"({100 * changes.loc[6, 'difference']:+.1f} percentage points)",
+            f"In layer 6 it rises by {short[0]} points in the {short[1]} reviews of 33 to 64 tokens",
+            f"by {middle[0]} in the {middle[1]} of 65 to 128",
+            f"by {long[0]} in the {long[1]} of 129 to 256",
+            f"Those {long[1]} are",
+            f"in layer 6 the mean cosine between two of its vectors rises from "
+            f"{cosine('pretrained', 'mean_cosine')} to {cosine('finetuned', 'mean_cosine')}",
+            f"it is {cosine('pretrained', 'mean_cosine_across')} before and "
+            f"{cosine('finetuned', 'mean_cosine_across')} after",
+            f"{level['random_weights', 'random']} with random weights",
+            f"{level['shuffled_words', 'finetuned']} with the words in random order",
+            f"from {level['text_mean_value', 'pretrained']} to {level['text_mean_value', 'finetuned']}, about",
+            f"in layer 6 what attention adds is {step('pretrained', 'output_linear', 'norm')} times as long",
+            f"to the input is {step('pretrained', 'attention_skip', 'cosine_input')}",
+            f"it is {step('finetuned', 'output_linear', 'norm')} times as long",
+            f"the cosine is {step('finetuned', 'attention_skip', 'cosine_input')}",
+            f"of the layer it is {step('finetuned', 'ffn_norm', 'cosine_input')}",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [("docs/results.md", f"{PLOTS}mixing_overall.csv"), ("docs/study/README.md", f"{STUDY}ratios_overall.csv")],
+)
+def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: str) -> None:
+    rows = parsed(document, "overall")
+    assert len(rows) == committed(path)["method"].nunique()
+    for method, _, *cells in rows:
+        for checkpoint, cell in zip(("pretrained", "finetuned", CHANGE), cells, strict=True):
+            found = [float(number) for number in re.findall(r"[-+]?\d+\.\d", cell)]
+            true = row(path, method=method, checkpoint=checkpoint)
+            assert found == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(found)]]
+
+
+def test_study_shows_its_own_controls_and_moves() -> None:
+    keys = ["control", "method", "checkpoint"]
+    controls = committed(f"{STUDY}mixing_controls.csv")
+    rows = parsed("docs/study/README.md", "controls")
+    assert len(rows) == len(controls[keys].drop_duplicates())
+    for *key, first in (cells[:4] for cells in rows):
+        true = row(f"{STUDY}mixing_controls.csv", **dict(zip(keys, key, strict=True)), layer=1)["mean"]
+        assert float(first.split(" ")[0]) == pytest.approx(100 * true, abs=0.051)
+    moves = committed(f"{STUDY}movement.csv")
+    for step, against, measure, *cells in parsed("docs/study/README.md", "movement"):
+        chosen = moves[(moves["step"] == step) & (moves["against"] == against) & (moves["measure"] == measure)]
+        for layout, cell in zip(moves["layout"].unique(), cells, strict=True):
+            of_layout = chosen.loc[chosen["layout"] == layout, "mean"].dropna()
+            ends = [float(number) for number in cell.replace(" to ", " ").split()]
+            true = [of_layout.min(), of_layout.max()] if len(of_layout) else []
+            assert ends == [pytest.approx(end, abs=0.006) for end in true]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tables_of_declarations_are_up_to_date(document: str) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    found = {name: content for _, name, content, _ in MARKED.findall(text)}
+    declared = tables()
+    assert found
+    assert {name: found[name] for name in found.keys() & declared.keys()} == {
+        name: declared[name] for name in found.keys() & declared.keys()
+    }
+
+
+def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("docs", "reports/metrics", "reports/plots"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    lock = yaml.safe_load((REPOSITORY / "dvc.lock").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    check_default_run()
+
+    means = pd.read_csv("reports/plots/mixing_overall.csv")
+    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/mixing_overall.csv", index=False)
+    lock["stages"]["measure"]["params"]["params.yaml"]["mixing"]["documents"] = 39
+    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+    before = digest(tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: measure ran with another mixing than the default; [^\n]*$"):
+        main()
+    assert digest(tmp_path) == before
