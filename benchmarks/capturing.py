@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnmix.store.checkpoints import FINETUNED
+from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
 from benchmarks.timing import Case
-from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
-from stages.outputs.checkpoints import FINETUNED
 from stages.parameters import read_parameters
 
 PLAIN = Path("plain")
@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
     def batches(self, length: int | None = None) -> Iterator[tuple[list[int], Any]]:
         """Numbers of the texts and what the model reads; all texts padded to `length`, if it is given."""
-        from stages.models.encoding import batches_by_tokens, padded
+        from attnmix.models.encoding import batches_by_tokens, padded
 
         lengths = [length or len(text) for text in self.encoded]
         for batch in batches_by_tokens(lengths, self.batch_tokens):
@@ -59,9 +59,9 @@ class Work(NamedTuple):
 
 def work(folder: Path) -> Work:
     """Loaded and tokenized."""
-    from stages.maps.neighbours import device
-    from stages.models.encoding import encode
-    from stages.models.loading import load_classifier, load_tokenizer
+    from attnmix.maps.neighbours import device
+    from attnmix.models.encoding import encode
+    from attnmix.models.loading import load_classifier, load_tokenizer
 
     capture = read_parameters().capture
     tokenizer = load_tokenizer(FINETUNED)
@@ -103,7 +103,7 @@ def pipeline() -> None:
 
 def places(base: Any) -> dict[str, tuple[str, str]]:
     """Of every captured point its module's path, and whether its input or output is it."""
-    from stages.models.families import family_of
+    from attnmix.models.families import family_of
 
     family, points = family_of(base.config), read_parameters().capture.points
     (stack,) = family.stacks
@@ -215,7 +215,7 @@ def transformer_lens(ready: Work) -> None:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
 
-    from stages.models.loading import load_tokenizer
+    from attnmix.models.loading import load_tokenizer
 
     model = BertForMaskedLM(ready.base.config)
     model.bert.load_state_dict(ready.base.state_dict(), strict=False)

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnmix.arithmetic.settings import PORTABLE
+from attnmix.core.options import UmapParameters
+from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
+from attnmix.store.maps import MAPS, QUALITY
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
-from stages.arithmetic.settings import PORTABLE
-from stages.outputs.activations import ACTIVATIONS, read_features, stored_sites
-from stages.outputs.maps import MAPS, QUALITY
-from stages.parameters import UmapParameters, read_parameters
+from stages.parameters import read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")
@@ -39,7 +40,7 @@ def vectors() -> list[Any]:
 
 
 def joint_pipeline() -> None:
-    from stages.maps.layouts import fit_map
+    from attnmix.maps.layouts import fit_map
 
     umap = read_parameters().umap
     np.save("joint_pipeline.npy", fit_map(np.concatenate(vectors()), umap, umap.seed))
@@ -67,8 +68,8 @@ def plain_map(x: Any, parameters: UmapParameters, seeded: bool = True) -> Any:
 
 
 def separate_pipeline() -> None:
-    from stages.maps.layouts import fit_map
-    from stages.maps.parallel import in_parallel
+    from attnmix.maps.layouts import fit_map
+    from attnmix.maps.parallel import in_parallel
 
     umap = read_parameters().umap
     calls = [(array, umap, umap.seed) for array in vectors()]
@@ -87,7 +88,7 @@ def separate_plain(name: str, n_jobs: int) -> None:
 
 def maps_worth(case: str) -> str:
     """Trustworthiness of every way's maps, which start elsewhere where their graph is not connected."""
-    from stages.maps.quality import NEIGHBOURS, scored_rows, scores
+    from attnmix.maps.quality import NEIGHBOURS, scored_rows, scores
 
     umap, arrays = read_parameters().umap, vectors()
     spaces = [np.concatenate(arrays)] if case == "joint" else arrays
@@ -149,8 +150,8 @@ def layouts_made() -> str:
 
 
 def pages_pipeline() -> None:
-    from stages.figures.joint_pages import draw_joint_pages
-    from stages.figures.style import paper_style
+    from attnmix.figures.joint_pages import draw_joint_pages
+    from attnmix.figures.style import paper_style
 
     with paper_style():
         draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().figures)
@@ -254,7 +255,7 @@ CASES: dict[str, Case] = {
 if __name__ == "__main__":
     case, asked = CASES[sys.argv[1]], sys.argv[2]
     if read_parameters().arithmetic == PORTABLE:
-        from stages.arithmetic.kernels import use  # torch, which not every way loads
+        from attnmix.arithmetic.kernels import use  # torch, which not every way loads
 
         use(PORTABLE)
     if asked == "check":

@@ -46,7 +46,7 @@ def capture(documents: int) -> None:
 
 
 def captured() -> str:
-    from stages.outputs.activations import ACTIVATIONS, read_tokens
+    from attnmix.store.features import ACTIVATIONS, read_tokens
 
     tokens = read_tokens(ACTIVATIONS)
     shutil.rmtree(ACTIVATIONS)

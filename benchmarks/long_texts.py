@@ -24,7 +24,7 @@ def _base() -> Any:
     import torch
     from transformers import BertConfig, BertModel
 
-    from stages.models.attention import OBSERVED
+    from attnmix.models.attention import OBSERVED
 
     torch.manual_seed(0)
     config = BertConfig(
@@ -53,8 +53,8 @@ def forward(length: int, attention: str) -> None:
 
 def ratios(length: int, identities: bool) -> None:
     """The six ratios, or with the identities all that `measure` reads from a document that is in no statistics."""
-    from stages.mixing.batches import BatchMeasurer
-    from stages.mixing.documents import Document
+    from attnmix.measures.batches import BatchMeasurer
+    from attnmix.measures.documents import Document
 
     measurer = BatchMeasurer(_base(), Path("random weights"), SIX, 0)
     words = np.arange(length, dtype=np.int32)

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.checkpoints import FINETUNED
 from benchmarks.timing import Case
-from stages.mixing.ratios import RATIOS
-from stages.outputs.checkpoints import FINETUNED
 from stages.parameters import read_parameters
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
-Batch = list[Any]  # of stages.mixing.documents.Document
+Batch = list[Any]  # of attnmix.measures.documents.Document
 
 
 class _Ready(NamedTuple):
@@ -35,7 +35,7 @@ class _Ready(NamedTuple):
         """The last hidden states."""
         import torch
 
-        from stages.models.encoding import padded
+        from attnmix.models.encoding import padded
 
         base = self.measurer.base
         base.set_attn_implementation(attention)
@@ -56,17 +56,17 @@ class _Ready(NamedTuple):
         return self.six.ratios(batch)
 
     def look(self) -> None:
-        from stages.models.attention import OBSERVED
+        from attnmix.models.attention import OBSERVED
 
         self.measurer.base.set_attn_implementation(OBSERVED)
 
 
 def _ready() -> _Ready:
-    from stages.maps.neighbours import device
-    from stages.mixing.batches import BatchMeasurer
-    from stages.mixing.documents import chosen_documents
-    from stages.models.encoding import batches_by_tokens
-    from stages.models.loading import load_base, load_tokenizer
+    from attnmix.maps.neighbours import device
+    from attnmix.measures.batches import BatchMeasurer
+    from attnmix.measures.documents import chosen_documents
+    from attnmix.models.encoding import batches_by_tokens
+    from attnmix.models.loading import load_base, load_tokenizer
 
     parameters = read_parameters()
     tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(device())

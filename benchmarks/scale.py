@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from attnmix.core.points import Site
+from attnmix.store import features as store
+from attnmix.store.files import write_table
+from attnmix.store.reports import METRICS
 from benchmarks.stages import write_parameters, write_ratios
 from benchmarks.timing import machine, timed
-from stages.outputs import activations as store
-from stages.outputs.files import write_table
-from stages.outputs.reports import METRICS
-from stages.sites import Site
 
 SITE = Site(0, "embedding_output")
 TOKENS = 250  # of a document

@@ -28,17 +28,17 @@ import numpy as np
 import pandas as pd
 from ruamel.yaml import YAML
 
+from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
+from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.options import Parameters
+from attnmix.core.points import Site
+from attnmix.store.checkpoints import FINETUNED, PRETRAINED
+from attnmix.store.features import ACTIVATIONS, read_tokens, stored_sites
+from attnmix.store.mixing import MIXING, TOKENS
+from attnmix.store.reviews import REVIEWS, split_file
 from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
-from stages.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
-from stages.names import CAPTURED_CHECKPOINT
-from stages.outputs.activations import ACTIVATIONS, read_tokens, stored_sites
-from stages.outputs.checkpoints import FINETUNED, PRETRAINED
-from stages.outputs.mixing import MIXING, TOKENS
-from stages.outputs.reviews import REVIEWS, split_file
-from stages.parameters import Parameters
-from stages.sites import Site
 
 PAGE_TITLE = "The page in a browser"  # by benchmarks.page
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"

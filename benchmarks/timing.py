@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import psutil
 
-from stages.arithmetic import settings
+from attnmix.arithmetic import settings
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "numpy", "numba", "umap-learn", "scikit-learn", "joblib", "matplotlib", "zarr")

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from attnmix.core.errors import InputError
+from attnmix.measures.ratios import RATIOS
 from compare.experiments import Compared, compared
 from compare.figure import draw
 from compare.page import write_page
 from compare.side_by_side import NAME, write_side_by_side
-from stages.errors import InputError
-from stages.mixing.ratios import RATIOS
 from study.aggregate import over_seeds
 from study.figure import METHODS
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from attnmix.core.errors import InputError
 from compare.side_by_side import Side
-from stages.errors import InputError
 from study.runs import Run, dvc_in, last_words
 from study.store import Experiment, finished, git, parameters, plot
 

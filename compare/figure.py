@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from stages.figures.style import printable
+from attnmix.figures.style import printable
 from study.aggregate import DIFFERENCE
 from study.figure import TITLES, Curve, draw_curve, draw_grid
 

@@ -10,11 +10,11 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from attnmix import page
+from attnmix.measures.ratios import RATIOS
+from attnmix.page.arrays import visible
+from attnmix.store.files import writing
 from compare.experiments import Compared
-from stages import page
-from stages.mixing.ratios import RATIOS
-from stages.outputs.files import writing
-from stages.page.arrays import visible
 from study.aggregate import DIFFERENCE
 from study.figure import TITLES
 

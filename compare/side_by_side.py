@@ -19,11 +19,11 @@ from dvc.exceptions import DvcException
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from stages import page
-from stages.errors import InputError
-from stages.outputs.files import writing
-from stages.outputs.reports import PAGE
-from stages.page.arrays import packed, visible
+from attnmix import page
+from attnmix.core.errors import InputError
+from attnmix.page.arrays import packed, visible
+from attnmix.store.files import writing
+from attnmix.store.reports import PAGE
 
 HERE = Path(__file__).parent
 NAME = "side_by_side.html"

@@ -16,9 +16,9 @@ from typing import Any
 
 from PIL import Image
 
-from stages.errors import InputError
-from stages.outputs.files import made
-from stages.outputs.reports import FIGURES, PAGE
+from attnmix.core.errors import InputError
+from attnmix.store.files import made
+from attnmix.store.reports import FIGURES, PAGE
 
 DOCS = Path("docs")
 WIDTH = 1100  # pixels

@@ -19,16 +19,16 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
+from attnmix.core.names import LAYOUTS
+from attnmix.core.options import Parameters
+from attnmix.core.points import DECODER_INPUT, EMBEDDING_POINTS, POINTS
+from attnmix.figures.labels import MAP_MEASURES, POINT_MARKS
+from attnmix.measures.controls import CONTROLS
+from attnmix.measures.identities import IDENTITIES
+from attnmix.measures.matrices import MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.families import Family, family_of, known_families
 from docs import measured
-from stages.mixing.controls import CONTROLS
-from stages.mixing.identities import IDENTITIES
-from stages.mixing.matrices import MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.models.families import Family, family_of, known_families
-from stages.names import LAYOUTS
-from stages.parameters import Parameters
-from stages.sites import DECODER_INPUT, EMBEDDING_POINTS, POINTS
-from stages.vocabulary import MAP_MEASURES, POINT_MARKS
 
 DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
 """The documents whose tables are made here; those of docs/study/README.md are made by `study`."""

@@ -30,24 +30,24 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from stages.arithmetic.kernels import use
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.machine import check_disk, trim_heap
-from stages.models.capture_points import widths
-from stages.models.encoding import Reading, batches_by_tokens, padded, readings
-from stages.models.families import family_of
-from stages.models.loading import check_max_length, load_classifier, load_tokenizer
-from stages.models.row_blocks import Batch, Part, RowBlocks
-from stages.outputs import activations as store
-from stages.outputs.blocks import Block
-from stages.outputs.checkpoints import FINETUNED
-from stages.outputs.files import CHECKED, writing
-from stages.parameters import Parameters
+from attnmix.arithmetic.kernels import use
+from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
+from attnmix.core.points import POINTS, Site
+from attnmix.models.capture_points import widths
+from attnmix.models.encoding import Reading, batches_by_tokens, padded, readings
+from attnmix.models.families import family_of
+from attnmix.models.feature_writer import Batch, Part, RowBlocks
+from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer
+from attnmix.store import features as store
+from attnmix.store.checkpoints import FINETUNED
+from attnmix.store.files import CHECKED, writing
+from attnmix.store.shard_writer import Block
+from stages.cli import run_stage
+from stages.resources import check_disk, trim_heap
 from stages.resume import clear, publish, unfinished_folder
-from stages.reviews.chosen import chosen_texts
-from stages.sites import POINTS, Site
-from stages.workplace import check_store
+from stages.selection import chosen_texts
+from stages.stage_lock import check_store
 
 TEXTS_AT_ONCE = 100
 NAMED = 5  # texts in one warning

@@ -19,20 +19,20 @@ from typing import TypeVar
 
 import pandas as pd
 
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.hub.patience import be_patient
-from stages.hub.repository import Kind, Repository
-from stages.models import fetching
-from stages.models.proof import prove_model, prove_pair
-from stages.outputs.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
-from stages.outputs.reports import PLOTS, write_plot
-from stages.outputs.reviews import REVIEWS, write_split
-from stages.outputs.sources import write_sources
-from stages.parameters import DatasetParameters, ModelParameters, Parameters
+from attnmix.core.errors import InputError
+from attnmix.core.options import DatasetParameters, ModelParameters, Parameters
+from attnmix.data import source
+from attnmix.hub.repository import Kind, Repository
+from attnmix.hub.retries import be_patient
+from attnmix.models import fetching
+from attnmix.models.compatibility import prove_model, prove_pair
+from attnmix.store.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
+from attnmix.store.reports import PLOTS, write_plot
+from attnmix.store.reviews import REVIEWS, write_split
+from attnmix.store.sources import write_sources
+from stages.cli import run_stage
 from stages.resume import UNFINISHED, clear, publish
-from stages.reviews import source
-from stages.watched import look_at_sources
+from stages.source_hashes import look_at_sources
 
 Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
 

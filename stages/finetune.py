@@ -42,18 +42,18 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PredictionOutput
 
-from stages.arithmetic.kernels import computed_on, use
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.models.encoding import encode
-from stages.models.loading import check_max_length, load_classifier, load_tokenizer
-from stages.models.trained import ONE_OF_THEM, load_trained
-from stages.outputs.checkpoints import FINETUNED, start
-from stages.outputs.reports import write_metrics, write_plot
-from stages.outputs.reviews import read_split
-from stages.parameters import FinetuneParameters, Parameters
+from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.core.errors import InputError
+from attnmix.core.options import FinetuneParameters, Parameters
+from attnmix.models.encoding import encode
+from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer
+from attnmix.models.trained_classifier import ONE_OF_THEM, load_trained
+from attnmix.store.checkpoints import FINETUNED, start
+from attnmix.store.reports import write_metrics, write_plot
+from attnmix.store.reviews import read_split
+from stages.cli import run_stage
 from stages.resume import clear, publish, unfinished_folder
-from stages.workplace import check_store
+from stages.stage_lock import check_store
 
 
 def main(parameters: Parameters) -> None:

@@ -24,35 +24,35 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from stages.arithmetic.kernels import computed_on, use
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.machine import check_disk
-from stages.mixing.batches import BatchMeasurer
-from stages.mixing.by_review import by_review, review_tables
-from stages.mixing.control_passes import random_base
-from stages.mixing.control_tables import control_tables
-from stages.mixing.controls import RANDOM, shuffled_words
-from stages.mixing.corpus import Corpus, write_corpus
-from stages.mixing.documents import CLASSES, Document, each_chosen_document
-from stages.mixing.levels import derivative_tables
-from stages.mixing.matrices import with_rollouts
-from stages.mixing.ratios import RATIOS
-from stages.mixing.summary import metrics, overall_means, plot_tables
-from stages.mixing.sums import GROUPS
-from stages.mixing.unfinished import CheckpointMeasures
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.capture_points import widths
-from stages.models.families import Family, family_of
-from stages.models.loading import check_max_length, load_base, load_tokenizer
-from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
-from stages.outputs.heads import VECTOR_BYTES
-from stages.outputs.mixing import MIXING, TokenRatios, write_ratios
-from stages.outputs.reports import write_long_plot, write_metrics, write_plot
-from stages.parameters import MixingParameters, Parameters
+from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.core.errors import InputError
+from attnmix.core.options import MixingParameters, Parameters
+from attnmix.core.points import Site
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.by_review import by_review, review_tables
+from attnmix.measures.control_passes import random_base
+from attnmix.measures.control_tables import control_tables
+from attnmix.measures.controls import RANDOM, shuffled_words
+from attnmix.measures.documents import CLASSES, Document, each_chosen_document
+from attnmix.measures.levels import derivative_tables
+from attnmix.measures.matrices import with_rollouts
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.summary import metrics, overall_means, plot_tables
+from attnmix.measures.sums import GROUPS
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.capture_points import widths
+from attnmix.models.families import Family, family_of
+from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
+from attnmix.store.heads import VECTOR_BYTES
+from attnmix.store.mixing import MIXING, TokenRatios, write_ratios
+from attnmix.store.reports import write_long_plot, write_metrics, write_plot
+from stages.cli import run_stage
+from stages.corpus import Corpus, write_corpus
+from stages.measure_progress import CheckpointMeasures
+from stages.resources import check_disk
 from stages.resume import clear, publish, unfinished_folder
-from stages.reviews.chosen import chosen_texts, drawn_rows, review_labels, review_name, review_texts
-from stages.sites import Site
+from stages.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
 
 FLOAT32_BYTES = 4
 

@@ -2,7 +2,7 @@
 
     python -m stages.reduce
 
-Writes `features/maps/<layout>.parquet` (`stages.maps.layouts` says which there are), `features/maps/quality.parquet`,
+Writes `features/maps/<layout>.parquet` (`attnmix.maps.layouts` says which there are), `features/maps/quality.parquet`,
 `features/maps/nearest.parquet`, `reports/plots/map_quality.csv`, `reports/plots/movement.csv`,
 `reports/plots/movement_by_document.csv` and `reports/metrics/maps.json`.
 """
@@ -16,24 +16,24 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from stages.arithmetic.kernels import use
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.maps.layouts import FITS, Blocks, Fitted, Maps
-from stages.maps.movement import measured_moves
-from stages.maps.neighbours import Indices, Vectors, neighbours
-from stages.maps.parallel import check_cluster
-from stages.maps.projections import PROJECTIONS
-from stages.maps.quality_table import quality_table
-from stages.mixing.ratios import RATIOS
-from stages.names import CAPTURED_CHECKPOINT, ONE_PLANE
-from stages.outputs.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
-from stages.outputs.mixing import read_captured_ratios
-from stages.outputs.reports import write_metrics, write_plot
-from stages.parameters import Parameters, UmapParameters
-from stages.reviews.draw import Rows, stratified_draw
-from stages.sites import Site
-from stages.store import Run, open_run
+from attnmix.arithmetic.kernels import use
+from attnmix.core.errors import InputError
+from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
+from attnmix.core.options import Parameters, UmapParameters
+from attnmix.core.points import Site
+from attnmix.data.draw import Rows, stratified_draw
+from attnmix.maps.layouts import FITS, Blocks, Fitted, Maps
+from attnmix.maps.movement import measured_moves
+from attnmix.maps.neighbours import Indices, Vectors, neighbours
+from attnmix.maps.parallel import check_cluster
+from attnmix.maps.projections import PROJECTIONS
+from attnmix.maps.quality_table import quality_table
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
+from attnmix.store.mixing import read_captured_ratios
+from attnmix.store.reports import write_metrics, write_plot
+from attnmix.store.runs import Run, open_run
+from stages.cli import run_stage
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 Points = tuple[list[Site], Vectors]

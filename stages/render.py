@@ -14,27 +14,27 @@ from typing import Any
 
 import joblib
 
-from stages.command import run_stage
-from stages.errors import InputError
-from stages.figures.animation import write_animation
-from stages.figures.atlas import draw_atlas
-from stages.figures.joint_pages import draw_joint_pages
-from stages.figures.mixing_curves import draw_by_layer, draw_steps
-from stages.figures.mixing_matrices import draw_matrices
-from stages.figures.mixing_reviews import draw_reviews
-from stages.figures.mixing_strips import draw_strips
-from stages.figures.residual import draw_residual
-from stages.figures.style import find_fallback_fonts, paper_style
-from stages.figures.text_layers import text_layers
-from stages.figures.tokens import CapturedTexts, read_captured, with_classes
-from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
-from stages.names import ONE_PLANE
-from stages.outputs.maps import made_layouts, read_map
-from stages.outputs.mixing import read_captured_ratios, stored_matrices
-from stages.outputs.reports import FIGURES, read_plot
-from stages.page.assembly import write_page
-from stages.parameters import FiguresParameters, Parameters
-from stages.store import open_run
+from attnmix.core.errors import InputError
+from attnmix.core.names import ONE_PLANE
+from attnmix.core.options import FiguresParameters, Parameters
+from attnmix.figures.animation import write_animation
+from attnmix.figures.atlas import draw_atlas
+from attnmix.figures.joint_pages import draw_joint_pages
+from attnmix.figures.mixing_curves import draw_by_layer, draw_steps
+from attnmix.figures.mixing_matrices import draw_matrices
+from attnmix.figures.mixing_reviews import draw_reviews
+from attnmix.figures.mixing_strips import draw_strips
+from attnmix.figures.residual import draw_residual
+from attnmix.figures.style import find_fallback_fonts, paper_style
+from attnmix.figures.text_layers import text_layers
+from attnmix.figures.tokens import CapturedTexts, read_captured, with_classes
+from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.page.assembly import write_page
+from attnmix.store.maps import made_layouts, read_map
+from attnmix.store.mixing import read_captured_ratios, stored_matrices
+from attnmix.store.reports import FIGURES, read_plot
+from attnmix.store.runs import open_run
+from stages.cli import run_stage
 
 MAX_PROCESSES = 4  # each takes a second to start
 

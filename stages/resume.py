@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from stages.parameters import Parameters
+from attnmix.core.options import Parameters
 
 UNFINISHED = Path(".unfinished")
 REPOSITORY = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 def unfinished_folder(stage: str, parameters: Parameters) -> Path:
     """The folder of this stage's unfinished work; folders of the same stage for other inputs are removed."""
-    from stages.arithmetic.kernels import computed_on  # it loads torch, which a command must not do by its imports
+    from attnmix.arithmetic.kernels import computed_on  # it loads torch, which a command must not do by its imports
 
     declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
     values = parameters.model_dump()

@@ -20,24 +20,25 @@ from pathlib import Path
 
 import pandas as pd
 
-from stages.arithmetic.kernels import use
+from attnmix.arithmetic.kernels import use
+from attnmix.core.errors import InputError
+from attnmix.core.options import ModelParameters, Parameters
+from attnmix.measures.documents import chosen_documents
+from attnmix.models.compatibility import prove_model
+from attnmix.models.encoding import readings
+from attnmix.models.fetching import fetch_model
+from attnmix.models.loading import load_tokenizer, longest_text
+from attnmix.page.assembly import write_page
+from attnmix.page.told import of_texts
+from attnmix.store.checkpoints import PRETRAINED
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
 from stages.capture import capture_texts
-from stages.command import as_command
-from stages.errors import InputError
+from stages.cli import as_command
 from stages.measure import measure
-from stages.mixing.documents import chosen_documents
-from stages.models.encoding import readings
-from stages.models.fetching import fetch_model
-from stages.models.loading import load_tokenizer, longest_text
-from stages.models.proof import prove_model
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.checkpoints import PRETRAINED
-from stages.outputs.reports import PAGE, PLOTS, SHOWN, write_plot
-from stages.page.assembly import write_page
-from stages.page.told import of_texts
-from stages.parameters import ModelParameters, Parameters, read_parameters
+from stages.parameters import read_parameters
 from stages.reduce import reduce
-from stages.workplace import check_folder
+from stages.stage_lock import check_folder
 
 CHECKPOINT = "pretrained"
 KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}

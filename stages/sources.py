@@ -6,10 +6,10 @@ DVC can watch no path that may as well be a hub's identifier, so this stage runs
 such a source; else dvc.yaml has no such stage. Writes `reports/sources.json`.
 """
 
-from stages.command import run_stage
-from stages.outputs.sources import write_sources
-from stages.parameters import Parameters
-from stages.watched import look_at_sources
+from attnmix.core.options import Parameters
+from attnmix.store.sources import write_sources
+from stages.cli import run_stage
+from stages.source_hashes import look_at_sources
 
 
 def main(parameters: Parameters) -> None:

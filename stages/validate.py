@@ -18,25 +18,25 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from stages.arithmetic.kernels import use
-from stages.command import run_stage
-from stages.mixing.documents import Document, chosen_documents
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import preferred_ratio
-from stages.models.encoding import readings
-from stages.models.loading import check_max_length
-from stages.names import IMPORTANCE_NAMES
-from stages.outputs.checkpoints import FINETUNED
-from stages.outputs.reports import read_plot, read_plot_rows, write_metrics, write_plot
-from stages.outputs.reviews import read_split
-from stages.outputs.validation import write_captured_scores
-from stages.parameters import Parameters
-from stages.reviews.chosen import chosen_rows, chosen_texts, drawn_reviews
-from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
-from stages.validation.classifier import Classifier
-from stages.validation.removal import agreement, probability, removals
-from stages.validation.review import Review
-from stages.validation.tables import ALL_CLASSES, faithfulness, margin_correlation
+from attnmix.arithmetic.kernels import use
+from attnmix.core.names import IMPORTANCE_NAMES
+from attnmix.core.options import Parameters
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.removal import agreement, probability, removals
+from attnmix.faithfulness.review import Review
+from attnmix.faithfulness.tables import ALL_CLASSES, faithfulness, margin_correlation
+from attnmix.measures.documents import Document, chosen_documents
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import preferred_ratio
+from attnmix.models.encoding import readings
+from attnmix.models.loading import check_max_length
+from attnmix.store.checkpoints import FINETUNED
+from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
+from attnmix.store.reviews import read_split
+from attnmix.store.validation import write_captured_scores
+from stages.cli import run_stage
+from stages.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
 

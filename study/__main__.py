@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from attnmix.core.errors import InputError
 from docs.tables import with_tables
-from stages.errors import InputError
 from study.figure import draw_mixing
 from study.runs import Plan, missing_reason, read_plan, run_missing
 from study.store import Experiment, find, metrics, name_of, plot

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from stages.errors import InputError
-from stages.mixing.statistics import LEVEL, SAME
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import LEVEL, SAME
 
 Doubles = npt.NDArray[np.float64]
 

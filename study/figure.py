@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stages.figures.style import TWO_COLUMNS, paper_style, save_figure
-from stages.mixing.ratios import RATIOS
-from stages.vocabulary import CHECKPOINTS
+from attnmix.figures.labels import CHECKPOINTS
+from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
+from attnmix.measures.ratios import RATIOS
 from study.aggregate import DIFFERENCE, with_difference
 
 METHODS = ("attn_n", "attnresln_n", "attnres_n", "layer_n")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.errors import InputError
+from attnmix.core.errors import InputError
 from study.store import Experiment, find, is_by_this_code, name_of, parameters, read_yaml
 
 LEFT_OUT = ("render",)  # its figures and page are of one run; the study draws its own

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from ruamel.yaml import YAML
 
-from stages.errors import InputError
+from attnmix.core.errors import InputError
 
 # What decides an experiment's results, but for its parameters.
 CODE = ("stages", "dvc.yaml", "data/sample")

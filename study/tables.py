@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from stages.errors import InputError
-from stages.mixing.ratios import RATIOS
+from attnmix.core.errors import InputError
+from attnmix.measures.ratios import RATIOS
 from study.aggregate import DIFFERENCE, correlations_over_seeds, means_of_seeds, over_seeds, reviews_over_seeds
 
 DIGITS = 6

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stages.arithmetic import settings
+from attnmix.arithmetic import settings
 
 settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
 
@@ -29,9 +29,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from stages.arithmetic import kernels
-from stages.outputs.reports import PAGE, write_plot
-from stages.outputs.validation import write_captured_scores
+from attnmix.arithmetic import kernels
+from attnmix.store.reports import PAGE, write_plot
+from attnmix.store.validation import write_captured_scores
 
 kernels.use(settings.PORTABLE)
 
@@ -40,7 +40,7 @@ VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely"
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
 # Shards of 16 rows of the tiny models' float16 features, by module and name.
-SMALL_SHARDS = {"stages.outputs.activations:CHUNK_BYTES": 96, "stages.outputs.activations:CHUNKS_IN_SHARD": 8}
+SMALL_SHARDS = {"attnmix.store.features:CHUNK_BYTES": 96, "attnmix.store.features:CHUNKS_IN_SHARD": 8}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 
 

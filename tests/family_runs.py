@@ -13,14 +13,14 @@ import pandas as pd
 from conftest import REPOSITORY, write_captured_texts, write_commits
 from head_parts import random_parts
 
-from stages.mixing.derivatives import FORMS
-from stages.mixing.matrices import with_rollouts
-from stages.mixing.ratios import RATIOS
-from stages.outputs import activations as store
-from stages.outputs.heads import heads_folder, write_heads
-from stages.outputs.mixing import MIXING, contributions_folder, write_matrix
-from stages.outputs.reports import write_plot
-from stages.sites import DECODER_INPUT, Site
+from attnmix.core.points import DECODER_INPUT, Site
+from attnmix.measures.derivatives import FORMS
+from attnmix.measures.matrices import with_rollouts
+from attnmix.measures.ratios import RATIOS
+from attnmix.store import features as store
+from attnmix.store.heads import heads_folder, write_heads
+from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
+from attnmix.store.reports import write_plot
 
 CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")

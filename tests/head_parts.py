@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stages.outputs.heads import scores
+from attnmix.store.heads import scores
 
 
 def random_parts(

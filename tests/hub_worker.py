@@ -16,8 +16,8 @@ from typing import Any
 
 from stage_process import LIMIT
 
-from stages.arithmetic import settings
-from stages.errors import InputError
+from attnmix.arithmetic import settings
+from attnmix.core.errors import InputError
 from stages.parameters import read_parameters
 
 

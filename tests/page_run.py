@@ -13,20 +13,21 @@ from browser import Opened
 from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_commits, write_parameters, write_tiny_bert
 from head_parts import random_parts
 
+from attnmix.core.options import Parameters
+from attnmix.core.points import Site
+from attnmix.figures.labels import MAP_MEASURES
+from attnmix.measures.matrices import MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.page.assembly import write_page
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.heads import heads_folder, write_heads
+from attnmix.store.maps import write_map, write_nearest, write_quality
+from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
+from attnmix.store.reports import PAGE
+from attnmix.store.validation import write_captured_scores
 from stages import capture, measure, reduce
-from stages.mixing.matrices import MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.heads import heads_folder, write_heads
-from stages.outputs.maps import write_map, write_nearest, write_quality
-from stages.outputs.mixing import MIXING, contributions_folder, write_matrix
-from stages.outputs.reports import PAGE
-from stages.outputs.validation import write_captured_scores
-from stages.page.assembly import write_page
-from stages.parameters import Parameters, read_parameters
-from stages.sites import Site
-from stages.vocabulary import MAP_MEASURES
+from stages.parameters import read_parameters
 
 HOSTILE = [
     "<script>window.hacked=1</script>",

@@ -15,10 +15,10 @@ import pytest
 import zarr
 from conftest import REPOSITORY, digest
 
-from stages.errors import InputError
-from stages.outputs import activations as store
-from stages.outputs.files import write_table
-from stages.sites import Site
+from attnmix.core.errors import InputError
+from attnmix.core.points import Site
+from attnmix.store import features as store
+from attnmix.store.files import write_table
 
 SITE = Site(7, "attention_output")
 
@@ -212,9 +212,9 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
 import resource, signal, sys
 import numpy as np
 from pathlib import Path
-from stages.errors import InputError
-from stages.outputs import activations as store
-from stages.sites import Site
+from attnmix.core.errors import InputError
+from attnmix.store import features as store
+from attnmix.core.points import Site
 site = Site(7, "attention_output")
 plan = store.plan_store(256, 768, "float16")
 root = Path({str(tmp_path)!r})

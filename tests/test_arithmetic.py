@@ -14,7 +14,7 @@ import torch
 from conftest import REPOSITORY
 from threadpoolctl import threadpool_info
 
-from stages.arithmetic import kernels, settings
+from attnmix.arithmetic import kernels, settings
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
@@ -129,10 +129,10 @@ def test_libraries_take_the_instructions_that_all_have() -> None:
 
 TRAINING = """
 import hashlib, sys
-from stages.arithmetic import settings
+from attnmix.arithmetic import settings
 settings.choose(settings.PORTABLE)
 import torch
-from stages.arithmetic import kernels
+from attnmix.arithmetic import kernels
 kernels.use(settings.PORTABLE)
 order = slice(None) if sys.argv[1] == "given" else torch.arange(7, -1, -1)
 generator = torch.Generator().manual_seed(0)

@@ -14,16 +14,16 @@ from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, toy_
 from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
+from attnmix.core.errors import InputError
+from attnmix.core.points import LAYER_POINTS, POINTS, Site
+from attnmix.models.loading import load_classifier
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.reviews import read_split
 from stages import capture
-from stages.errors import InputError
-from stages.models.loading import load_classifier
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.reviews import read_split
 from stages.parameters import read_parameters
 from stages.resume import unfinished_folder
-from stages.reviews.chosen import chosen_rows
-from stages.sites import LAYER_POINTS, POINTS, Site
+from stages.selection import chosen_rows
 
 ALL_POINTS = list(POINTS)
 OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attention")]

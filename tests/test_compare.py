@@ -17,9 +17,9 @@ from browser import browser
 from dvc_repository import Repository, new_repository
 from scipy import stats
 
+from attnmix.core.errors import InputError
 from compare import __main__ as command
 from compare.experiments import _unfinished, compared
-from stages.errors import InputError
 
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 from families import make_tokenizer
 
-from stages.mixing.control_tables import control_tables
-from stages.mixing.controls import CONTROLS, shuffled_words
-from stages.mixing.documents import CLASSES, Document, chosen_documents
-from stages.mixing.statistics import resample
-from stages.models.loading import load_tokenizer
+from attnmix.core.statistics import resample
+from attnmix.measures.control_tables import control_tables
+from attnmix.measures.controls import CONTROLS, shuffled_words
+from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.models.loading import load_tokenizer
 
 TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
 

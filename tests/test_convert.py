@@ -14,9 +14,9 @@ from conftest import REPOSITORY, write_parameters, write_tiny_roberta
 from stage_process import run_to_its_end
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
-from stages.errors import InputError
-from stages.models.convert import convert
-from stages.models.trained import load_trained
+from attnmix.core.errors import InputError
+from attnmix.models.convert import convert
+from attnmix.models.trained_classifier import load_trained
 
 IDS = torch.tensor([[2, 9, 14, 31, 3]])
 NAMES = {0: "negative", 1: "positive"}
@@ -51,7 +51,7 @@ def data_parallel(module: torch.nn.Module) -> torch.nn.Module:
 
 def command(tmp_path: Path, like: Path) -> list[str]:
     write_parameters(tmp_path)
-    program = [sys.executable, "-m", "stages.models.convert", str(tmp_path / "trained.pt"), "--like", str(like)]
+    program = [sys.executable, "-m", "attnmix.models.convert", str(tmp_path / "trained.pt"), "--like", str(like)]
     return [*program, "--to", str(tmp_path / "made"), "--classes", *NAMES.values()]
 
 

@@ -14,20 +14,20 @@ from families import write_family
 from family_reference import run_reference
 from scipy import stats
 
-from stages.mixing import gradients
-from stages.mixing.batches import BatchMeasurer
-from stages.mixing.corpus import Corpus, write_corpus
-from stages.mixing.derivatives import FORMS, DocumentDerivatives, levels
-from stages.mixing.documents import Document
-from stages.mixing.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
-from stages.mixing.levels import COUNTED, derivative_tables
-from stages.mixing.matrices import LAYER_MATRICES, ROLLOUTS
-from stages.mixing.ratios import RATIOS
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.loading import load_base
-from stages.outputs.reports import write_plot
-from stages.page.evidence import derivatives
-from stages.parameters import MixingParameters
+from attnmix.core.options import MixingParameters
+from attnmix.measures import gradients
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.derivatives import FORMS, DocumentDerivatives, levels
+from attnmix.measures.documents import Document
+from attnmix.measures.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
+from attnmix.measures.levels import COUNTED, derivative_tables
+from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.loading import load_base
+from attnmix.page.evidence import derivatives
+from attnmix.store.reports import write_plot
+from stages.corpus import Corpus, write_corpus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])

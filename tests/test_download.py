@@ -14,14 +14,15 @@ import pytest
 from conftest import Workspace, toy_reviews
 from safetensors.torch import load_file, save_file
 
+from attnmix.core.errors import InputError
+from attnmix.core.options import DatasetParameters, ModelParameters
+from attnmix.data.draw import stratified_draw, stratified_split
+from attnmix.data.source import read_splits
+from attnmix.models.attention import observed
+from attnmix.models.fetching import DIGESTS, fetch_model
+from attnmix.store.reviews import read_split
 from stages import download
-from stages.errors import InputError
-from stages.models.attention import observed
-from stages.models.fetching import DIGESTS, fetch_model
-from stages.outputs.reviews import read_split
-from stages.parameters import DatasetParameters, ModelParameters, read_parameters
-from stages.reviews.draw import stratified_draw, stratified_split
-from stages.reviews.source import read_splits
+from stages.parameters import read_parameters
 
 SEED = 111
 
@@ -429,7 +430,7 @@ def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": str(tiny_bert)})
     toy_reviews(40, 1).to_csv(folder / "reviews.csv", index=False)
     download.main(read_parameters(folder / "params.yaml"))
-    monkeypatch.setattr("stages.models.proof.observed", unscaled)
+    monkeypatch.setattr("attnmix.models.compatibility.observed", unscaled)
     with pytest.raises(InputError, match=r"attends to tokens in a way that cannot be looked into: .* of their size"):
         download.main(read_parameters(folder / "params.yaml"))
 

@@ -17,7 +17,7 @@ from conftest import toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import Repository, new_repository, stages_run
 from remote_servers import server
 
-from stages.parameters import Parameters
+from attnmix.core.options import Parameters
 
 # The stages that read a parameter's value. The page names every parameter, so `render` reads them all.
 READ_BY = {
@@ -142,10 +142,10 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
 @pytest.mark.parametrize(
     ("file", "old", "new", "stages"),
     [
-        ("stages/vocabulary.py", '"Fine-tuned"', '"After fine-tuning"', "render"),
-        ("stages/page/page.css", "--paper: #ffffff", "--paper: #fffff0", "render"),
+        ("attnmix/figures/labels.py", '"Fine-tuned"', '"After fine-tuning"', "render"),
+        ("attnmix/page/page.css", "--paper: #ffffff", "--paper: #fffff0", "render"),
         (
-            "stages/mixing/ratios.py",
+            "attnmix/measures/ratios.py",
             "parts.mixed_weight / 2",
             "parts.mixed_weight / 3",
             "measure validate reduce render",

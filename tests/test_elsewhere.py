@@ -18,13 +18,13 @@ from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture
 from remote_servers import server
 from stage_process import run_stage
 
+from attnmix.core.errors import InputError
+from attnmix.core.points import Site
+from attnmix.store import features as stored
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.runs import open_run
 from stages import capture
-from stages.errors import InputError
-from stages.outputs import activations as stored
-from stages.outputs.activations import ACTIVATIONS
 from stages.parameters import read_parameters
-from stages.sites import Site
-from stages.store import open_run
 
 CAPTURED = {
     "documents": list(range(12)),
@@ -142,7 +142,7 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
     def no_forward_pass(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("stages.models.row_blocks.RowBlocks.run", no_forward_pass)
+    monkeypatch.setattr("attnmix.models.feature_writer.RowBlocks.run", no_forward_pass)
     nowhere = f"s3://no-such-{bucket.removeprefix('s3://')}"
     for store, said in (
         (nowhere, "cannot write s3://no-such-.*: The specified bucket does not exist"),

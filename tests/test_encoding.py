@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from stages.models.encoding import TOKENS_OF_BATCH, batches_by_tokens
+from attnmix.models.encoding import TOKENS_OF_BATCH, batches_by_tokens
 
 
 def cost(batches: list[list[int]], lengths: list[int]) -> int:

@@ -12,21 +12,21 @@ import yaml
 from families import FAMILIES, write_family
 from family_reference import Reference, run_reference
 
-from stages.errors import InputError
-from stages.mixing.batches import BatchMeasurer, DocumentMeasures
-from stages.mixing.control_passes import random_base
-from stages.mixing.controls import SAME_PASS
-from stages.mixing.documents import Document
-from stages.mixing.gradients import document_calls, jacobian_norms
-from stages.mixing.identities import IDENTITIES
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models import families
-from stages.models.capture_points import recording, widths
-from stages.models.encoding import padded
-from stages.models.loading import load_base
-from stages.sites import DECODER_INPUT, POINTS, Site
+from attnmix.core.errors import InputError
+from attnmix.core.points import DECODER_INPUT, POINTS, Site
+from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.control_passes import random_base
+from attnmix.measures.controls import SAME_PASS
+from attnmix.measures.documents import Document
+from attnmix.measures.gradients import document_calls, jacobian_norms
+from attnmix.measures.identities import IDENTITIES
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models import families
+from attnmix.models.capture_points import recording, widths
+from attnmix.models.encoding import padded
+from attnmix.models.loading import load_base
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # tiny products, which more threads slow down
 LENGTHS = (23, 14)

@@ -11,12 +11,12 @@ from conftest import Workspace, toy_reviews
 from families import EACH_FAMILY, write_family
 from transformers import AutoConfig
 
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.outputs.activations import ACTIVATIONS, stored_sites
-from stages.outputs.mixing import read_ratios, stored_matrices
+from attnmix.core.points import POINTS
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.features import ACTIVATIONS, stored_sites
+from attnmix.store.mixing import read_ratios, stored_matrices
 from stages.parameters import read_parameters
-from stages.sites import POINTS
 
 STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
 PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")

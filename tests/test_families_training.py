@@ -23,11 +23,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from attnmix.core.errors import InputError
+from attnmix.measures.documents import CLASSES, token_classes
+from attnmix.models.encoding import encode, padded
+from attnmix.models.loading import check_max_length, load_base, load_classifier, load_tokenizer, longest_text
 from stages import finetune
-from stages.errors import InputError
-from stages.mixing.documents import CLASSES, token_classes
-from stages.models.encoding import encode, padded
-from stages.models.loading import check_max_length, load_base, load_classifier, load_tokenizer, longest_text
 from stages.parameters import read_parameters
 
 DECODERS = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")

@@ -15,14 +15,14 @@ from browser import Opened
 from conftest import write_parameters
 from family_runs import BESIDE_AN_ENCODER, OTHER_WIDTHS, PARALLEL, PRE_LN, FamilyRun, write_family_run
 
+from attnmix.core.points import Site
+from attnmix.maps.layouts import fit_map
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.maps import map_sites, read_map
+from attnmix.store.reports import FIGURES, PAGE, read_plot
 from stages import reduce, render
-from stages.maps.layouts import fit_map
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.maps import map_sites, read_map
-from stages.outputs.reports import FIGURES, PAGE, read_plot
 from stages.parameters import read_parameters
-from stages.sites import Site
 
 TEXT = "The film wasn\u2019t dull, but the café film \\xf0\\x9f\\x98\\x80 was: ⏎ The end of the film."
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, relu
 
-from stages.mixing.feed_forward import AfterAttention, slopes
-from stages.mixing.layers import Linear as Affine
-from stages.mixing.layers import Norm
+from attnmix.measures.feed_forward import AfterAttention, slopes
+from attnmix.measures.layers import Linear as Affine
+from attnmix.measures.layers import Norm
 
 TOKENS, HIDDEN, WIDTH = 5, 6, 11
 

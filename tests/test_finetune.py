@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from stage_process import run_stage, run_to_its_end
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from attnmix.core.errors import InputError
 from stages import finetune
-from stages.errors import InputError
 from stages.parameters import read_parameters
 from stages.resume import UNFINISHED
 

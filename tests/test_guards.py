@@ -17,18 +17,19 @@ import pytest
 import torch
 from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture
 
-from stages import capture, finetune, machine, measure, reduce, render, validate
-from stages.command import memory_errors_explained
-from stages.errors import InputError
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.checkpoints import CHECKPOINT_FOLDERS
+from attnmix.core.errors import InputError
+from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
+from attnmix.store.features import ACTIVATIONS
+from stages import capture, finetune, measure, reduce, render, validate
+from stages import resources as machine
+from stages.cli import memory_errors_explained
 from stages.parameters import read_parameters
 from stages.resume import UNFINISHED
-from stages.workplace import working_alone
+from stages.stage_lock import working_alone
 
 CAPTURE = {"documents": [0, 1, 2], "max_length": 40}
 HOLD = (
-    "import sys; from stages.workplace import working_alone as alone\nwith alone('render'): print(flush=True), input()"
+    "import sys; from stages.stage_lock import working_alone as alone\nwith alone('render'): print(flush=True), input()"
 )
 
 
@@ -180,17 +181,17 @@ def test_read_only_folder_is_one_error_before_any_work(workspace: Workspace, rea
     folder.mkdir(exist_ok=True)
     options = f"--bind '{folder}' '{folder}' && mount -o remount,bind,ro"
     program = (
-        "import os, sys; os.chdir(sys.argv[1]); from stages.workplace import *\nwith working_alone('capture'): pass"
+        "import os, sys; os.chdir(sys.argv[1]); from stages.stage_lock import *\nwith working_alone('capture'): pass"
     )
     run = mounted(folder, options, [sys.executable, "-c", program, str(Path.cwd())])
-    assert run.stderr.splitlines()[-1].startswith(f"stages.errors.InputError: {folder} cannot be written")
+    assert run.stderr.splitlines()[-1].startswith(f"attnmix.core.errors.InputError: {folder} cannot be written")
 
 
 def test_full_disk_is_named_and_not_the_source_of_the_copy(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(bytes(200_000))
     (tmp_path / "full").mkdir()
     program = (
-        "import shutil, sys; from stages.command import as_command\n"
+        "import shutil, sys; from stages.cli import as_command\n"
         "with as_command(lambda: ''): shutil.copyfile(sys.argv[1], sys.argv[2])"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "source"), str(tmp_path / "full/target")]

@@ -11,12 +11,12 @@ import torch
 from families import EACH_FAMILY, write_family
 from family_reference import Reference, run_reference
 
-from stages.errors import InputError
-from stages.mixing.neurons import RESULTS, _reach, record_heads
-from stages.models.attention import AttentionCall
-from stages.models.capture_points import widths
-from stages.models.loading import load_base, load_tokenizer
-from stages.outputs.heads import NORMS, OF_HEADS, VECTORS, heads_folder, read_heads, scores, weights, write_heads
+from attnmix.core.errors import InputError
+from attnmix.measures.neurons import RESULTS, _reach, record_heads
+from attnmix.models.attention import AttentionCall
+from attnmix.models.capture_points import widths
+from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.store.heads import NORMS, OF_HEADS, VECTORS, heads_folder, read_heads, scores, weights, write_heads
 
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
 
@@ -91,7 +91,7 @@ def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tm
 def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stages.mixing.neurons.VECTOR_BYTES", 100)
+    monkeypatch.setattr("attnmix.measures.neurons.VECTOR_BYTES", 100)
     parts, _ = recorded("gpt2", tmp_path / "model")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)

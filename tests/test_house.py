@@ -14,18 +14,18 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
+from attnmix.core.names import CHECKPOINT_NAMES, IMPORTANCE_NAMES, MATRIX_NAMES, RATIO_NAMES, TOKEN_CLASSES
+from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS
+from attnmix.faithfulness.attributions import ATTRIBUTIONS
+from attnmix.figures.labels import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL_LOOKS, STEP_MARKS, WORD_CLASSES
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.families import PROJECTED, Stack
 from docs.tables import DOCUMENTS, tables, with_tables
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.models.families import PROJECTED, Stack
-from stages.names import CHECKPOINT_NAMES, IMPORTANCE_NAMES, MATRIX_NAMES, RATIO_NAMES, TOKEN_CLASSES
-from stages.sites import LAYER_POINTS, POINTS, STEP_POINTS
-from stages.validation.attributions import ATTRIBUTIONS
-from stages.vocabulary import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL_LOOKS, STEP_MARKS, WORD_CLASSES
 
 STAGES = ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render")
 # Commands beside the pipeline: no stage runs them, so a change of theirs changes none of its results.
-RUN_BY_NO_STAGE = {"stages/show.py", "stages/models/convert.py"}
+RUN_BY_NO_STAGE = {"stages/show.py", "attnmix/models/convert.py"}
 
 
 @cache
@@ -155,7 +155,7 @@ def test_paths_of_outputs_stand_in_one_room() -> None:
 
 
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
-    portable = {"eigh", "eigvalsh", "qr", "vector_norm"}  # those of `stages/arithmetic/kernels.py`, and torch's own
+    portable = {"eigh", "eigvalsh", "qr", "vector_norm"}  # those of `attnmix/arithmetic/kernels.py`, and torch's own
     called = {
         name
         for module in modules()

@@ -13,16 +13,16 @@ from conftest import digest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from stages.figures.animation import write_animation
-from stages.figures.atlas import draw_atlas
-from stages.figures.joint_pages import draw_joint_pages
-from stages.figures.labels import place_labels
-from stages.figures.residual import draw_residual
-from stages.figures.style import PAGE_HEIGHT, paper_style
-from stages.figures.text_layers import example_text
-from stages.figures.tokens import CapturedTexts, read_captured
-from stages.parameters import FiguresParameters
-from stages.sites import Site
+from attnmix.core.options import FiguresParameters
+from attnmix.core.points import Site
+from attnmix.figures.animation import write_animation
+from attnmix.figures.atlas import draw_atlas
+from attnmix.figures.joint_pages import draw_joint_pages
+from attnmix.figures.label_placement import place_labels
+from attnmix.figures.residual import draw_residual
+from attnmix.figures.style import PAGE_HEIGHT, paper_style
+from attnmix.figures.text_layers import example_text
+from attnmix.figures.tokens import CapturedTexts, read_captured
 
 FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, points_per_second=4)
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
@@ -54,7 +54,7 @@ def figures_drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that would have been saved, drawn once."""
     figures: list[Figure] = []
     for module in ("atlas", "residual"):
-        monkeypatch.setattr(f"stages.figures.{module}.save_figure", lambda figure, *_: figures.append(figure))
+        monkeypatch.setattr(f"attnmix.figures.{module}.save_figure", lambda figure, *_: figures.append(figure))
     return figures
 
 

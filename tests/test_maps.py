@@ -17,26 +17,27 @@ from scipy.stats import spearmanr
 from sklearn.manifold import trustworthiness
 from umap.distances import named_distances
 
+from attnmix.arithmetic.settings import SETTINGS
+from attnmix.core.errors import InputError
+from attnmix.core.names import LAYOUTS
+from attnmix.core.options import METRIC_NAMES, REFUSED_METRICS, UmapParameters
+from attnmix.core.points import Site
+from attnmix.figures.labels import MAP_MEASURES
+from attnmix.maps import compiled, graphs, umap_learn
+from attnmix.maps.graphs import neighbourhood
+from attnmix.maps.layouts import ENGINES, fit_map, lay_out, lay_out_aligned
+from attnmix.maps.movement_table import COLUMNS, COLUMNS_BY_DOCUMENT
+from attnmix.maps.neighbours import METRICS, neighbours
+from attnmix.maps.parallel import in_parallel
+from attnmix.maps.quality import distance_correlation, scored_rows, scores, stability
+from attnmix.maps.quality_table import WITHIN, quality_table, score_map
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.maps import MAPS, read_map, read_quality
+from attnmix.store.mixing import MIXING
+from attnmix.store.reports import read_metrics, read_plot
 from stages import reduce
-from stages.arithmetic.settings import SETTINGS
-from stages.errors import InputError
-from stages.maps import compiled, graphs, umap_learn
-from stages.maps.graphs import neighbourhood
-from stages.maps.layouts import ENGINES, fit_map, lay_out, lay_out_aligned
-from stages.maps.movement_table import COLUMNS, COLUMNS_BY_DOCUMENT
-from stages.maps.neighbours import METRICS, neighbours
-from stages.maps.parallel import in_parallel
-from stages.maps.quality import distance_correlation, scored_rows, scores, stability
-from stages.maps.quality_table import WITHIN, quality_table, score_map
-from stages.names import LAYOUTS
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.maps import MAPS, read_map, read_quality
-from stages.outputs.mixing import MIXING
-from stages.outputs.reports import read_metrics, read_plot
-from stages.parameters import METRIC_NAMES, REFUSED_METRICS, UmapParameters, read_parameters
-from stages.sites import Site
-from stages.vocabulary import MAP_MEASURES
+from stages.parameters import read_parameters
 
 SCIPY_NAMES = {
     "manhattan": "cityblock",
@@ -82,7 +83,7 @@ DISTINCT = sorted({id(metric): name for name, metric in sorted(METRICS.items(), 
 
 @pytest.mark.parametrize("metric", DISTINCT)
 def test_neighbours_are_those_of_all_pairwise_distances(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.maps.neighbours.TILE", 42)  # three blocks, the last with fewer vectors than neighbours
+    monkeypatch.setattr("attnmix.maps.neighbours.TILE", 42)  # three blocks, the last with fewer vectors than neighbours
     vectors = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
     indices, distances = neighbours(vectors, 10, metric, seed=0)
     expected = all_distances(vectors, metric)
@@ -99,7 +100,7 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
 ) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
     exact, exactly = neighbours(vectors, 10, metric, seed=0)
-    monkeypatch.setattr("stages.maps.neighbours.EXACT_UP_TO", {"products": 0, "differences": 0})
+    monkeypatch.setattr("attnmix.maps.neighbours.EXACT_UP_TO", {"products": 0, "differences": 0})
     indices, distances = neighbours(vectors, 10, metric, seed=0)
     again, same = neighbours(vectors, 10, metric, seed=0)
     assert np.array_equal(indices, again)
@@ -247,7 +248,7 @@ def test_engines_lay_aligned_maps_out_bit_for_bit_alike_but_for_what_aligned_uma
 
 def test_nobody_waits_for_the_libraries_of_an_engine_that_is_not_chosen() -> None:
     program = (
-        "import sys, numpy; from stages.maps.layouts import fit_map; from stages.parameters import UmapParameters\n"
+        "import sys, numpy; from attnmix.maps.layouts import fit_map; from stages.parameters import UmapParameters\n"
         "assert not {'numba', 'umap'} & set(sys.modules)\n"
         "fit_map(numpy.eye(20, dtype='float32'), UmapParameters(n_epochs=1), 2)\n"
         "assert 'numba' in sys.modules and 'umap' not in sys.modules"
@@ -688,7 +689,7 @@ def test_scheduler_that_does_not_answer_is_one_error_and_nothing_is_lost(
     reduce.main(read_parameters())
     before = outputs()
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
-    monkeypatch.setattr("stages.maps.parallel.SECONDS_TO_ANSWER", 1)
+    monkeypatch.setattr("attnmix.maps.parallel.SECONDS_TO_ANSWER", 1)
     with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no Dask scheduler answers"):
         reduce.main(read_parameters())
     assert outputs() == before

@@ -11,12 +11,12 @@ import pytest
 import torch
 from family_reference import run_reference
 
-from stages.mixing.batches import BatchMeasurer
-from stages.mixing.documents import Document, chosen_documents
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.loading import load_base, load_tokenizer
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.documents import Document, chosen_documents
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.loading import load_base, load_tokenizer
 
 SENTENCES = [
     "the film was very good and time flies like an arrow .",

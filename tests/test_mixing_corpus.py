@@ -15,16 +15,15 @@ import pandas as pd
 import pytest
 from conftest import Workspace, write_tiny_bert
 
-from stages import measure, reduce
-from stages.errors import InputError
-from stages.mixing import corpus
-from stages.mixing.batches import BatchMeasurer, DocumentMeasures
-from stages.mixing.corpus import Corpus, write_corpus
-from stages.mixing.documents import Document
-from stages.mixing.ratios import RATIOS
-from stages.mixing.statistics import Draws, resample
-from stages.outputs.mixing import read_captured_ratios, read_ratios
-from stages.outputs.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import Draws, resample
+from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.documents import Document
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.mixing import read_captured_ratios, read_ratios
+from attnmix.store.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
+from stages import corpus, measure, reduce
+from stages.corpus import Corpus, write_corpus
 from stages.parameters import read_parameters
 from stages.render import main as render
 
@@ -142,7 +141,7 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
     weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
     expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
     np.testing.assert_allclose(together.samples, expected)
-    monkeypatch.setattr("stages.mixing.statistics.DRAWN_AT_ONCE", 20)  # two samples
+    monkeypatch.setattr("attnmix.core.statistics.DRAWN_AT_ONCE", 20)  # two samples
     with io.BytesIO() as file:
         draws = Draws([4, 2, 3], 50, 7, file)
         for _ in range(2):
@@ -186,7 +185,7 @@ def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: 
     write_plot("whole", table)
     write_long_plot("parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
     assert (PLOTS / "parts.csv").read_bytes() == (PLOTS / "whole.csv").read_bytes()
-    monkeypatch.setattr("stages.outputs.reports.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("attnmix.store.reports.ROWS_AT_ONCE", 2)
     found = read_plot_rows("parts", "measure", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 

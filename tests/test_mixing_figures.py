@@ -11,15 +11,15 @@ import pytest
 from conftest import REPOSITORY, digest, write_parameters, write_reviews, write_tiny_bert
 from matplotlib.axes import Axes
 
+from attnmix.figures.mixing_matrices import draw_matrices
+from attnmix.figures.mixing_reviews import draw_reviews
+from attnmix.figures.mixing_strips import draw_strips
+from attnmix.figures.style import paper_style
+from attnmix.figures.text_layers import TextLayers
+from attnmix.figures.tokens import DisplayToken, read_captured
+from attnmix.store.mixing import read_matrix, read_ratios
+from attnmix.store.reports import read_plot
 from stages import measure
-from stages.figures.mixing_matrices import draw_matrices
-from stages.figures.mixing_reviews import draw_reviews
-from stages.figures.mixing_strips import draw_strips
-from stages.figures.style import paper_style
-from stages.figures.text_layers import TextLayers
-from stages.figures.tokens import DisplayToken, read_captured
-from stages.outputs.mixing import read_matrix, read_ratios
-from stages.outputs.reports import read_plot
 from stages.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 

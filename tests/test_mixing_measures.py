@@ -11,18 +11,18 @@ import torch
 from scipy import stats
 from scipy.stats import spearmanr
 
-from stages.mixing.geometry import GEOMETRY_MEASURES, Cloud, geometry, words_of
-from stages.mixing.gradients import REFERENCES, document_calls, jacobian_norms
-from stages.mixing.layers import Block, LayerPass
-from stages.mixing.matrices import LAYER_MATRICES, MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.mixing.statistics import Resampled, mean_product_across, resample, spearman_with_depth
-from stages.mixing.steps import STEP_MEASURES, step_measures
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.families import family_of
-from stages.models.loading import load_base
-from stages.ranks import rank_correlation
-from stages.sites import STEP_POINTS
+from attnmix.core.points import STEP_POINTS
+from attnmix.core.ranks import rank_correlation
+from attnmix.core.statistics import Resampled, mean_product_across, resample, spearman_with_depth
+from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, geometry, words_of
+from attnmix.measures.gradients import REFERENCES, document_calls, jacobian_norms
+from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.steps import STEP_MEASURES, step_measures
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.families import family_of
+from attnmix.models.loading import load_base
 
 IDS = torch.tensor([2, 7, 9, 11, 3])
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from stages.errors import InputError
-from stages.mixing.batches import BatchMeasurer
-from stages.mixing.contributions import contributions, layer_contributions, rollout, rows_to_one
-from stages.mixing.documents import Document
-from stages.mixing.identities import IDENTITIES, identity_errors
-from stages.mixing.layers import Block, LayerPass
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS, mixing_ratios
-from stages.models.attention import AttentionCall
-from stages.models.capture_points import LayerCall, ModuleCall
-from stages.models.families import family_of
-from stages.models.loading import load_base
-from stages.sites import PREACTIVATION
+from attnmix.core.errors import InputError
+from attnmix.core.points import PREACTIVATION
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import contributions, layer_contributions, rollout, rows_to_one
+from attnmix.measures.documents import Document
+from attnmix.measures.identities import IDENTITIES, identity_errors
+from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.models.attention import AttentionCall
+from attnmix.models.capture_points import LayerCall, ModuleCall
+from attnmix.models.families import family_of
+from attnmix.models.loading import load_base
 
 BATCH, HEADS, TOKENS, HIDDEN = 2, 4, 7, 24
 
@@ -149,7 +149,7 @@ def test_contributions_do_not_depend_on_the_block_size(
     attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
     layer = seen(block, attention, x, value).document(0)
     whole = layer_contributions(list(LAYER_MATRICES.values()), layer)
-    monkeypatch.setattr("stages.mixing.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
+    monkeypatch.setattr("attnmix.measures.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
     for method, matrix in layer_contributions(list(LAYER_MATRICES.values()), layer).items():
         torch.testing.assert_close(matrix, whole[method])
 

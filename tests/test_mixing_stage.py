@@ -15,18 +15,17 @@ import zarr
 from conftest import Workspace, write_parameters, write_reviews, write_tiny_bert
 from transformers import AutoTokenizer
 
-from stages import measure
-from stages.errors import InputError
-from stages.figures.tokens import with_classes
-from stages.mixing.batches import BatchMeasurer
-from stages.mixing.control_passes import random_base
-from stages.mixing.controls import shuffled_words
-from stages.mixing.documents import CLASSES, Document, chosen_documents
-from stages.mixing.lengths import LENGTHS, length_class
-from stages.mixing.matrices import LAYER_MATRICES, with_rollouts
-from stages.mixing.ratios import RATIOS
-from stages.models.loading import load_base, load_tokenizer
-from stages.outputs.mixing import (
+from attnmix.core.errors import InputError
+from attnmix.figures.tokens import with_classes
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.control_passes import random_base
+from attnmix.measures.controls import shuffled_words
+from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.lengths import LENGTHS, length_class
+from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.store.mixing import (
     MIXING,
     contributions_folder,
     read_captured_ratios,
@@ -34,7 +33,8 @@ from stages.outputs.mixing import (
     read_ratios,
     stored_matrices,
 )
-from stages.outputs.reports import read_metrics, read_plot
+from attnmix.store.reports import read_metrics, read_plot
+from stages import measure
 from stages.parameters import read_parameters
 
 OUTPUTS = ("features/mixing", "reports")

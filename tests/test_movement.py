@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 from scipy.stats import pearsonr, rankdata, spearmanr
 
-from stages.maps.correlations import partial_correlation, permutations, permuted, unit_ranks
-from stages.maps.movement import measured_moves, transitions
-from stages.maps.movement_table import COLUMNS, COLUMNS_BY_DOCUMENT
-from stages.maps.projections import pca, random_projection
-from stages.parameters import UmapParameters
-from stages.sites import Site
+from attnmix.core.options import UmapParameters
+from attnmix.core.points import Site
+from attnmix.maps.correlations import partial_correlation, permutations, permuted, unit_ranks
+from attnmix.maps.movement import measured_moves, transitions
+from attnmix.maps.movement_table import COLUMNS, COLUMNS_BY_DOCUMENT
+from attnmix.maps.projections import pca, random_projection
 
 BEFORE, MIDDLE, AFTER = Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")
 UMAP = UmapParameters(seed=2, stability_seeds=[3, 4])

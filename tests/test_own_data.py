@@ -14,9 +14,9 @@ import pytest
 from conftest import toy_reviews
 from test_download import SEED, dataset, write_file, write_hub_layout
 
-from stages.errors import InputError
-from stages.reviews.draw import stratified_split
-from stages.reviews.source import read_splits
+from attnmix.core.errors import InputError
+from attnmix.data.draw import stratified_split
+from attnmix.data.source import read_splits
 
 SIZES = {"train": 64, "validation": 16, "test": 20}
 

@@ -25,21 +25,18 @@ from conftest import (
 )
 from page_run import HOSTILE, LAYOUTS, choose, open_values, shown_again, tokens, write_run
 
+from attnmix.core.points import Site
+from attnmix.measures.ratios import RATIOS
+from attnmix.page.arrays import largest_shares, quantised, visible
+from attnmix.page.assembly import HERE, page_script
+from attnmix.page.sentences import changed_parameters, findings, headline
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.maps import MAPS
+from attnmix.store.mixing import MIXING, read_captured_ratios
+from attnmix.store.reports import PAGE, read_metrics
 from stages import render
-from stages.mixing.ratios import RATIOS
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.maps import MAPS
-from stages.outputs.mixing import (
-    MIXING,
-    read_captured_ratios,
-)
-from stages.outputs.reports import PAGE, read_metrics
-from stages.page.arrays import largest_shares, quantised, visible
-from stages.page.assembly import HERE, page_script
-from stages.page.sentences import changed_parameters, findings, headline
 from stages.parameters import read_parameters
-from stages.sites import Site
 
 
 def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Opened) -> None:
@@ -112,7 +109,7 @@ def test_first_picture_chooses_layers_and_texts_and_follows_the_choice(opened: O
 def test_first_picture_shows_a_part_of_very_many_reviews(
     copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stages.page.payload.REVIEWS", 3)
+    monkeypatch.setattr("attnmix.page.payload.REVIEWS", 3)
     shown = shown_again(chromium)
     names = reviews_at(1)["document"].tolist()
     said = shown.page.locator("#overview-chart circle").all_text_contents()
@@ -518,8 +515,8 @@ def test_documents_that_do_not_fit_are_counted(
     workspace: Any, run: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(workspace(capture={"documents": [0, 1, 2]}), run, [30, 30, 30], 3)
-    monkeypatch.setattr("stages.page.payload.PAGE_TOKENS", 70)
-    monkeypatch.setattr("stages.page.payload.CONTRIBUTION_BYTES", 1)
+    monkeypatch.setattr("attnmix.page.payload.PAGE_TOKENS", 70)
+    monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
     shown = shown_again(chromium)
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")

@@ -9,7 +9,7 @@ import pytest
 from browser import Opened, violations
 from page_run import choose, open_values, tokens
 
-from stages.outputs.reports import PAGE
+from attnmix.store.reports import PAGE
 
 SMALLEST = 24  # CSS pixels of a target, WCAG 2.5.8
 LIGHTNESS = """colour => { const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255).map(

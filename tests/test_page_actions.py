@@ -17,8 +17,8 @@ from browser import Opened, browser
 from page_run import choose, next_frames, tokens
 from PIL import Image
 
-from stages.outputs.reports import PAGE
-from stages.page.arrays import visible
+from attnmix.page.arrays import visible
+from attnmix.store.reports import PAGE
 
 # What a pane gives to be saved, by its name: Playwright hears of no download in Firefox.
 CATCH = """() => { window.given = []; const made = URL.createObjectURL, clicked = HTMLAnchorElement.prototype.click;

@@ -11,17 +11,15 @@ import pytest
 from browser import Opened
 from page_run import HOSTILE, LAYOUTS, choose, next_frames, shown_again, tokens, write_run
 
-from stages.names import CAPTURED_CHECKPOINT
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
-from stages.outputs.maps import MAPS, read_map
-from stages.outputs.mixing import (
-    read_ratios,
-)
-from stages.outputs.reports import PAGE, read_metrics
-from stages.page.arrays import visible
+from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.points import STEP_POINTS, Site
+from attnmix.page.arrays import visible
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
+from attnmix.store.maps import MAPS, read_map
+from attnmix.store.mixing import read_ratios
+from attnmix.store.reports import PAGE, read_metrics
 from stages.parameters import read_parameters
-from stages.sites import STEP_POINTS, Site
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from browser import Opened, browser
 from page_run import HOSTILE, choose, open_values, tokens
 
-from stages.outputs.reports import PAGE
-from stages.page.arrays import visible
+from attnmix.page.arrays import visible
+from attnmix.store.reports import PAGE
 
 # What Playwright asks of a browser's media by default, Firefox does not know.
 DEFAULT = {"viewport": {"width": 1400, "height": 900}}

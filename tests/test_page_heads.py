@@ -19,13 +19,14 @@ from family_reference import Reference, first_of, rotated, run_reference
 from head_parts import random_parts
 from page_run import open_values
 
+from attnmix.core.options import ModelParameters
+from attnmix.measures.neurons import RESULTS
+from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.page import heads as page_heads
+from attnmix.page.heads import heads_data, reduced
+from attnmix.store.heads import heads_folder, weights, write_heads
 from stages import show
-from stages.mixing.neurons import RESULTS
-from stages.models.loading import load_base, load_tokenizer
-from stages.outputs.heads import heads_folder, weights, write_heads
-from stages.page import heads as page_heads
-from stages.page.heads import heads_data, reduced
-from stages.parameters import ModelParameters, read_parameters
+from stages.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 

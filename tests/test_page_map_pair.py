@@ -11,9 +11,9 @@ import pytest
 from browser import Opened, browser
 from page_run import HOSTILE, choose, open_values, tokens
 
-from stages.outputs.maps import read_map
-from stages.outputs.reports import PAGE
-from stages.page.arrays import visible
+from attnmix.page.arrays import visible
+from attnmix.store.maps import read_map
+from attnmix.store.reports import PAGE
 
 
 @pytest.fixture(scope="module", params=["chromium", "firefox"])

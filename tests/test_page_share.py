@@ -14,8 +14,8 @@ import pytest
 from browser import Opened
 from page_run import HOSTILE, choose, open_values, tokens
 
-from stages.outputs.reports import PAGE
-from stages.page.arrays import visible
+from attnmix.page.arrays import visible
+from attnmix.store.reports import PAGE
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -12,10 +12,10 @@ import pytest
 from browser import Opened
 from page_run import choose, shown_again, tokens
 
-from stages.mixing.matrices import MATRICES
-from stages.outputs.heads import read_heads, weights
-from stages.outputs.mixing import MIXING, read_captured_ratios, read_matrix, read_ratios
-from stages.page.arrays import visible
+from attnmix.measures.matrices import MATRICES
+from attnmix.page.arrays import visible
+from attnmix.store.heads import read_heads, weights
+from attnmix.store.mixing import MIXING, read_captured_ratios, read_matrix, read_ratios
 
 
 def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:

@@ -17,8 +17,9 @@ from conftest import REPOSITORY, write_parameters
 from dvc.utils.hydra import apply_overrides
 from stage_process import run_to_its_end
 
-from stages.errors import InputError
-from stages.parameters import Parameters, read_parameters
+from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
+from stages.parameters import read_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"
 

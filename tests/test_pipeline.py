@@ -13,7 +13,8 @@ import pytest
 import yaml
 from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 
-from stages.parameters import Parameters, read_parameters
+from attnmix.core.options import Parameters
+from stages.parameters import read_parameters
 from stages.resume import UNFINISHED, unfinished_folder
 
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))

@@ -18,20 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import AutoConfig, AutoModel
 
-from stages.mixing.contributions import contributions, layer_contributions
-from stages.mixing.control_passes import attended_without_bias
-from stages.mixing.controls import Sources, control_ratios
-from stages.mixing.geometry import Cloud, geometry, words_of
-from stages.mixing.gradients import document_calls
-from stages.mixing.identities import identity_errors, vector_errors
-from stages.mixing.layers import LayerPass, run_layers
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS, mixing_ratios
-from stages.mixing.steps import step_measures
-from stages.models.attention import OBSERVED
-from stages.models.capture_points import widths
-from stages.models.families import PROJECTED, family_of
-from stages.sites import POINTS, PREACTIVATION, Site
+from attnmix.core.points import POINTS, PREACTIVATION, Site
+from attnmix.measures.contributions import contributions, layer_contributions
+from attnmix.measures.control_passes import attended_without_bias
+from attnmix.measures.controls import Sources, control_ratios
+from attnmix.measures.geometry import Cloud, geometry, words_of
+from attnmix.measures.gradients import document_calls
+from attnmix.measures.identities import identity_errors, vector_errors
+from attnmix.measures.layers import LayerPass, run_layers
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.measures.steps import step_measures
+from attnmix.models.attention import OBSERVED
+from attnmix.models.capture_points import widths
+from attnmix.models.families import PROJECTED, family_of
 
 _setup_privateuseone_for_python_backend("pretended")
 DEVICE = torch.device("pretended")

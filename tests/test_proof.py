@@ -13,9 +13,9 @@ from conftest import WORDS, Workspace, toy_reviews
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from attnmix.core.errors import InputError
+from attnmix.models.loading import load_base, load_tokenizer
 from stages import download
-from stages.errors import InputError
-from stages.models.loading import load_base, load_tokenizer
 from stages.parameters import read_parameters
 
 

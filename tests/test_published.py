@@ -13,9 +13,9 @@ import torch
 from conftest import write_tiny_bert
 from transformers import AutoModel
 
+from attnmix.core.errors import InputError
+from attnmix.models.loading import load_base, load_tokenizer
 from benchmarks import published
-from stages.errors import InputError
-from stages.models.loading import load_base, load_tokenizer
 
 TEXTS = (
     "[CLS] the film was very good . [SEP] the plot was so dull , it and the music [SEP]",

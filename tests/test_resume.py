@@ -11,12 +11,12 @@ import pytest
 from conftest import REPOSITORY, SMALL_SHARDS, digest, prepared_for_capture, write_parameters
 from stage_process import run_stage
 
+from attnmix.core.points import Site
+from attnmix.store import features as store
+from attnmix.store.features import ACTIVATIONS
 from stages import capture
-from stages.outputs import activations as store
-from stages.outputs.activations import ACTIVATIONS
 from stages.parameters import read_parameters
 from stages.resume import UNFINISHED, unfinished_folder
-from stages.sites import Site
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MARKED = Site(1, "layer_output")

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from stages.errors import InputError
-from stages.models.capture_points import widths
-from stages.models.loading import load_classifier
-from stages.models.row_blocks import Batch, Part, RowBlocks
-from stages.outputs.activations import check_fits
-from stages.outputs.blocks import Block, Piece
-from stages.sites import Site
+from attnmix.core.errors import InputError
+from attnmix.core.points import Site
+from attnmix.models.capture_points import widths
+from attnmix.models.feature_writer import Batch, Part, RowBlocks
+from attnmix.models.loading import load_classifier
+from attnmix.store.features import check_fits
+from attnmix.store.shard_writer import Block, Piece
 
 POINTS = ["embedding_output", "attention_heads", "layer_output"]
 UNITS = 3

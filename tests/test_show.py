@@ -16,10 +16,11 @@ from conftest import REPOSITORY, SHORT, Workspace, digest
 from families import write_family
 from transformers import AutoModel, AutoTokenizer
 
+from attnmix.core.errors import InputError
+from attnmix.core.options import ModelParameters, Parameters
+from attnmix.store.features import Site, read_features
 from stages import show
-from stages.errors import InputError
-from stages.outputs.activations import Site, read_features
-from stages.parameters import ModelParameters, Parameters, read_parameters
+from stages.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 QUICK = {**SHORT, "umap": {"n_epochs": 20, "stability_seeds": [3]}}

@@ -13,12 +13,12 @@ from conftest import write_parameters
 from page_run import HOSTILE, write_run
 from playwright.sync_api import expect
 
+from attnmix.core.errors import InputError
+from attnmix.page.arrays import visible
+from attnmix.page.assembly import write_page
+from attnmix.store.reports import PAGE
 from compare import side_by_side
 from compare.side_by_side import NAME, Side, write_side_by_side
-from stages.errors import InputError
-from stages.outputs.reports import PAGE
-from stages.page.arrays import visible
-from stages.page.assembly import write_page
 from stages.parameters import read_parameters
 
 CHOICES = {

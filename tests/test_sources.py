@@ -15,7 +15,8 @@ import pytest
 from conftest import REPOSITORY, Workspace, toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import Repository, new_repository, stages_run
 
-from stages import sources, watched
+from stages import source_hashes as watched
+from stages import sources
 from stages.parameters import read_parameters
 
 EVERYTHING = ["download", "finetune", "capture", "measure", "validate", "reduce", "render"]

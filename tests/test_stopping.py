@@ -11,11 +11,11 @@ import pytest
 from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture
 from stage_process import run_stage, run_to_its_end
 
-from stages.outputs.activations import ACTIVATIONS
+from attnmix.store.features import ACTIVATIONS
 from stages.resume import UNFINISHED
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
-STARTS = "import os, signal\nfrom stages.command import as_command\nwith as_command(lambda: 'something is kept'):\n"
+STARTS = "import os, signal\nfrom stages.cli import as_command\nwith as_command(lambda: 'something is kept'):\n"
 STOPS = "os.kill(os.getpid(), signal.SIGINT)"
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stages.errors import InputError
-from stages.outputs import activations as stored
-from stages.outputs.files import write_table
-from stages.sites import Site
-from stages.store import Run, open_run
+from attnmix.core.errors import InputError
+from attnmix.core.points import Site
+from attnmix.store import features as stored
+from attnmix.store.files import write_table
+from attnmix.store.runs import Run, open_run
 
 SITES = {Site(0, "embedding_output"): 6, Site(1, "layer_output"): 6, Site(2, "attention_heads"): 4}
 SITES[Site(2, "layer_output")] = 6

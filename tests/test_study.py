@@ -12,7 +12,7 @@ import pytest
 from conftest import REPOSITORY
 from scipy import stats
 
-from stages.errors import InputError
+from attnmix.core.errors import InputError
 from study import __main__ as command
 from study import runs, store
 from study.aggregate import correlations_over_seeds, means_of_seeds, over_seeds, reviews_over_seeds

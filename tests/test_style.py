@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ft2font import LoadFlags
 
-from stages.figures.labels import CurveEnd, label_curves
-from stages.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
-from stages.mixing.ratios import RATIOS
-from stages.names import Mark
-from stages.vocabulary import POINT_MARKS, STEP_MARKS, WORD_MARKS
+from attnmix.core.names import Mark
+from attnmix.figures.label_placement import CurveEnd, label_curves
+from attnmix.figures.labels import POINT_MARKS, STEP_MARKS, WORD_MARKS
+from attnmix.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
+from attnmix.measures.ratios import RATIOS
 
 COLORS = sorted(
     {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}

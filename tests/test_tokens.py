@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from stages.figures.tokens import (
+from attnmix.core.points import DECODER_INPUT, Site
+from attnmix.figures.tokens import (
     BYTE_OF,
     CapturedTexts,
     DisplayToken,
@@ -19,7 +20,6 @@ from stages.figures.tokens import (
     short_part,
     words,
 )
-from stages.sites import DECODER_INPUT, Site
 
 # ruff: noqa: RUF001  # the signs that look like others are what is tested
 TEXT = "The café wasn’t ‘dull’, the 42 cafés weren't: naïve film \U0001f600 film 你好 the film\n\nThe end ## of ▁ it."

@@ -13,17 +13,17 @@ from conftest import Workspace, toy_reviews
 from families import write_family
 from transformers import AutoModel, BertConfig, BertModel
 
+from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.controls import SAME_PASS
+from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.gradients import document_calls, jacobian_norms
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.attention import OBSERVED
+from attnmix.store.mixing import read_ratios
+from attnmix.store.reports import PLOTS
 from stages import measure
-from stages.mixing.batches import BatchMeasurer, DocumentMeasures
-from stages.mixing.controls import SAME_PASS
-from stages.mixing.documents import CLASSES, Document
-from stages.mixing.gradients import document_calls, jacobian_norms
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.ratios import RATIOS
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.attention import OBSERVED
-from stages.outputs.mixing import read_ratios
-from stages.outputs.reports import PLOTS
 from stages.parameters import read_parameters
 
 HIDDEN = 4

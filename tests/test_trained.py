@@ -16,10 +16,10 @@ from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, wr
 from families import EACH_FAMILY, write_family
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
+from attnmix.core.errors import InputError
+from attnmix.models.loading import load_classifier, load_tokenizer
+from attnmix.models.trained_classifier import load_trained
 from stages import download, finetune
-from stages.errors import InputError
-from stages.models.loading import load_classifier, load_tokenizer
-from stages.models.trained import load_trained
 from stages.parameters import read_parameters
 
 LITTLE: dict[str, dict[str, Any]] = {

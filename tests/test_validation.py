@@ -17,21 +17,21 @@ from family_reference import integrated, run_reference
 from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
+from attnmix.core.errors import InputError
+from attnmix.faithfulness import decomposition
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.removal import agreement, first_places, removals
+from attnmix.faithfulness.review import Review
+from attnmix.faithfulness.tables import faithfulness, margin_correlation
+from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.models.loading import load_base
+from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.reviews import read_split
 from stages import measure, validate
-from stages.errors import InputError
-from stages.mixing.documents import CLASSES, Document, chosen_documents
-from stages.mixing.matrices import LAYER_MATRICES
-from stages.mixing.whole_document import DocumentMeasurer
-from stages.models.loading import load_base
-from stages.outputs.reports import read_metrics, read_plot
-from stages.outputs.reviews import read_split
 from stages.parameters import read_parameters
-from stages.validation import decomposition
-from stages.validation.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
-from stages.validation.classifier import Classifier
-from stages.validation.removal import agreement, first_places, removals
-from stages.validation.review import Review
-from stages.validation.tables import faithfulness, margin_correlation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[np.float64]

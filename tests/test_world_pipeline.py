@@ -18,12 +18,12 @@ from scripts import ARABIC, JAPANESE, Script, reviews_in
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
-from stages.errors import InputError
-from stages.figures.style import find_fallback_fonts, paper_style, printable, save_figure
-from stages.outputs.activations import ACTIVATIONS, read_tokens
-from stages.outputs.reports import read_metrics, read_plot
-from stages.outputs.reviews import read_split
-from stages.page.sentences import captured_text
+from attnmix.core.errors import InputError
+from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
+from attnmix.page.sentences import captured_text
+from attnmix.store.features import ACTIVATIONS, read_tokens
+from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.reviews import read_split
 from stages.parameters import read_parameters
 
 LONG = pytest.mark.long

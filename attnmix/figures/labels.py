@@ -1,0 +1,90 @@
+"""Labels, colours and markers of the things that `attnmix.core.names` and `attnmix.core.points` name.
+
+Figures, page, tables and documents read them; no stage that computes does. Mixing ratios and contribution matrices have
+theirs beside their formulas (`attnmix.measures.ratios`, `attnmix.measures.matrices`).
+"""
+
+from __future__ import annotations
+
+from attnmix.core.names import Mark
+from attnmix.core.points import LAYER_POINTS, Site
+
+# Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
+POINT_MARKS = {
+    "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
+    "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
+    "embedding_output": Mark("Embedding output", "#CC79A7", "D", "what enters the first layer"),
+    "attention_heads": Mark(
+        "Attention heads", "#56B4E9", "v", "heads concatenated, before the last Linear of attention"
+    ),
+    "attention_output": Mark(
+        "Attention output", "#0072B2", "s", "after that Linear and its norm, if any, before the skip connection"
+    ),
+    "attention_residual": Mark("Attention + skip", "#B8A600", "p", "after the skip connection, before any norm"),
+    "attention_norm": Mark("Attention + skip, normalised", "#E69F00", "^", "after skip connection and norm"),
+    "cross_attention_output": Mark(
+        "Cross-attention output", "#000000", "<", "the decoder's attention to the encoder, before its skip connection"
+    ),
+    "cross_attention_norm": Mark(
+        "Cross-attention + skip, normalised", "#999999", ">", "after skip connection and norm of cross-attention"
+    ),
+    "ffn_output": Mark(
+        "Feed-forward output", "#D55E00", "X", "after the feed-forward network and its norm, if any, before the skip"
+    ),
+    "layer_output": Mark("Layer output", "#009E73", "h", "after the last skip connection and its norm, if any"),
+    "decoder_embedding_output": Mark(
+        "Decoder embedding output", "#CC79A7", "*", "what enters the first layer of the decoder"
+    ),
+}
+STEP_MARKS = {
+    "heads": Mark("Attention heads", "#56B4E9", "v"),
+    "output_linear": Mark("Output Linear", "#0072B2", "s"),
+    "attention_skip": Mark("Skip", "#B8A600", "p"),
+    "attention_norm": Mark("LayerNorm", "#E69F00", "^"),
+    "cross_attention": Mark("Cross-attention", "#000000", "<"),
+    "cross_attention_norm": Mark("Cross-attention LayerNorm", "#999999", ">"),
+    "feed_forward": Mark("Feed-forward", "#D55E00", "X"),
+    "ffn_skip": Mark("Last skip", "#CC79A7", "D"),
+    "ffn_norm": Mark("Last LayerNorm", "#009E73", "h"),
+}
+STEP_MEASURES = {
+    "cosine_previous": "cosine to the step before",
+    "cosine_input": "cosine to the layer's input",
+    "distance_previous": "distance to the step before, relative to the input's length",
+    "norm": "length, relative to the input's",
+}
+IMPORTANCE = {"leave_one_out": "Leave one out", "gradient_x_input": "Gradient x input"}
+CHECKPOINTS = {"pretrained": "Pretrained", "finetuned": "Fine-tuned"}
+MAP_MEASURES = {
+    "trustworthiness": "trustworthiness",
+    "continuity": "continuity",
+    "neighbours_kept": "neighbours kept",
+    "trustworthiness_within": "trustworthiness within points",
+    "continuity_within": "continuity within points",
+    "neighbours_kept_within": "neighbours kept within points",
+    "distance_spearman": "rank correlation of distances",
+    "neighbour_overlap": "neighbours the same with other seeds",
+    "procrustes_distance": "Procrustes distance to other seeds",
+}
+# Of the tokens that a tokenizer adds at the start and the end of a text, which are called what they are in the data.
+SPECIAL_LOOKS = {"cls": ("#D55E00", "^"), "sep": ("#000000", "s")}
+WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
+WORD_MARKS = tuple(zip(("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#0072B2", "#999999"), "DvPXp*", strict=True))
+
+
+def layer_label(layer: int, encoder: int | None = None) -> str:
+    """`Layer 3`, or `Embedding` for level 0; `Decoder 1` beside an `encoder` of so many layers."""
+    if encoder is None or not layer:
+        return f"Layer {layer}" if layer else "Embedding"
+    return f"Encoder {layer}" if layer <= encoder else f"Decoder {layer - encoder}"
+
+
+def site_label(site: Site, encoder: int | None = None) -> str:
+    """`Layer 3: Attention output`; the points of embeddings have names that say so themselves."""
+    label = POINT_MARKS[site.point].label
+    return f"{layer_label(site.layer, encoder)}: {label}" if site.point in LAYER_POINTS else label
+
+
+def in_text(label: str) -> str:
+    """A label within a sentence."""
+    return label[0].lower() + label[1:]

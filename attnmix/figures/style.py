@@ -1,0 +1,143 @@
+"""What all figures share: sizes, fonts, colours that stand out on white, limits, and reproducible files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from fontpkg_arimo import ROOT
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+from matplotlib.ft2font import FaceFlags
+from matplotlib.lines import Line2D
+
+from attnmix.core.names import Mark
+
+ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
+AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
+CONTRAST, TEXT_CONTRAST = 3.0, 4.5  # WCAG 2.2's least contrast to white, of marks and of text
+ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # as wide as Helvetica, and embedded in a PDF as it is, as Type 42
+SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # for readers of an svg who have no Arimo
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but they shape the letters beside them
+# Neither date nor program version in the files.
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+}
+
+
+@contextmanager
+def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
+    """Set matplotlib up for papers while drawing and saving."""
+    _register_arimo()
+    with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
+        mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *fallback_fonts]
+        yield
+
+
+@cache
+def _register_arimo() -> None:
+    """Prefer the packaged Arimo to one that is installed on this machine."""
+    fontManager.addfont(ARIMO)
+    fontManager.ttflist.insert(0, fontManager.ttflist.pop())
+
+
+@cache
+def _characters(families: tuple[str, ...]) -> frozenset[str]:
+    """Return the characters that at least one of the font families has."""
+    fonts = (get_font(findfont(FontProperties(family=[family]))) for family in families)
+    return frozenset(chr(code) for font in fonts for code in font.get_charmap())
+
+
+def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
+    """Return installed fonts for the characters of `texts` that the style's own lack; warn of those that none has."""
+    with paper_style():
+        missing = {char for char in set().union(*texts) if char.isprintable()}
+        missing -= _characters(tuple(mpl.rcParams["font.family"]))
+    # Upright ones that matplotlib can draw: no boxes, no colours.
+    installed = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == entry.variant == "normal"}
+    known = {
+        name: _characters((name,))
+        for name, file in sorted(installed.items() if missing else [])
+        if not name.startswith("Last Resort") and FaceFlags.COLOR not in get_font(file).face_flags
+    }
+    fonts: list[str] = []
+    while missing and known:
+        # The one that has most of them; of equals, one without serifs like Arimo.
+        best = max(known, key=lambda name: (len(missing & known[name]), "Sans" in name))
+        if missing.isdisjoint(known[best]):
+            break
+        fonts.append(best)
+        missing -= known[best]
+    if missing:
+        examples = ", ".join(f"{char} (U+{ord(char):04X})" for char in sorted(missing)[:10])
+        logging.warning("no installed font has %d of the characters, such as %s", len(missing), examples)
+    return fonts
+
+
+def printable(text: str) -> str:
+    """Replace the characters that the figures' fonts cannot draw by their code points, `<U+1F600>`."""
+    known = _characters(tuple(mpl.rcParams["font.family"]))
+    drawable = (char in JOINERS or (char.isprintable() and char in known) for char in text)
+    return "".join(char if each else f"<U+{ord(char):04X}>" for char, each in zip(text, drawable, strict=True))
+
+
+def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int) -> None:
+    """Save as `path` with each format's suffix, the same bytes every time; call under `paper_style`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in formats:
+        saved = path.with_suffix(f".{suffix}")
+        figure.savefig(saved, dpi=dpi, metadata=METADATA[suffix])
+        if suffix == "svg":
+            text = saved.read_text(encoding="utf-8")
+            saved.write_text(text.replace("font-family: 'Arimo'", f"font-family: {SVG_FONTS}"), encoding="utf-8")
+
+
+def contrast_to_white(color: Any) -> float:
+    """Return WCAG 2.2's contrast ratio, from 1 to 21."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    return 1.05 / (float(np.dot(linear, (0.2126, 0.7152, 0.0722))) + 0.05)
+
+
+@cache
+def darken_for_contrast(color: str, contrast: float = CONTRAST) -> str:
+    """Return the colour, or its lightest darker shade with that contrast to white."""
+    shades = (to_hex(factor * np.array(to_rgb(color))) for factor in np.linspace(1, 0, 256))
+    return next(shade for shade in shades if contrast_to_white(shade) >= contrast)
+
+
+@cache
+def high_contrast_cmap(name: str) -> ListedColormap:
+    """Return the part of a colour map that stands out on white."""
+    colors = mpl.colormaps[name](np.linspace(0, 1, 256))
+    return ListedColormap([color for color in colors if contrast_to_white(color) >= CONTRAST])
+
+
+def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
+    """Return a legend's entries for `marks`."""
+    colors = {mark: darken_for_contrast(mark.color) for mark in marks}
+    return [
+        Line2D([], [], linestyle="none", marker=mark.marker, color=color, markersize=size, label=mark.label)
+        for mark, color in colors.items()
+    ]
+
+
+def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
+    """Set limits around the points `[vectors, 2]`, with one scale for both axes; points of NaN are ignored."""
+    points = xy[np.isfinite(xy).all(axis=1)] if np.isfinite(xy).any() else np.array([[0.0, 0.0], [1.0, 1.0]])
+    low, high = points.min(axis=0), points.max(axis=0)
+    figure: Any = axes.figure
+    inches = np.array(axes.get_position().size) * figure.get_size_inches()
+    half = inches * (np.maximum(high - low, 1e-3) / inches).max() * AXIS_MARGIN / 2
+    (left, bottom), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
+    axes.set(xlim=(left, right), ylim=(bottom, top))

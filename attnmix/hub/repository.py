@@ -1,0 +1,160 @@
+"""A repository of the hub at one commit: what it holds, and its files, each as the hub's listing says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from huggingface_hub import (
+    constants,
+    get_token,
+    hf_hub_download,
+    is_offline_mode,
+    resolve_revision,
+    snapshot_download,
+)
+
+# The public reader of the listing that the client keeps leaves out the sha256 of large files.
+from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
+from huggingface_hub.errors import (
+    FileMetadataError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.tqdm import tqdm
+
+from attnmix.core.errors import InputError, first_line
+from attnmix.hub.retries import UnavailableError, chain
+
+Kind = Literal["model", "dataset"]
+LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
+
+
+class Repository:
+    """`name` on the hub, at a branch, tag or commit; `InputError` where it cannot be had."""
+
+    def __init__(self, kind: Kind, name: str, revision: str | None) -> None:
+        self.kind, self.name, self._revision = kind, name, revision
+        with self._reasons():
+            self.commit = resolve_revision(name, revision=revision, repo_type=kind).resolved
+            # No file yet: it lists the repository, and keeps the listing for HF_HUB_OFFLINE.
+            bar = _bar(disable=True)
+            snapshot_download(name, revision=self.commit, repo_type=kind, allow_patterns=[], tqdm_class=bar)
+            folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
+            listing = read_tree_cache(str(folder), self.commit)
+            if listing is None:
+                raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
+            if any(PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts for path in listing):
+                raise ValueError("a listing that leads out of the repository")
+            self._listing = listing
+
+    @property
+    def paths(self) -> list[str]:
+        """Of all its files."""
+        return sorted(self._listing)
+
+    def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
+        """Where those of its files lie in the client's cache, downloaded where they are not there, all checked."""
+        with self._reasons():
+            return {path: self._file(path) for path in paths}
+
+    def _file(self, path: str) -> Path:
+        for _ in range(2):
+            try:
+                # The client's own bar would show a signed address.
+                bar, kind = _bar(desc=path), self.kind
+                found = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
+            except OSError as error:
+                if type(error) is not OSError or error.errno is not None:
+                    raise
+                continue  # the client's word for a body that is not of the size that it was told
+            if _is_as_listed(found, self._listing[path]):
+                return found
+            for each in (found.resolve(), found):
+                each.unlink(missing_ok=True)
+        raise UnavailableError(
+            f"{path} came twice with other bytes than the hub's listing says ({_said(self._listing[path])}); "
+            "a proxy, or the hub itself, spoils it"
+        )
+
+    @contextmanager
+    def _reasons(self) -> Iterator[None]:
+        """Everything that the client raises becomes one line."""
+        try:
+            yield
+        except HFValidationError:
+            raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
+        except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's
+                raise
+            at = f" at revision {self._revision}" if self._revision else ""
+            raise InputError(
+                f"{self.kind}.name: {self.name} is no folder here, and cannot be had from the hub{at}: "
+                f"{self._reason(error)}"
+            ) from error
+
+    def _reason(self, error: BaseException) -> str:
+        known = next((each for each in chain(error) if isinstance(each, (UnavailableError, HfHubHTTPError))), None)
+        if isinstance(known, HfHubHTTPError):
+            return self._refusal(known)
+        if is_offline_mode():
+            return (
+                "HF_HUB_OFFLINE is set, and the cache in HF_HOME does not hold all of it; unset it to download the rest"
+            )
+        if known is not None:
+            return str(known)
+        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in chain(error)):
+            page = " but a page" if isinstance(error, json.JSONDecodeError) and error.doc.lstrip()[:1] == "<" else ""
+            return (
+                f"what answers at {constants.ENDPOINT} is no hub{page}; log in to the network that shows it, "
+                "or mend the proxy or HF_ENDPOINT"
+            )
+        return first_line(list(chain(error))[-1])
+
+    def _refusal(self, error: HfHubHTTPError) -> str:
+        status = error.response.status_code
+        where = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
+        if isinstance(error, GatedRepoError):
+            return f"it is gated; accept its terms at {where} and {LOGIN}"
+        if isinstance(error, RevisionNotFoundError):
+            return f"it has no such branch, tag or commit; {where} lists those that it has"
+        if status == 401 and get_token() and not isinstance(error, RepositoryNotFoundError):
+            return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} anew"
+        if status == 401 or isinstance(error, RepositoryNotFoundError):
+            return f"there is no {self.kind} of that name that it shows; mend the name, or, for a private one, {LOGIN}"
+        if status == 403:
+            return f"the hub forbids it; {LOGIN} with the right to read it"
+        return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
+
+
+def _bar(**always: Any) -> type[tqdm]:
+    """The client's progress bar with something that the client does not choose."""
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **(options | always))  # type: ignore[no-untyped-call]  # the client's
+
+    return Bar
+
+
+def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
+    if path.stat().st_size != listed.size:
+        return False
+    with path.open("rb") as file:
+        if listed.lfs_sha256 is not None:
+            return hashlib.file_digest(file, "sha256").hexdigest() == listed.lfs_sha256
+        blob = hashlib.sha1(b"blob %d\0" % listed.size, usedforsecurity=False)
+        return hashlib.file_digest(file, lambda: blob).hexdigest() == listed.blob_id
+
+
+def _said(listed: TreeCacheEntry) -> str:
+    digest = f"sha256 {listed.lfs_sha256}" if listed.lfs_sha256 is not None else f"git blob {listed.blob_id}"
+    return f"{listed.size} bytes, {digest}"

@@ -1,0 +1,151 @@
+"""The vectors of which contribution matrices are made, a block of sources at a time, and the rollouts; in float64.
+
+float64, because 1 - cos of nearly equal vectors has no digits left in float32. Shapes: L layers, H heads,
+T tokens, J sources of a block, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from attnmix.measures.declared import LayerMatrix
+from attnmix.measures.layers import Block, LayerPass, Norm
+
+Tensor = torch.Tensor
+
+MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
+BLOCK_NUMBERS = 2**22  # float64 numbers `[J, T, D]` of a block of sources
+
+
+def contributions(
+    declared: Sequence[LayerMatrix], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
+) -> dict[str, Tensor]:
+    """Return the declared matrices of one document `[layers, T, T]`, normalised, and their rollouts, by name.
+
+    `by_layer` comes from `layer_contributions`. A row of `value_zeroing` whose sum before normalisation is below
+    `MIN_RAW_SUM` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
+    attention. A rollout starts again at each of `starts`, since a decoder beside an encoder has its own tokens.
+    """
+    matrices: dict[str, Tensor] = {}
+    for each in declared:
+        raw = torch.stack([raw[each.name] for raw in by_layer])
+        rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
+        if each.rollout is not None:
+            skipped = rows / 2 + _identity(rows) / 2 if each.rollout == "with identity" else rows
+            stacks = skipped.tensor_split(list(starts[1:]))
+            matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
+        if each.name == "value_zeroing":
+            matrices[each.name] = rows.masked_fill(raw.sum(-1, keepdim=True) < MIN_RAW_SUM, torch.nan)
+    return matrices
+
+
+def rows_to_one(matrix_TT: Tensor) -> Tensor:
+    """Rows divided by their sums; a row of zeros, to which nothing contributes, keeps the token as it is."""
+    sums = matrix_TT.sum(-1, keepdim=True)
+    return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
+
+
+def _identity(matrix_TT: Tensor) -> Tensor:
+    return torch.eye(matrix_TT.shape[-1], dtype=matrix_TT.dtype, device=matrix_TT.device)
+
+
+def rollout(matrices_LTT: Tensor) -> Tensor:
+    """R_l = A_l R_{l-1} for each layer `[L, T, T]` (Abnar and Zuidema, ACL 2020, equation 1)."""
+    rolled = [matrices_LTT[0]]
+    for matrix in matrices_LTT[1:]:
+        rolled.append(matrix @ rolled[-1])
+    return torch.stack(rolled)
+
+
+def layer_contributions(declared: Sequence[LayerMatrix], seen: LayerPass) -> dict[str, Tensor]:
+    """The declared matrices `[T, T]` of one document in one layer by name, none normalised; the pass is float64."""
+    tokens, block = len(seen.x), seen.block
+    value_THd = seen.attention.value.transpose(0, 1)
+    W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
+    f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
+    full = _Full.of(seen)
+    raw = {each.name: seen.x.new_empty(tokens, tokens) for each in declared}
+    size = max(1, BLOCK_NUMBERS // (tokens * seen.x.shape[-1]))
+    for start in range(0, tokens, size):
+        sources = slice(start, min(start + size, tokens))
+        attention_JTH = full.weights_HTT[:, :, sources].permute(2, 1, 0)
+        given = SourceBlock(seen, full, sources, attention_JTH, f_THD[sources])
+        for each in declared:
+            raw[each.name][:, sources] = each.formula(given).T
+    return raw
+
+
+class _Full(NamedTuple):
+    """One layer's vectors `[T, D]` with every source in place."""
+
+    weights_HTT: Tensor
+    projected: Tensor
+    attended: Tensor  # attention_norm, or where there is none attention_residual
+    output: Tensor
+
+    @classmethod
+    def of(cls, seen: LayerPass) -> _Full:
+        attention_output = seen.features["attention_output"]
+        attended = seen.features.get("attention_norm", seen.x + attention_output)
+        output = seen.block.rest(seen.call, seen.x, attention_output)
+        return cls(seen.attention.weights(), seen.projected, attended, output)
+
+
+@dataclass(frozen=True)
+class SourceBlock:
+    """What J sources give to each of T tokens in one layer."""
+
+    seen: LayerPass
+    full: _Full
+    sources: slice
+    attention_JTH: Tensor
+    f_JHD: Tensor
+    """f_h(x_j)."""
+
+    @property
+    def _block(self) -> Block:
+        return self.seen.block
+
+    @cached_property
+    def projected_JTD(self) -> Tensor:
+        """What leaves W_O by each source."""
+        return self.attention_JTH @ self.f_JHD
+
+    @cached_property
+    def F_JTD(self) -> Tensor:
+        """The F_ij: where a norm stands on attention's output, through its linear part."""
+        return _through(self._block.attention_output_norm, self.projected_JTD, self.full.projected)
+
+    @cached_property
+    def T_JTD(self) -> Tensor:
+        """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
+        R_JTD = self.F_JTD.clone()
+        rows = torch.arange(R_JTD.shape[0], device=R_JTD.device)
+        R_JTD[rows, rows + self.sources.start] += self.seen.x[self.sources]
+        whole = self.seen.x + self.seen.features["attention_output"]
+        return _through(self._block.attention_norm, R_JTD, whole)
+
+    def through_output_norm(self) -> Tensor:
+        """The T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
+        features, attended, parts = self.seen.features, self.full.attended, self.T_JTD
+        if self._block.cross_attention_norm is not None:
+            whole = attended + features["cross_attention_output"]
+            parts, attended = _through(self._block.cross_attention_norm, parts, whole), features["cross_attention_norm"]
+        return _through(self._block.output_norm, parts, attended + features["ffn_output"])
+
+    def output_without(self) -> Tensor:
+        """The layer's output `[J, T, D]` with value j zero in all heads."""
+        projected_JTD = self.full.projected - self.projected_JTD
+        if path := self._block.stack.attention_output_norm:
+            projected_JTD = self._block.layer.get_submodule(path)(projected_JTD)
+        return self._block.rest(self.seen.call, self.seen.x, projected_JTD)
+
+
+def _through(norm: Norm | None, parts: Tensor, whole_TD: Tensor) -> Tensor:
+    """The linear part of a norm whose deviation is that of `whole_TD`."""
+    return parts if norm is None else norm.linear(parts) / norm.deviation(whole_TD)

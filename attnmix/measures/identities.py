@@ -1,0 +1,115 @@
+"""What proves the parts right, in every run: they sum to the vectors that the model itself computed."""
+
+from __future__ import annotations
+
+import torch
+
+from attnmix.core.points import PREACTIVATION
+from attnmix.measures.feed_forward import AfterAttention
+from attnmix.measures.layers import LayerPass, Norm
+from attnmix.measures.ratios import scaled_heads
+
+Tensor = torch.Tensor
+
+IDENTITIES = {
+    "word_embedding": "the library's own token embedding",
+    "embedding_output": "embedding_sum through the modules of the embedding that follow",
+    "attention_rows": "the attention weights of each row sum to 1",
+    "attention_output": "the F_ij and the constants sum to it",
+    "attention_residual": "input of the layer + attention_output",
+    "attention_norm": "the T_ij, the normalised constants and beta sum to it",
+    "cross_attention_norm": "norm of attention_norm + cross_attention_output",
+    "feed_forward": "what a token itself, the others and the biases give through the network sums to ffn_output",
+    "layer_output": "what stands before the feed-forward network + ffn_output, through the norm that follows",
+    "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
+}
+"""Each identity, and what it says; those of points that a family does not have are absent."""
+
+
+def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
+    """Largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
+
+    F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
+    not from attention_output. Tokens outside `mask_BT` do not count; NaN for an identity that the layer does not have,
+    and for `hidden_states`, which `vector_errors` compares.
+    """
+    # One document at a time, so that its vectors stay in the cache.
+    rows = []
+    for place, mask_T in enumerate(mask_BT):
+        errors = _of_document(seen.document(place), mask_T.unsqueeze(-1))
+        rows.append(torch.stack([errors.get(name, seen.x.new_full((), torch.nan)) for name in IDENTITIES]))
+    return torch.stack(rows)
+
+
+def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
+    if found_BTD.shape != true_BTD.shape:
+        return true_BTD.new_full((len(true_BTD),), torch.inf)
+    each = zip(found_BTD, true_BTD, mask_BT.unsqueeze(-1), strict=True)
+    return torch.stack([_relative_error(*document) for document in each])
+
+
+def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
+    features, block = seen.features, seen.block
+    own_TD, others_TD, row_sums_T = _summed_sources(seen)
+    deviation_T1: Tensor | float = 1
+    if block.attention_output_norm is not None:
+        deviation_T1 = block.attention_output_norm.deviation(seen.projected)
+    summed_TD = _through(block.attention_output_norm, others_TD + own_TD + block.output.b, deviation_T1)
+    residual_TD = seen.residual
+    expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
+    stream_TD = residual_TD
+    if block.attention_norm is not None:
+        deviation_T1 = block.attention_norm.deviation(residual_TD)
+        expected["attention_norm"] = _through(block.attention_norm, seen.x + summed_TD, deviation_T1)
+        stream_TD = features["attention_norm"]
+    if "cross_attention_norm" in features:
+        stream_TD = stream_TD + features["cross_attention_output"]
+        expected["cross_attention_norm"] = _normed(seen, block.stack.cross_attention_norm, stream_TD)
+        stream_TD = features["cross_attention_norm"]
+    if PREACTIVATION in features:
+        bias_TD = _through(block.attention_output_norm, block.output.b.expand_as(own_TD), deviation_T1)
+        expected["ffn_output"] = _added(seen, summed_TD - bias_TD, bias_TD)
+    expected["layer_output"] = _normed(seen, block.stack.output_norm, stream_TD + features["ffn_output"])
+    errors = {
+        "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
+        for name, vectors in expected.items()
+        if name in features
+    }
+    return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
+
+
+def _added(seen: LayerPass, sources_TD: Tensor, bias_TD: Tensor) -> Tensor:
+    """What the feed-forward network adds by all sources and by all biases, where attention adds these two."""
+    cross_TD, preactivation_TW = seen.features.get("cross_attention_output"), seen.features[PREACTIVATION]
+    rest = AfterAttention(seen.block, seen.residual, cross_TD, preactivation_TW)
+    return rest.added(rest.stream(seen.x + sources_TD)) + rest.biases(bias_TD)
+
+
+def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+    """F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and the sum of each row of attention weights, the furthest
+    from 1."""
+    own_TE = scaled_heads(seen.attention.diagonal(), seen.value)
+    heads, row_sums = [], []
+    for rows in seen.attention.blocks():
+        weights_HRT = seen.attention.weights(rows)
+        heads.append((weights_HRT @ seen.attention.value).transpose(0, 1).flatten(-2))
+        sums_HR = weights_HRT.sum(-1)
+        row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
+    W_ED = seen.block.output.W
+    return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
+
+
+def _through(norm: Norm | None, whole_TD: Tensor, deviation_T1: Tensor | float) -> Tensor:
+    return whole_TD if norm is None else norm.linear(whole_TD) / deviation_T1 + norm.beta
+
+
+def _normed(seen: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
+    normed: Tensor = vectors if path is None else seen.block.layer.get_submodule(path)(vectors)
+    return normed
+
+
+def _relative_error(found_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
+    error = ((found_TD - true_TD) * mask_T1).abs().amax()
+    relative: Tensor = error / (true_TD * mask_T1).abs().amax().clamp_min(torch.finfo(true_TD.dtype).tiny)
+    return relative

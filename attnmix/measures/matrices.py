@@ -1,0 +1,91 @@
+"""Contribution matrices: what each source token j gives to each token i, declared with their formulas.
+
+A formula gives `[J, T]` for a block of J sources and all T tokens; `attnmix.measures.contributions` computes the
+vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from attnmix.measures.declared import LayerMatrix, Matrix
+from attnmix.measures.ratios import length
+
+if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
+    from torch import Tensor
+
+    from attnmix.measures.contributions import SourceBlock
+
+
+def _alti(block: SourceBlock) -> Tensor:
+    y_TD = block.full.attended
+    return (y_TD.abs().sum(-1) - (y_TD - block.T_JTD).abs().sum(-1)).clamp_min(0)
+
+
+def _value_zeroing(block: SourceBlock) -> Tensor:
+    # Half the squared distance of unit vectors: 1 - cos itself would cancel.
+    apart: Tensor = _unit(block.full.output) - _unit(block.output_without())
+    return apart.square().sum(-1) / 2
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / length(vectors).unsqueeze(-1).clamp_min(1e-12)
+
+
+_DECLARED = (
+    LayerMatrix(
+        name="attention",
+        label="Attention",
+        formula=lambda block: block.attention_JTH.mean(-1),
+        definition="mean of a^h_ij over heads",
+        source="weights only",
+        rows="sum to 1",
+        rollout="with identity",
+    ),
+    LayerMatrix(
+        name="norm",
+        label="Norm-based",
+        formula=lambda block: length(block.F_JTD),
+        definition="|F_ij|",
+        source="Kobayashi et al., EMNLP 2020, equation 5",
+        rows="as they are",
+        rollout=None,  # without the second LayerNorm it would say the wrong thing (Modarressi et al. 2022)
+    ),
+    LayerMatrix(
+        name="value_zeroing",
+        label="Value Zeroing",
+        formula=_value_zeroing,
+        definition="1 - cos of the whole layer's output with and without value j",
+        source="Mohebbi et al., EACL 2023, equation 7",
+        rows="made to sum to 1",
+        rollout="as it is",
+    ),
+    LayerMatrix(
+        name="alti",
+        label="ALTI",
+        formula=_alti,
+        definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm; pre-LN: after the skip, with R_ij",
+        source="Ferrando et al., EMNLP 2022, equation 8",
+        rows="made to sum to 1",
+        rollout="as it is",
+    ),
+    LayerMatrix(
+        name="globenc",
+        label="GlobEnc",
+        formula=lambda block: length(block.through_output_norm()),
+        definition="|T_ij through the second LayerNorm|",
+        source="Modarressi et al., NAACL 2022, N_ENC",
+        rows="made to sum to 1",
+        rollout="as it is",
+    ),
+)
+LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
+ROLLOUTS: dict[str, Matrix] = {f"{each.name}_rollout": each.rolled_out() for each in _DECLARED if each.rollout}
+MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
+"""Every contribution matrix by its name: those of one layer, then their rollouts."""
+
+
+def with_rollouts(names: Collection[str]) -> list[str]:
+    """Those of `names` and their rollouts, in the order of `MATRICES`."""
+    return [name for name in MATRICES if name.removesuffix("_rollout") in names]

@@ -1,0 +1,229 @@
+"""Mixing ratios of every token: Kobayashi et al., EMNLP 2020 and EMNLP 2021.
+
+Shapes: H heads, T tokens, N tokens of a block, E = heads * head width, D hidden. i is the output token,
+j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
+
+    F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
+
+No tensor of T * T * D is made, and no attention matrix: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii, which
+needs the diagonal only. All maps of LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
+token i; where a norm stands on attention's output, F_ij is its linear part, and there the deviation counts.
+In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnmix.core.names import Mark
+from attnmix.core.points import PREACTIVATION
+from attnmix.measures.declared import Ratio
+from attnmix.measures.feed_forward import AfterAttention
+
+if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
+    from torch import Tensor
+
+    from attnmix.measures.layers import Block, LayerPass, Norm
+
+ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+
+
+_DECLARED = (
+    Ratio(
+        name="attn_w",
+        mark=Mark("Attention weights", "#56B4E9", "v"),
+        formula=lambda parts: parts.mixed_weight,
+        definition="1 - mean_h a_ii",
+        source="weights only",
+        sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+        headline=True,
+    ),
+    Ratio(
+        name="attnres_w",
+        mark=Mark("Weights + skip", "#0072B2", "s"),
+        formula=lambda parts: parts.mixed_weight / 2,
+        definition="(1 - mean_h a_ii) / 2",
+        source="weights, skip as half",
+        sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
+        "after attention of layer {layer} is {share}",
+    ),
+    Ratio(
+        name="attn_n",
+        mark=Mark("Norm-based", "#E69F00", "^"),
+        formula=lambda parts: parts.attention.share(),
+        definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
+        source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
+        sentence="In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
+        headline=True,
+    ),
+    Ratio(
+        name="attnres_n",
+        mark=Mark("Norm-based + skip", "#D55E00", "X"),
+        formula=lambda parts: parts.residual.share(),
+        definition="the same with R",
+        source="Kobayashi et al., EMNLP 2021, equation 9",
+        sentence="After attention and skip connection of layer {layer}, the length ratio of other tokens in a token's "
+        "vector is {share}",
+    ),
+    Ratio(
+        name="attnresln_n",
+        mark=Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
+        formula=lambda parts: parts.attention_norm.share(),
+        definition="the same with T",
+        source="Kobayashi et al., EMNLP 2021, equation 9",
+        sentence="After attention, skip connection and LayerNorm of layer {layer}, the length ratio of other tokens in "
+        "a token's vector is {share}",
+        headline=True,
+    ),
+    # The feed-forward network counts in the standard deviation only (section 3.3).
+    Ratio(
+        name="enc_n",
+        mark=Mark("Norm-based, both skips and LayerNorms", "#CC79A7", "D"),
+        formula=lambda parts: parts.layer_norm.share(),
+        definition="the same with T through the second skip and LayerNorm",
+        source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
+        sentence="After both skip connections and LayerNorms of layer {layer}, the length ratio of other tokens in "
+        "a token's vector is {share}",
+        covers="layer",
+    ),
+    Ratio(
+        name="layer_n",
+        mark=Mark("Norm-based, whole layer", "#999999", "P"),
+        formula=lambda parts: parts.layer.share(),
+        definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
+        source="Kobayashi et al., ICLR 2024",
+        sentence="After the whole of layer {layer}, the length ratio of other tokens in a token's vector is {share}",
+        covers="layer",
+        points=(PREACTIVATION, "cross_attention_output"),
+    ),
+)
+RATIOS: dict[str, Ratio] = {each.name: each for each in _DECLARED}
+"""Every mixing ratio by its name, from the least to the most of a layer that is looked at."""
+
+
+class Split(NamedTuple):
+    """A vector `[N, D]` of each token as two parts: from the token itself, and from all others."""
+
+    own: Tensor
+    others: Tensor
+
+    def share(self) -> Tensor:
+        """|others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
+        others_norm = length(self.others)
+        total = others_norm + length(self.own)
+        return (others_norm / total).masked_fill(total == 0, 0)
+
+    def normalised(self, norm: Norm) -> Split:
+        """Through the norm's linear part, but for the standard deviation, which cancels in `share`."""
+        return Split(norm.linear(self.own), norm.linear(self.others))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """N tokens in one layer, step by step split into what is their own and what comes from others."""
+
+    block: Block
+    mixed_weight: Tensor
+    """1 - mean_h a^h_ii `[N]`."""
+    diagonal_NH: Tensor
+    x_ND: Tensor
+    value_NE: Tensor
+    projected_ND: Tensor
+    """What leaves W_O."""
+    features: Mapping[str, Tensor]
+    """Of the points that the ratios read beyond that `[N, width]`, those that the layer has."""
+
+    @cached_property
+    def projected(self) -> Split:
+        """What leaves W_O, without b_O."""
+        own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
+        return Split(own, (self.projected_ND - self.block.output.b).sub_(own))
+
+    @cached_property
+    def attention(self) -> Split:
+        """The F_ij."""
+        norm = self.block.attention_output_norm
+        if norm is None:
+            return self.projected
+        deviation = norm.deviation(self.projected_ND)
+        return Split(*(part / deviation for part in self.projected.normalised(norm)))
+
+    @cached_property
+    def residual(self) -> Split:
+        """The R_ij."""
+        return Split(self.attention.own + self.x_ND, self.attention.others)
+
+    @cached_property
+    def attention_norm(self) -> Split:
+        """The T_ij, in a post-LN family."""
+        assert self.block.attention_norm is not None
+        return self.residual.normalised(self.block.attention_norm)
+
+    @cached_property
+    def layer_norm(self) -> Split:
+        """The T_ij through the LayerNorms that follow; cross-attention and feed-forward network belong to no source."""
+        split = self.attention_norm
+        for norm in (self.block.cross_attention_norm, self.block.output_norm):
+            split = split if norm is None else split.normalised(norm)
+        return split
+
+    @cached_property
+    def layer(self) -> Split:
+        """The R_ij through the rest of the layer, its feed-forward network included."""
+        attention_ND, norm = self.projected_ND, self.block.attention_output_norm
+        if norm is not None:
+            attention_ND = norm.linear(attention_ND) / norm.deviation(attention_ND) + norm.beta
+        cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
+        rest = AfterAttention(self.block, self.x_ND + attention_ND, cross_ND, preactivation_NW)
+        return Split(rest.output(self.residual.own), rest.output(self.residual.others))
+
+
+def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
+    """The ratio `[..., T]` by each of `methods`, in their order."""
+    diagonal_TH = seen.attention.diagonal()
+    mixed_weight_T = 1 - diagonal_TH.mean(-1)
+    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.projected))
+    weight_N, diagonal_NH, x_ND, value_NE, projected_ND = mixed_weight_T.flatten(), *each_token
+    features = {point: seen.features[point].flatten(0, -2) for point in ratio_points(methods) if point in seen.features}
+    ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
+    for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        parts = Parts(
+            seen.block,
+            weight_N[rows],
+            diagonal_NH[rows],
+            x_ND[rows],
+            value_NE[rows],
+            projected_ND[rows],
+            {point: feature[rows] for point, feature in features.items()},
+        )
+        for method, ratio_N in ratios.items():
+            ratio_N[rows] = RATIOS[method].formula(parts)
+    return {method: ratio_N.view_as(mixed_weight_T) for method, ratio_N in ratios.items()}
+
+
+def ratio_points(methods: Iterable[str]) -> list[str]:
+    """What `methods` read of a forward pass beyond attention's output."""
+    return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
+
+
+def preferred_ratio(methods: Iterable[str]) -> str:
+    """The one of `methods` that sentences and first views are about: the most of what attention's block does."""
+    methods = list(methods)
+    of_attention = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
+    return (of_attention or [name for name in RATIOS if name in methods])[-1]
+
+
+def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
+    """Every head's values times its weight `[N, E]`."""
+    heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
+    return heads_NHd.flatten(-2)
+
+
+def length(vectors: Tensor) -> Tensor:
+    """Euclidean norms of the last axis."""
+    norms: Tensor = vectors.norm(dim=-1)
+    return norms

@@ -1,0 +1,150 @@
+"""Derivatives of one layer along many tangents, in any family of the table.
+
+A layer is project (x -> query, key, value), attention, and finish (x and heads -> layer output). Project and finish
+are the library's own modules, of which `torch.func` takes the derivative; the softmax's is written out, as it is the
+same in all families and needs no sum over pairs of tokens where only one token moves.
+
+Shapes: K directions, S source tokens, R = S * K tangents, H heads, T tokens, d head width, D hidden, E = H * d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.func import jvp, vmap
+from torch.nn.functional import layer_norm, linear
+from torch.overrides import TorchFunctionMode
+
+from attnmix.measures.layers import Block
+from attnmix.models.attention import AttentionCall, attention_by, explicit, observed, unattended
+from attnmix.models.capture_points import LayerCall
+
+Tensor = torch.Tensor
+
+
+def tangents(function: Callable[..., Any], at: tuple[Tensor, ...], moved: tuple[Tensor, ...]) -> Any:
+    """The derivative of `function` at `at` along each of the tangents, which `moved` counts in its first dimension."""
+    with attention_by(explicit), _Formulas():
+        return vmap(lambda *along: jvp(function, at, along)[1])(*moved)
+
+
+class LayerTangents:
+    """One layer of one document's forward pass."""
+
+    def __init__(self, call: LayerCall) -> None:
+        self.call, self.block, self.x_TD = call, Block(call.module, call.stack), call.whole.hidden[0]
+        calls: list[AttentionCall] = []
+        with attention_by(observed(lambda _module, seen: calls.append(seen))):
+            self._attend(self.x_TD)
+        attention = calls[0].document(0)
+        self.query_HTd, self.key_HTd, self.value_HTd = attention.query, attention.key, attention.value
+        self.weights_HTT = attention.weights()
+        self.pull_HTT = self.weights_HTT * attention.slopes()
+        self.heads_HTd = self.weights_HTT @ attention.value
+
+    def of_all_tokens(self, moved_RTD: Tensor) -> Tensor:
+        """The derivative of the layer's output along tangents at all tokens, `[R, T, D]`."""
+        query, key, value = tangents(self._project, (self.x_TD,), (moved_RTD,))  # [R, H, T, d]
+        pull_RHTT = (query @ self.key_HTd.mT + self.query_HTd @ key.mT) * self.pull_HTT
+        heads_RHTd = self._heads(pull_RHTT, self.heads_HTd) + self.weights_HTT @ value
+        return self._finish_tangents(moved_RTD, heads_RHTd.transpose(1, 2).flatten(2))
+
+    def projected(self, moved_KTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What K tangents at each token change in the token's own query, key and value, `[K, H, T, d]`."""
+        moved: tuple[Tensor, Tensor, Tensor] = tangents(self._project, (self.x_TD,), (moved_KTD,))
+        return moved
+
+    def of_one_token(self, moved_KTD: Tensor, projected: tuple[Tensor, Tensor, Tensor], sources_S: Tensor) -> Tensor:
+        """The derivative of the layer's output along tangents each of which moves one source only, `[S * K, T, D]`.
+
+        Where token j moves, another token's scores change for j only, and only j's own for all tokens.
+        """
+        query, key, value = (part[..., sources_S, :] for part in projected)  # [K, H, S, d]
+        pull_KHTS = (self.query_HTd @ key.mT) * self.pull_HTT[..., sources_S]
+        apart_SHTd = self.value_HTd[:, sources_S].transpose(0, 1).unsqueeze(2) - self.heads_HTd
+        heads_SKTHd = pull_KHTS.permute(3, 0, 2, 1).unsqueeze(-1) * apart_SHTd.transpose(1, 2).unsqueeze(1)
+        weights_STH = self.weights_HTT[..., sources_S].permute(2, 1, 0)
+        heads_SKTHd.addcmul_(weights_STH[:, None, ..., None], value.permute(2, 0, 1, 3).unsqueeze(2))
+        own_KHST = (query @ self.key_HTd.mT) * self.pull_HTT[:, sources_S]
+        own_KHSd = self._heads(own_KHST, self.heads_HTd[:, sources_S])
+        places = torch.arange(len(sources_S), device=sources_S.device)
+        heads_SKTHd[places, :, sources_S] += own_KHSd.permute(2, 0, 1, 3)
+        x_SKTD = moved_KTD.new_zeros(*heads_SKTHd.shape[:3], moved_KTD.shape[-1])
+        x_SKTD[places, :, sources_S] = moved_KTD[:, sources_S].transpose(0, 1)
+        return self._finish_tangents(x_SKTD.flatten(0, 1), heads_SKTHd.flatten(-2).flatten(0, 1))
+
+    def _heads(self, pull: Tensor, heads: Tensor) -> Tensor:
+        """What scores that change by `pull / weights` `[..., rows, T]` change in the rows' `heads` `[..., rows, d]`."""
+        return pull @ self.value_HTd - pull.sum(-1, keepdim=True) * heads
+
+    def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value `[H, T, d]`."""
+        calls: list[AttentionCall] = []
+        with attention_by(unattended(calls.append)):
+            self._attend(x_TD)
+        return calls[0].query[0], calls[0].key[0], calls[0].value[0]
+
+    def _attend(self, x_TD: Tensor) -> None:
+        self.call.parts["attention"](self.block.attention_input(x_TD).unsqueeze(0))
+
+    def _finish(self, x_TD: Tensor, heads_TE: Tensor) -> Tensor:
+        return self.block.rest(self.call, x_TD, self.block.attention_output(heads_TE))
+
+    def _finish_tangents(self, x_RTD: Tensor, heads_RTE: Tensor) -> Tensor:
+        heads_TE = self.heads_HTd.transpose(0, 1).flatten(1)
+        moved: Tensor = tangents(self._finish, (self.x_TD, heads_TE), (x_RTD, heads_RTE))
+        return moved
+
+
+class _Formulas(TorchFunctionMode):
+    """Linear and LayerNorm, whose derivatives by torch's own formulas take many more passes under `vmap`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _FORMULAS.get(func, func)(*args, **kwargs or {})
+
+
+class _Known(torch.autograd.Function):
+    """`value(x)`, whose derivative is `derivative(x, moved)`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, value: Callable[[Tensor], Tensor], _derivative: Any) -> Tensor:
+        return value(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_forward(inputs[0])
+        ctx.derivative = inputs[2]
+
+    @staticmethod
+    def jvp(ctx: Any, moved: Tensor, *_others: Any) -> Any:
+        return ctx.derivative(*ctx.saved_tensors, moved)
+
+
+_known: Callable[..., Tensor] = _Known.apply
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _known(x, lambda x: linear(x, weight, bias), lambda _x, moved: linear(moved, weight))
+
+
+def _layer_norm(
+    x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    def derivative(x: Tensor, moved: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
+        scale = (variance + eps).rsqrt()
+        unit = (x - mean) * scale
+        centred = moved - moved.mean(-1, keepdim=True)
+        along = (centred * unit).mean(-1, keepdim=True)
+        return torch.addcmul(centred, unit, along, value=-1) * (scale if weight is None else scale * weight)
+
+    return _known(x, lambda x: layer_norm(x, shape, weight, bias, eps), derivative)
+
+
+_FORMULAS: Mapping[Any, Callable[..., Any]] = {linear: _linear, layer_norm: _layer_norm}

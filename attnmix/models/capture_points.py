@@ -1,0 +1,176 @@
+"""Features where the family's table says they are: hooks that fill a dictionary by layer and capture point.
+
+Layers are counted as they are called, so that a module that is called many times is as many layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from attnmix.core.points import DECODER_INPUT, POINTS, Site, in_forward_order
+from attnmix.models.families import Stack, family_of
+
+Tensor = torch.Tensor
+
+EMBEDDING_SUM = "embedding_sum"
+DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
+"""What enters the norm of a decoder's embedding: no capture point, but recorded like one."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module on hidden states, which can be made again with others."""
+
+    module: Module
+    hidden: Tensor
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return first_of(self.module(hidden, *self.arguments, **self.options))
+
+
+@dataclass
+class LayerCall:
+    """One layer of a forward pass, through whichever module."""
+
+    number: int  # from 1 on, through all stacks
+    stack: Stack
+    whole: ModuleCall
+    parts: dict[str, ModuleCall]  # of the modules that attend: `attention`, `cross_attention`
+
+    @property
+    def module(self) -> Module:
+        """The layer's module."""
+        return self.whole.module
+
+
+@contextmanager
+def recording(
+    base: PreTrainedModel,
+    points: Collection[str],
+    finished: Callable[[LayerCall], None] | None = None,
+    started: Callable[[LayerCall], None] | None = None,
+    taken: Callable[[Site, Tensor], None] | None = None,
+) -> Iterator[dict[Site, Tensor]]:
+    """A dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
+
+    The tensors are the model's own, not copies; read them before the next forward pass. `started` is called
+    before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
+    with each tensor as soon as that is computed.
+    """
+    recorder = _Recorder(base, points, started, finished, taken)
+    try:
+        yield recorder.features
+    finally:
+        for handle in recorder.handles:
+            handle.remove()
+
+
+def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
+    """The sites of `points` that this model has, in forward order, and how wide their vectors are."""
+    with torch.inference_mode(), recording(base, points) as features:
+        base(torch.ones(1, 1, dtype=torch.long, device=base.device))
+    return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
+
+
+class _Recorder:
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        points: Collection[str],
+        started: Callable[[LayerCall], None] | None,
+        finished: Callable[[LayerCall], None] | None,
+        taken: Callable[[Site, Tensor], None] | None,
+    ) -> None:
+        self.points, self.started, self.finished = points, started, finished
+        self.features: dict[Site, Tensor] = {}
+        self.taken = taken or self.features.__setitem__
+        self.layer: LayerCall | None = None
+        self.pausing = False
+        family = family_of(base.config)
+        self.handles = [base.register_forward_pre_hook(self._begin)]
+        self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
+        for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
+            for path in stack.embedding[:1]:
+                self._keep(base.get_submodule(path), point, "input")
+            for path, module in base.named_modules():
+                if stack.is_layer(path):
+                    self._watch(module, stack)
+
+    def _begin(self, _module: Module, _arguments: Any) -> None:
+        self.features.clear()
+        self.layer = None
+
+    def _watch(self, layer: Module, stack: Stack) -> None:
+        def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            if self.pausing:
+                return
+            before = self.layer
+            number = before.number if before else 0
+            call = _call_of(layer, arguments, options)
+            self.layer = LayerCall(number + 1, stack, call, {})
+            if before is None or before.stack is not stack:
+                self._take(Site(number, DECODER_INPUT if before else "embedding_output"), call.hidden)
+            if self.started:
+                self.started(self.layer)
+
+        def ends(_module: Module, _arguments: Any, _output: Any) -> None:
+            if self.finished and self.layer and not self.pausing:
+                self.pausing = True  # it may call the model's modules too
+                self.finished(self.layer)
+                self.pausing = False
+
+        self.handles.append(layer.register_forward_pre_hook(begins, with_kwargs=True))
+        for name in ("attention", "cross_attention"):
+            if path := getattr(stack, name):
+                self._keep_call(layer.get_submodule(path), name)
+        for point, (path, side) in stack.places().items():
+            self._keep(layer.get_submodule(path), point, side)
+        self.handles.append(layer.register_forward_hook(ends))
+
+    def _keep_call(self, module: Module, name: str) -> None:
+        def hook(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            if self.layer and not self.pausing:
+                self.layer.parts[name] = _call_of(module, arguments, options)
+
+        self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
+        def input_hook(_module: Module, arguments: tuple[Any, ...]) -> None:
+            self._take(Site(self.layer.number if self.layer else 0, point), arguments[0])
+
+        def output_hook(_module: Module, _arguments: Any, output: Any) -> None:
+            self._take(Site(self.layer.number if self.layer else 0, point), first_of(output))
+
+        if point in self.points:
+            if side == "input":
+                self.handles.append(module.register_forward_pre_hook(input_hook))
+            else:
+                self.handles.append(module.register_forward_hook(output_hook))
+
+    def _take(self, site: Site, feature: Tensor) -> None:
+        if site.point in self.points and not self.pausing:
+            # OPT's feed-forward network works on all tokens of a batch in one row.
+            texts = self.layer.whole.hidden.shape[:-1] if self.layer else feature.shape[:-1]
+            self.taken(site, feature.view(*texts, feature.shape[-1]))
+
+
+def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
+    if arguments:
+        return ModuleCall(module, arguments[0], arguments[1:], options)
+    others = {name: value for name, value in options.items() if name != "hidden_states"}
+    return ModuleCall(module, options["hidden_states"], (), others)
+
+
+def first_of(output: Any) -> Tensor:
+    """Hidden states, where a module gives more beside them."""
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor

@@ -1,0 +1,177 @@
+"""The table of model families (`families.yaml`): which module adds what to the residual stream, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from torch.nn import Module
+
+from attnmix.core.errors import InputError
+from attnmix.core.points import PREACTIVATION
+
+PROJECTED = "projected"
+"""What leaves W_O where a norm follows: no capture point, but recorded like one."""
+TABLE = Path(__file__).with_name("families.yaml")
+# Families that hub users have and that cannot be looked into, and why.
+REFUSED = {
+    "mpnet": "it adds relative positions to its scores outside the library's attention function",
+    "deberta": "its disentangled attention is no product of one query with one key",
+    "deberta-v2": "its disentangled attention is no product of one query with one key",
+    "bloom": "it does not call the library's attention function",
+    "gpt_neo": "it does not call the library's attention function",
+    "mamba": "it has no attention",
+    "mamba2": "it has no attention",
+    "rwkv": "it has no softmax attention",
+    "fnet": "it has no attention",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Layers that hidden states pass one after another: module paths, those of a layer from the layer on."""
+
+    layers: str
+    attention: str
+    output: str
+    feed_forward: tuple[str, ...]
+    embedding: tuple[str, ...] = ()
+    input_norm: str | None = None
+    attention_output_norm: str | None = None
+    attention_norm: str | None = None
+    cross_attention: str | None = None
+    cross_attention_norm: str | None = None
+    feed_forward_norm: str | None = None
+    feed_forward_output_norm: str | None = None
+    output_norm: str | None = None
+    parallel: bool = False
+
+    def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
+        """Where each capture point of a layer is: the module, and whether it enters or leaves it."""
+        after_skip = self.attention_norm or self.feed_forward_norm or self.feed_forward[0]
+        found: dict[str, tuple[str | None, Literal["input", "output"]]] = {
+            "attention_heads": (self.output, "input"),
+            PROJECTED: (self.output if self.attention_output_norm else None, "output"),
+            "attention_output": (self.attention_output_norm or self.output, "output"),
+            "attention_residual": (None if self.parallel else after_skip, "input"),
+            "attention_norm": (self.attention_norm, "output"),
+            "cross_attention_output": (self.cross_attention, "output"),
+            "cross_attention_norm": (self.cross_attention_norm, "output"),
+            PREACTIVATION: (self.feed_forward[0] if self.plain else None, "output"),
+            "ffn_output": (self.feed_forward_output_norm or self.feed_forward[-1], "output"),
+            "layer_output": ("", "output"),
+        }
+        return {point: (module, side) for point, (module, side) in found.items() if module is not None}
+
+    def parts(self) -> list[str]:
+        """Which norms a layer has, by their names here, and `parallel` where its sublayers stand beside each other."""
+        norms = [field.name for field in fields(self) if field.name.endswith("_norm") and getattr(self, field.name)]
+        return [*norms, *(["parallel"] if self.parallel else [])]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the feed-forward network stands alone and is two Linears with an activation between them."""
+        return len(self.feed_forward) == 3 and not self.parallel
+
+    def is_layer(self, path: str) -> bool:
+        """Whether a module path is that of a layer."""
+        return re.fullmatch(re.escape(self.layers).replace(r"\*", r"\d+"), path) is not None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One entry of the table, for one model's configuration."""
+
+    model_type: str
+    word_embedding: str
+    stacks: tuple[Stack, ...]
+    """One, or encoder and decoder."""
+    final_norm: str | None
+
+    def absent(self) -> dict[str, str]:
+        """What this family does not have of points, ratios and matrices, and why."""
+        stack = self.stacks[0]
+        reasons: dict[str, str] = {}
+        if stack.parallel:
+            why = "attention and feed-forward network are added at once, no vector stands between them"
+            reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
+        elif not stack.plain:
+            reasons["layer_n"] = "its feed-forward network is gated, not an activation between two Linears"
+        if stack.attention_norm is None:
+            why = "no norm stands after attention's skip connection"
+            reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)
+        if not stack.embedding:
+            reasons["embedding_sum"] = "no norm follows the sum of the embeddings"
+        if len(self.stacks) == 1:
+            why = "there is no decoder beside an encoder"
+            reasons |= dict.fromkeys(
+                ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm"), why
+            )
+        return reasons
+
+    def present(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are not `absent`."""
+        absent = self.absent()
+        return [name for name in names if name not in absent]
+
+
+def known_families() -> dict[str, dict[str, Any]]:
+    """The table as it stands."""
+    return dict(_read(TABLE))
+
+
+@cache  # every pass with hooks asks for it, and to read it takes as long as a small batch's pass
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return table
+
+
+def family_of(config: Any, table: Mapping[str, dict[str, Any]] | None = None) -> Family:
+    """The entry of a model's configuration; `InputError` for a family that is not there, with the reason."""
+    table, model_type = table or known_families(), config.model_type
+    if model_type not in table:
+        reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
+        raise InputError(
+            f"model.name: the model family {model_type!r} cannot be looked into{reason}; known: {', '.join(table)} "
+            "(attnmix/models/families.yaml)"
+        )
+    entry = dict(table[model_type])
+    for key, needed in entry.pop("requires", {}).items():
+        if getattr(config, key, needed) != needed:
+            raise InputError(
+                f"model.name: of the model family {model_type}, only models with {key}: {needed} are known "
+                f"(attnmix/models/families.yaml); this one has {getattr(config, key)}"
+            )
+    word_embedding, final_norm = entry.pop("word_embedding"), entry.pop("final_norm", None)
+    decoder = entry.pop("decoder", None)
+    stacks = [_stack(entry, config)] + ([_stack({**entry, **decoder}, config)] if decoder else [])
+    return Family(model_type, word_embedding, tuple(stacks), final_norm)
+
+
+def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
+    """The modules at `paths`; one that ends in ? only where the model has it."""
+    found = (_optional(base, path) for path in paths)
+    return [module for module in found if module is not None]
+
+
+def _optional(base: Module, path: str) -> Module | None:
+    module: Any = base
+    for name in path.removesuffix("?").split("."):
+        module = getattr(module, name, None) if path.endswith("?") else module.get_submodule(name)
+        if module is None:
+            return None
+    return module  # type: ignore[no-any-return]  # getattr gives Any
+
+
+def _stack(entry: dict[str, Any], config: Any) -> Stack:
+    parallel = bool(getattr(config, entry["parallel"])) if "parallel" in entry else False
+    named = {field.name for field in fields(Stack)}
+    parts: dict[str, Any] = {
+        name: tuple(paths) if isinstance(paths, list) else paths for name, paths in entry.items() if name in named
+    }
+    return Stack(**parts | {"parallel": parallel})

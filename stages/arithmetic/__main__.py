@@ -1,8 +1,0 @@
-"""The settings, for processes that others start: `env $(python -m stages.arithmetic) dask worker ADDRESS`."""
-
-from __future__ import annotations
-
-from stages.arithmetic.settings import SETTINGS
-
-if __name__ == "__main__":
-    print("\n".join(f"{name}={value}" for name, value in SETTINGS.items()))
