@@ -1,7 +1,7 @@
 """Names that parameters allow and that stages write into their files, in the order in which they are shown.
 
-Labels and colours stand in `attnmix.figures.labels`, which only drawing reads, and, of a measure, beside its formula. So
-a stage that computes runs again when a name changes, not when a label or a colour does.
+Labels and colours stand in `attnmix.figures.labels`, which only drawing reads, and, of a measure, beside its formula.
+So a stage that computes runs again when a name changes, not when a label or a colour does.
 """
 
 from __future__ import annotations
