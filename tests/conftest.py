@@ -13,6 +13,8 @@ from typing import Any
 from stages.arithmetic import settings
 
 settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
+# To start processes takes longer than the small figures of the tests.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 # ruff: noqa: E402  # the imports below must come after the line above
 import numpy as np

@@ -24,7 +24,6 @@ from stages.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 
 PARAMETERS = REPOSITORY / "params.yaml"
-KINDS = {"contributions": "attention", "rollouts": "attention_rollout"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: p
         digests.append(digest(figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
-    for kind in KINDS:
+    for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
     assert {path.name for path in figures.iterdir()} == {
         f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")
