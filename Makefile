@@ -52,7 +52,7 @@ page: $(INSTALLED) ## Get the page and the figures of this commit from where the
 # By the environment, so that a text may hold quotes and dollar signs.
 show: override export TEXT := $(value TEXT)
 show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
-	@$(IN_VENV) python -m stages.show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
+	@$(IN_VENV) python -m stages show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
 
 compare: $(INSTALLED) ## Experiments side by side, means over seeds and two pages in one, into reports/compare/ (NAMES="a b")
 	@$(IN_VENV) python -m compare $(NAMES)

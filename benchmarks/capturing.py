@@ -23,7 +23,7 @@ import numpy as np
 from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
 from benchmarks.timing import Case
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 PLAIN = Path("plain")
 PADDED = 512

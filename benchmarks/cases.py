@@ -24,7 +24,7 @@ from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
 from attnmix.store.maps import MAPS, QUALITY
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")

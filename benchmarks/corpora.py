@@ -14,7 +14,7 @@ import shutil
 from functools import partial
 
 from benchmarks.timing import Case
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 DOCUMENTS = (10, 100, 1000, 10_000)
 LENGTH = 32  # tokens

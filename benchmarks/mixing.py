@@ -16,7 +16,7 @@ import numpy as np
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.checkpoints import FINETUNED
 from benchmarks.timing import Case
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")

@@ -156,7 +156,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
         write_parameters(root / "reviews", arithmetic, **corpora.CAPTURED)
     if "maps" in folders:
         maps = root / "maps"
-        fresh_process(["-m", "stages.capture"], maps, threads, root / "compiled")
+        fresh_process(["-m", "stages", "capture"], maps, threads, root / "compiled")
         tokens = read_tokens(maps / ACTIVATIONS)
         _write_map(maps, stored_sites(maps / ACTIVATIONS), tokens)
         write_ratios(maps, tokens, size.layers)

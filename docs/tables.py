@@ -97,7 +97,7 @@ def results(read: Read) -> dict[str, str]:
 
 
 def _overall(read: Read) -> str:
-    means = read(f"{PLOTS}mixing_overall.csv").set_index(["method", "checkpoint"])
+    means = read(f"{PLOTS}measure/mixing_overall.csv").set_index(["method", "checkpoint"])
     rows = []
     for method in means.index.unique("method"):
         before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
@@ -109,7 +109,7 @@ def _overall(read: Read) -> str:
 
 
 def _maps(read: Read) -> str:
-    quality = read(f"{PLOTS}map_quality.csv").set_index(["measure", "layout"])
+    quality = read(f"{PLOTS}reduce/map_quality.csv").set_index(["measure", "layout"])
     rows = []
     for measure, label in MAP_MEASURES.items():
         # A layout with a map for each point has no measures within points: all of its measures are.
@@ -121,7 +121,7 @@ def _maps(read: Read) -> str:
 
 def _movement(read: Read) -> str:
     """Every step of every layer, on the maps and on the projections."""
-    movement = read(f"{PLOTS}movement.csv")
+    movement = read(f"{PLOTS}reduce/movement.csv")
     means = movement.pivot(index=["against", "measure", "step", "layout"], columns="layer", values="mean")
     shown = (
         ("full_space", "spearman", "moves in the full space"),

@@ -1,7 +1,7 @@
 """Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
 
-    python -m stages.capture
-    torchrun --nproc-per-node 4 -m stages.capture
+    python -m stages capture
+    torchrun --nproc-per-node 4 -m stages capture
 
 The unit of work is a shard of rows: a process computes the texts that reach into its
 shards and writes each shard of each store once. Writes `features/activations/`; where
@@ -43,11 +43,10 @@ from attnmix.store import features as store
 from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.files import CHECKED, writing
 from attnmix.store.shard_writer import Block
-from stages.cli import run_stage
-from stages.resources import check_disk, trim_heap
-from stages.resume import clear, publish, unfinished_folder
-from stages.selection import chosen_texts
-from stages.stage_lock import check_store
+from stages.common.resources import check_disk, trim_heap
+from stages.common.resume import clear, publish, unfinished_folder
+from stages.common.selection import chosen_texts
+from stages.common.stage_lock import check_store
 
 TEXTS_AT_ONCE = 100
 NAMED = 5  # texts in one warning
@@ -243,7 +242,3 @@ class _Texts:
                 parts.append(Part(number, slice(low - first, high - first), low - rows.start))
             yield Batch(padded([texts[i] for i in batch], self.padding, device), parts)
             progress.update(sum(part.tokens.stop - part.tokens.start for part in parts))
-
-
-if __name__ == "__main__":
-    run_stage(main)

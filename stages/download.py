@@ -1,6 +1,6 @@
 """Bring the reviews and the pretrained model to where the other stages read them.
 
-    python -m stages.download
+    python -m stages download
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,commits}.csv` and `models/pretrained/`:
 the files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them
@@ -30,9 +30,8 @@ from attnmix.store.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
 from attnmix.store.reports import PLOTS, write_plot
 from attnmix.store.reviews import REVIEWS, write_split
 from attnmix.store.sources import write_sources
-from stages.cli import run_stage
-from stages.resume import UNFINISHED, clear, publish
-from stages.source_hashes import look_at_sources
+from stages.common.resume import UNFINISHED, clear, publish
+from stages.common.source_hashes import look_at_sources
 
 Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
 
@@ -83,7 +82,7 @@ def _make(parameters: Parameters, work: Path) -> None:
         models[key] = asked.name, work / folder
     dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
     commits.append(_commit("dataset.name", parameters.dataset, dataset))
-    write_plot("commits", pd.DataFrame(commits), work / PLOTS)
+    write_plot("download/commits", pd.DataFrame(commits), work / PLOTS)
     splits = source.read_splits(dataset, parameters.seed, work.parent)
     texts = splits["test"]["text"].tolist()
     for key, (name, folder) in models.items():
@@ -99,7 +98,7 @@ def _make(parameters: Parameters, work: Path) -> None:
         logging.info(
             "%s: %s", split, ", ".join(f"{row.reviews} of class {row.label_name}" for row in counts.itertuples())
         )
-    write_plot("reviews", pd.concat(tables), work / PLOTS)
+    write_plot("download/reviews", pd.concat(tables), work / PLOTS)
 
 
 def _models(model: ModelParameters) -> dict[str, tuple[ModelParameters, Path]]:
@@ -130,7 +129,3 @@ def _said_of(key: str, name: str, folder: Path) -> Iterator[None]:
     except InputError as error:
         reason = str(error).removeprefix("model.name: ").replace(str(folder), name)
         raise InputError(f"{key}: {reason}") from error
-
-
-if __name__ == "__main__":
-    run_stage(main)

@@ -1,12 +1,12 @@
 """Fine-tune the pretrained model to tell the classes of reviews apart, and test it.
 
-    python -m stages.finetune
-    torchrun --nproc-per-node 4 -m stages.finetune
+    python -m stages finetune
+    torchrun --nproc-per-node 4 -m stages finetune
 
 AdamW, a constant learning rate after warm-up, and the epoch with the lowest validation
 loss is kept. A killed run goes on from its last whole epoch. Without epochs, a classifier
 that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune.csv` and `reports/plots/finetune_by_class.csv`.
+`reports/plots/finetune/finetune.csv` and `reports/plots/finetune/finetune_by_class.csv`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ from attnmix.models.trained_classifier import ONE_OF_THEM, load_trained
 from attnmix.store.checkpoints import FINETUNED, start
 from attnmix.store.reports import write_metrics, write_plot
 from attnmix.store.reviews import read_split
-from stages.cli import run_stage
-from stages.resume import clear, publish, unfinished_folder
-from stages.stage_lock import check_store
+from stages.common.resume import clear, publish, unfinished_folder
+from stages.common.stage_lock import check_store
 
 
 def main(parameters: Parameters) -> None:
@@ -96,8 +95,8 @@ def main(parameters: Parameters) -> None:
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
-    write_plot("finetune", _curves(trainer.state.log_history))
-    write_plot("finetune_by_class", _by_class(prediction, names))
+    write_plot("finetune/finetune", _curves(trainer.state.log_history))
+    write_plot("finetune/finetune_by_class", _by_class(prediction, names))
     metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
     write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)})
     publish(folder / "best", FINETUNED)
@@ -261,7 +260,3 @@ def _metrics(
         },
         "best_epoch": round(best["epoch"]),
     }
-
-
-if __name__ == "__main__":
-    run_stage(main)

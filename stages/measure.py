@@ -1,7 +1,7 @@
 """Measure how much attention mixes the tokens of the drawn test reviews and of the captured texts.
 
-    python -m stages.measure
-    torchrun --nproc-per-node 4 -m stages.measure
+    python -m stages measure
+    torchrun --nproc-per-node 4 -m stages measure
 
 Streams batches of documents through each checkpoint in float32, and the captured documents
 one by one in float64. Writes `features/mixing/`, the tables of the measures under `reports/plots/` and
@@ -47,12 +47,11 @@ from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.heads import VECTOR_BYTES
 from attnmix.store.mixing import MIXING, TokenRatios, write_ratios
 from attnmix.store.reports import write_long_plot, write_metrics, write_plot
-from stages.cli import run_stage
-from stages.corpus import Corpus, write_corpus
-from stages.measure_progress import CheckpointMeasures
-from stages.resources import check_disk
-from stages.resume import clear, publish, unfinished_folder
-from stages.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
+from stages.common.resources import check_disk
+from stages.common.resume import clear, publish, unfinished_folder
+from stages.common.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
+from stages.measuring.corpus import Corpus, write_corpus
+from stages.measuring.progress import CheckpointMeasures
 
 FLOAT32_BYTES = 4
 
@@ -93,7 +92,7 @@ def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"mixing": mixing}))
-        write_plot("layer_parts", _layer_parts(batches.family))
+        write_plot("measure/layer_parts", _layer_parts(batches.family))
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
         clear(folder)
@@ -124,8 +123,8 @@ def _write_tables(
     tables |= control_tables(controls, means, methods, corpus.counted[corpus.counted > 0])
     tables |= derivative_tables({name: each.derivatives(chosen) for name, each in measured.items()}, mixing, seed)
     for name, table in tables.items():
-        write_plot(name, table)
-    write_long_plot("mixing_by_review", by_review(sums, corpus.reviews, methods))
+        write_plot(f"measure/{name}", table)
+    write_long_plot("measure/mixing_by_review", by_review(sums, corpus.reviews, methods))
     numbers = metrics(sums, means, methods)
     write_metrics("mixing", numbers | {"computed_on": computed_on(parameters.arithmetic)})
 
@@ -215,7 +214,3 @@ def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTok
             counted = np.arange(len(document)) < document.counted
             words = [None if number < 0 else number for number in document.words.tolist()]
             yield TokenRatios(checkpoint, document.name, tokens, words, classes, counted, ratios_MLT)
-
-
-if __name__ == "__main__":
-    run_stage(main)

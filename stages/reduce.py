@@ -1,10 +1,10 @@
 """Lay the captured vectors out in two dimensions with UMAP, and say what each map is worth.
 
-    python -m stages.reduce
+    python -m stages reduce
 
 Writes `features/maps/<layout>.parquet` (`attnmix.maps.layouts` says which there are), `features/maps/quality.parquet`,
-`features/maps/nearest.parquet`, `reports/plots/map_quality.csv`, `reports/plots/movement.csv`,
-`reports/plots/movement_by_document.csv` and `reports/metrics/maps.json`.
+`features/maps/nearest.parquet`, `reports/plots/reduce/map_quality.csv`, `reports/plots/reduce/movement.csv`,
+`reports/plots/reduce/movement_by_document.csv` and `reports/metrics/maps.json`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from attnmix.store.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_
 from attnmix.store.mixing import read_captured_ratios
 from attnmix.store.reports import write_metrics, write_plot
 from attnmix.store.runs import Run, open_run
-from stages.cli import run_stage
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 Points = tuple[list[Site], Vectors]
@@ -71,8 +70,8 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
     if moved:
         moved |= _projections(*in_joint, umap)
     moves = measured_moves(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap)
-    write_plot("movement", moves.summary())
-    write_plot("movement_by_document", moves.by_document())
+    write_plot("reduce/movement", moves.summary())
+    write_plot("reduce/movement_by_document", moves.by_document())
     _write_quality(layouts, len(drawn))
 
 
@@ -169,11 +168,7 @@ def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
     whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]]
     of_layout = {"points": whole["layout"].map(points), "scored_vectors": whole["layout"].map(scored)}
     counted = whole.assign(tokens=tokens, **of_layout)
-    write_plot("map_quality", counted)
+    write_plot("reduce/map_quality", counted)
     values = whole.set_index(["layout", "measure"])["value"].to_dict()
     shown = {layout: [name for name in METRICS if (layout, name) in values] for layout in layouts}
     write_metrics("maps", {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()})
-
-
-if __name__ == "__main__":
-    run_stage(main)

@@ -1,6 +1,6 @@
 """Draw the maps and the measures, and write the interactive page.
 
-    python -m stages.render
+    python -m stages render
 
 Writes `reports/figures/` and `reports/index.html`.
 """
@@ -34,7 +34,6 @@ from attnmix.store.maps import made_layouts, read_map
 from attnmix.store.mixing import read_captured_ratios, stored_matrices
 from attnmix.store.reports import FIGURES, read_plot
 from attnmix.store.runs import open_run
-from stages.cli import run_stage
 
 MAX_PROCESSES = 4  # each takes a second to start
 
@@ -46,7 +45,7 @@ def main(parameters: Parameters) -> None:
             "those and no more, and all stages before `render` need none"
         )
     shutil.rmtree(FIGURES, ignore_errors=True)
-    captured = read_captured(with_classes(open_run().tokens), read_plot("steps", "measure"))
+    captured = read_captured(with_classes(open_run().tokens), read_plot("measure/steps"))
     draw_all([*map_figures(captured, parameters.figures), *mixing_figures(captured, parameters.figures)], captured)
     write_page(parameters)
 
@@ -91,10 +90,10 @@ def mixing_figures(captured: CapturedTexts, figures: FiguresParameters) -> Itera
     `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
     """
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield draw_by_layer, read_plot("mixing", "measure"), xlabel, FIGURES / "mixing_by_layer", figures
-    reviews, weighted = (read_plot(f"mixing_{name}", "measure") for name in ("by_review", "weighted"))
+    yield draw_by_layer, read_plot("measure/mixing"), xlabel, FIGURES / "mixing_by_layer", figures
+    reviews, weighted = (read_plot(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield draw_reviews, reviews, weighted, xlabel, FIGURES / "mixing_reviews", figures
-    yield draw_steps, read_plot("steps", "measure"), xlabel, FIGURES / "mixing_steps", figures
+    yield draw_steps, read_plot("measure/steps"), xlabel, FIGURES / "mixing_steps", figures
     document: Any
     ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):
@@ -109,7 +108,3 @@ def mixing_figures(captured: CapturedTexts, figures: FiguresParameters) -> Itera
                     path = FIGURES / f"mixing_{kind}_{name}_{checkpoint}{ending}"
                     if methods:
                         yield draw_matrices, checkpoint, document, text, methods, path, figures
-
-
-if __name__ == "__main__":
-    run_stage(main)

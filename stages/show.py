@@ -1,6 +1,6 @@
 """Look into a model with a text of one's own: the interactive page of that text, with no training and no data set.
 
-    python -m stages.show --text "time flies like an arrow" [--model bert-base-uncased] [--to reports/show]
+    python -m stages show --text "time flies like an arrow" [--model bert-base-uncased] [--to reports/show]
 
 The parameters are those of `params.yaml` but for reviews and classifier. The stages run in a temporary folder, so that
 nothing of the pipeline's is touched; the page, and beside it `features/` and `plots/`, go to a folder of their own.
@@ -34,11 +34,11 @@ from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
 from stages.capture import capture_texts
-from stages.cli import as_command
+from stages.common.cli import as_command
+from stages.common.parameters import read_parameters
+from stages.common.stage_lock import check_folder
 from stages.measure import measure
-from stages.parameters import read_parameters
 from stages.reduce import reduce
-from stages.stage_lock import check_folder
 
 CHECKPOINT = "pretrained"
 KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
@@ -86,7 +86,7 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     measure(parameters, [replace(each, counted=len(each)) for each in documents])
     read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("captured_texts", read.rename(columns=named).reset_index(names="document"))
+    write_plot("validate/captured_texts", read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT)
     write_page(parameters, of_texts)
 
@@ -110,21 +110,22 @@ def _in_words_of(model: str) -> Iterator[None]:
         raise InputError(str(error).replace("model.name: ", "--model: ").replace(str(PRETRAINED), model)) from error
 
 
-def _options(parameters: Parameters) -> argparse.Namespace:
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m stages.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m stages show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--text", action="append", required=True, help="several: once for each")
     parser.add_argument("--model", help="as model.name in params.yaml, which is the default")
     parser.add_argument("--revision", help="of a hub's model")
     parser.add_argument("--to", type=Path, default=SHOWN, help="folder of the page")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-if __name__ == "__main__":
+def run(arguments: Sequence[str]) -> None:
+    """Run the command with these arguments."""
     with as_command(lambda: "nothing is kept"):
         given = read_parameters()
-        options = _options(given)
+        options = _options(arguments)
         if options.model is not None:
             model = ModelParameters(name=options.model, revision=options.revision)
             given = given.model_copy(update={"model": model})

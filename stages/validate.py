@@ -1,6 +1,6 @@
 """Ask which measure deserves belief: of what the class score comes, and how sure the classifier is.
 
-    python -m stages.validate
+    python -m stages validate
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
@@ -35,8 +35,7 @@ from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from attnmix.store.reviews import read_split
 from attnmix.store.validation import write_captured_scores
-from stages.cli import run_stage
-from stages.selection import chosen_rows, chosen_texts, drawn_reviews
+from stages.common.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
 
@@ -54,12 +53,12 @@ def main(parameters: Parameters) -> None:
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
     margins, checkpoints = _margins(classifier, parameters)
     correlations = margin_correlation(margins, checkpoints)
-    write_plot("faithfulness", curves)
-    write_plot("faithfulness_overall", overall)
-    write_plot("margins", margins)
-    write_plot("captured_texts", _captured(classifier, parameters))
+    write_plot("validate/faithfulness", curves)
+    write_plot("validate/faithfulness_overall", overall)
+    write_plot("validate/margins", margins)
+    write_plot("validate/captured_texts", _captured(classifier, parameters))
     write_captured_scores(_captured_scores(classifier, parameters))
-    write_plot("margin_correlation", correlations)
+    write_plot("validate/margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
     write_metrics("validation", {"above_random": float(best), "margin": _margin(correlations)})
     logging.info("%d token scores compared in %d reviews", len(methods), len(drops_NMS))
@@ -169,12 +168,8 @@ def _margin(correlations: pd.DataFrame) -> float:
 
 def _last_layer() -> dict[str, pd.Series]:
     """Each measured checkpoint's mean ratio of every review in the statistics, after the last layer, by review."""
-    means = read_plot("mixing", "measure")
+    means = read_plot("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    reviews = read_plot_rows("mixing_by_review", "measure", {"method": method, "layer": means["layer"].max()})
+    reviews = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
     by_checkpoint = reviews.set_index("document").groupby("checkpoint", sort=False)["mean"]
     return {str(name): of_checkpoint for name, of_checkpoint in by_checkpoint}
-
-
-if __name__ == "__main__":
-    run_stage(main)

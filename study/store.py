@@ -63,11 +63,10 @@ def read_yaml(text: str) -> Any:
 
 
 def plot(experiment: Experiment, name: str, folder: Path) -> pd.DataFrame | None:
-    """`reports/plots/<name>.csv` of the experiment; None where it has no such file."""
-    path = f"reports/plots/{name}.csv"
-    if not git(folder, "ls-tree", "--name-only", experiment.commit, path):
-        return None
-    return pd.read_csv(io.StringIO(_shown(experiment, path, folder)))
+    """Return the csv `name` under `reports/plots/` of the experiment; None where it has no such file."""
+    listed = git(folder, "ls-tree", "-r", "--name-only", experiment.commit, "reports/plots").splitlines()
+    path = next((path for path in listed if Path(path).stem == name), None)
+    return None if path is None else pd.read_csv(io.StringIO(_shown(experiment, path, folder)))
 
 
 def metrics(experiment: Experiment, name: str, folder: Path) -> dict[str, Any]:

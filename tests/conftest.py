@@ -13,6 +13,8 @@ from typing import Any
 from attnmix.arithmetic import settings
 
 settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
+# To start processes takes longer than the small figures of the tests.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 # ruff: noqa: E402  # the imports below must come after the line above
 import numpy as np
@@ -116,7 +118,7 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `validate` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    write_plot("validate/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
     write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
@@ -126,7 +128,7 @@ COMMIT = "c" * 40
 def write_commits(model: str = "owner/bert") -> None:
     """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
     rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
-    write_plot("commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
+    write_plot("download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from conftest import REPOSITORY
 from stage_process import run_to_its_end
 
@@ -28,7 +27,7 @@ FILES = (
     "Makefile",
     "reports/sources.json",
 )
-FOLDERS = (".dvc/plots", "data/sample", "stages")
+FOLDERS = (".dvc/plots", "data/sample", "attnmix", "stages")
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
 
 
@@ -107,9 +106,7 @@ def new_repository(folder: Path, stand_ins: bool = True) -> Repository:
     for name in FOLDERS:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     if stand_ins:
-        (folder / "stages/__init__.py").write_text("", encoding="utf-8")
-        for name in yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"]:
-            shutil.copy(REPOSITORY / "tests/stand_in_stage.py", folder / f"stages/{name}.py")
+        shutil.copy(REPOSITORY / "tests/stand_in_stage.py", folder / "stages/__main__.py")
     made.git("init", "--quiet")
     made.commit("The project")
     return made

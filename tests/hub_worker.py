@@ -18,7 +18,7 @@ from stage_process import LIMIT
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 
 class Worker:

@@ -27,7 +27,7 @@ from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
 from attnmix.store.reports import PAGE
 from attnmix.store.validation import write_captured_scores
 from stages import capture, measure, reduce
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 HOSTILE = [
     "<script>window.hacked=1</script>",

@@ -1,6 +1,6 @@
 """A stage in a process of its own, and killed at a moment that the stage itself reaches, not a clock.
 
-    python -m stage_process stages.capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN [--kill-by SIGNAL]]
+    python -m stage_process capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN [--kill-by SIGNAL]]
 
 The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and `PATTERN` is
 found in the event and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has
@@ -61,7 +61,7 @@ def run_stage(
 
 def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None = None) -> list[str]:
     """This module as a command of `launcher`, which is Python or torch's."""
-    command = [*launcher, "-m", "stage_process", f"stages.{stage}"]
+    command = [*launcher, "-m", "stage_process", stage]
     for name, value in (constants or {}).items():
         command += ["--set", f"{name}={value}"]
     return command
@@ -95,7 +95,7 @@ def kill_at(pattern: str, kill_by: signal.Signals) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("module")
+    parser.add_argument("stage")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--kill-at")
     parser.add_argument("--kill-by", default="SIGKILL")
@@ -110,8 +110,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments.kill_at and os.environ.get("RANK", "0") == arguments.kill_rank:
         kill_at(arguments.kill_at, signal.Signals[arguments.kill_by])
-    sys.argv = sys.argv[:1]
-    runpy.run_module(arguments.module, run_name="__main__")
+    sys.argv = [sys.argv[0], arguments.stage]
+    runpy.run_module("stages", run_name="__main__")
 
 
 if __name__ == "__main__":

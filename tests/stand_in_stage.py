@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def outputs(stage: dict[str, Any]) -> list[Path]:
     declared = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, ())]
     outs = [Path(out if isinstance(out, str) else next(iter(out))) for out in declared]
     named = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
-    named += [name for name in PIPELINE["plots"] if isinstance(name, str)]
+    for plot in PIPELINE["plots"]:
+        named += [plot] if isinstance(plot, str) else [path for content in plot.values() for path in content["y"]]
     inside = [Path(name) for name in named if any(out in Path(name).parents for out in outs)]
     return [out if out.suffix else out / "digest.txt" for out in outs] + inside
 
@@ -74,5 +76,13 @@ def main(name: str) -> None:
         write(path, text)
 
 
+REAL: tuple[str, ...] = ()
+"""Stages that run as they are."""
+
 if __name__ == "__main__":
-    main(Path(__file__).stem)
+    if sys.argv[1] in REAL:
+        from stages.common import cli
+
+        cli.main(sys.argv[1:])
+    else:
+        main(sys.argv[1])

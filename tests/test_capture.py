@@ -21,9 +21,9 @@ from attnmix.store import features as store
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.reviews import read_split
 from stages import capture
-from stages.parameters import read_parameters
-from stages.resume import unfinished_folder
-from stages.selection import chosen_rows
+from stages.common.parameters import read_parameters
+from stages.common.resume import unfinished_folder
+from stages.common.selection import chosen_rows
 
 ALL_POINTS = list(POINTS)
 OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attention")]

@@ -19,7 +19,7 @@ STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["pipeline"]["steps"]
 SCRIPTS = {step["name"]: step["run"] for step in STEPS if ".py" in step.get("run", "")}
 GUARD, REPORT = SCRIPTS["Fail where dvc.lock is not of this commit"], SCRIPTS["Compare with main"]
 DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
-METRICS, CURVES = Path("reports/metrics/maps.json"), Path("reports/plots/mixing.csv")
+METRICS, CURVES = Path("reports/metrics/maps.json"), Path("reports/plots/measure/mixing.csv")
 
 PullRequest = Callable[[Callable[[Path], object]], Repository]
 

@@ -48,9 +48,9 @@ def write_experiment(
     table = pd.DataFrame(rows, columns=["checkpoint", "layer", "method", "mean"]).assign(ci_low=0, ci_high=1, tokens=9)
     (folder / "reports/plots").mkdir(parents=True, exist_ok=True)
     if methods:
-        table.to_csv(folder / "reports/plots/mixing.csv", index=False)
+        table.to_csv(folder / "reports/plots/measure/mixing.csv", index=False)
         overall = table.groupby(["checkpoint", "method"], sort=False)["mean"].mean().reset_index()
-        overall.to_csv(folder / "reports/plots/mixing_overall.csv", index=False)
+        overall.to_csv(folder / "reports/plots/measure/mixing_overall.csv", index=False)
     if methods:
         write_rendered(repository, f'<!DOCTYPE html><meta name="beside" content=""><title>{name}</title>')
     repository.commit(f"experiment {name}")
@@ -65,7 +65,7 @@ def write_rendered(repository: Repository, page: str) -> None:
     cached.parent.mkdir(parents=True, exist_ok=True)
     cached.write_text(page, encoding="utf-8")
     out = {"path": "reports/index.html", "hash": "md5", "md5": digest, "size": len(page)}
-    lock = {"schema": "2.0", "stages": {"render": {"cmd": "python -m stages.render", "outs": [out]}}}
+    lock = {"schema": "2.0", "stages": {"render": {"cmd": "python -m stages render", "outs": [out]}}}
     (repository.folder / "dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
 
 
@@ -112,7 +112,7 @@ def test_table_figure_and_page_of_the_commits_experiments(
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         "left out: waits is not finished: queued",
-        "left out: nothing has no reports/plots/mixing.csv and no reports/plots/mixing_overall.csv",
+        "left out: nothing has no reports/plots/measure/mixing.csv and no reports/plots/measure/mixing_overall.csv",
         "left out: small-twice has the parameters and the seed of small-5",
         "left out: model.name=small, seed 5, has no attnresln_n",
     ]

@@ -128,31 +128,32 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     test = committed("reports/metrics/finetune.json")["test"]
-    reviews = committed(f"{PLOTS}reviews.csv").groupby("split")["reviews"].sum()
-    changes = committed(f"{PLOTS}mixing_difference.csv").query("method == @RATIO").set_index("layer")
+    reviews = committed(f"{PLOTS}download/reviews.csv").groupby("split")["reviews"].sum()
+    changes = committed(f"{PLOTS}measure/mixing_difference.csv").query("method == @RATIO").set_index("layer")
     assert changes.index[changes["simultaneous_low"] > 0].tolist() == [2, 3, 4, 5, 6]
     assert changes["difference"].idxmax() == 6
-    classes = committed(f"{PLOTS}mixing_by_class.csv").query("method == @RATIO and layer == 6")
+    classes = committed(f"{PLOTS}measure/mixing_by_class.csv").query("method == @RATIO and layer == 6")
     classes = classes.pivot(index="token_class", columns="checkpoint", values="mean")
     assert (classes["finetuned"] > classes["pretrained"]).all()
     where = "method == @RATIO and layer == 6 and checkpoint == 'difference'"
-    lengths = committed(f"{PLOTS}mixing_by_length.csv").query(where).set_index("length")
+    lengths = committed(f"{PLOTS}measure/mixing_by_length.csv").query(where).set_index("length")
 
     def of_length(length: str) -> tuple[str, int]:
         return f"{100 * lengths.loc[length, 'mean']:+.1f}", int(lengths.loc[length, "documents"])
 
-    margins = committed(f"{PLOTS}margins.csv")
+    margins = committed(f"{PLOTS}validate/margins.csv")
     assert margins.loc[margins["tokens"] > 128, "margin"].max() < margins.loc[margins["tokens"] <= 128, "margin"].mean()
 
     def cosine(checkpoint: str, measure: str) -> str:
         where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
-        return f"{row(f'{PLOTS}geometry.csv', **where)['mean']:.2f}"
+        return f"{row(f'{PLOTS}measure/geometry.csv', **where)['mean']:.2f}"
 
-    control = committed(f"{PLOTS}mixing_controls.csv").query("method == @RATIO")
+    control = committed(f"{PLOTS}measure/mixing_controls.csv").query("method == @RATIO")
     level = control.groupby(["control", "checkpoint"])["mean"].mean().map("{:.0%}".format).str.replace("%", " %")
 
     def step(checkpoint: str, step: str, measure: str) -> str:
-        return f"{row(f'{PLOTS}steps.csv', checkpoint=checkpoint, layer=6, step=step, measure=measure)['mean']:.2f}"
+        where = {"checkpoint": checkpoint, "layer": 6, "step": step, "measure": measure}
+        return f"{row(f'{PLOTS}measure/steps.csv', **where)['mean']:.2f}"
 
     short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
     text = section("docs/results.md", "- The classifier is right on", "What must not be read into this:")
@@ -186,7 +187,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
 
 @pytest.mark.parametrize(
     ("document", "path"),
-    [("docs/results.md", f"{PLOTS}mixing_overall.csv"), ("docs/study/README.md", f"{STUDY}ratios_overall.csv")],
+    [("docs/results.md", f"{PLOTS}measure/mixing_overall.csv"), ("docs/study/README.md", f"{STUDY}ratios_overall.csv")],
 )
 def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: str) -> None:
     rows = parsed(document, "overall")
@@ -238,8 +239,8 @@ def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     check_default_run()
 
-    means = pd.read_csv("reports/plots/mixing_overall.csv")
-    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/mixing_overall.csv", index=False)
+    means = pd.read_csv("reports/plots/measure/mixing_overall.csv")
+    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/measure/mixing_overall.csv", index=False)
     lock["stages"]["measure"]["params"]["params.yaml"]["mixing"]["documents"] = 39
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     before = digest(tmp_path)

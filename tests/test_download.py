@@ -22,7 +22,7 @@ from attnmix.models.attention import observed
 from attnmix.models.fetching import DIGESTS, fetch_model
 from attnmix.store.reviews import read_split
 from stages import download
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 SEED = 111
 
@@ -383,7 +383,7 @@ def test_stage_writes_what_the_other_stages_read(
     number = expected["test"]["label_name"].value_counts()
     said = f"test: {number['negative']} of class negative, {number['positive']} of class positive"
     assert said in [record.getMessage() for record in caplog.records]
-    counted = pd.read_csv(folder / "reports/plots/reviews.csv")
+    counted = pd.read_csv(folder / "reports/plots/download/reviews.csv")
     assert list(counted.columns) == ["split", "label", "label_name", "reviews"]
     rows = iter(counted.itertuples(index=False))
     for split in ("train", "validation", "test"):

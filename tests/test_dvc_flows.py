@@ -150,7 +150,7 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
             "parts.mixed_weight / 3",
             "measure validate reduce render",
         ),
-        ("stages/parameters.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
+        ("attnmix/core/options.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
     ],
     ids=["label", "style", "formula", "default"],
 )

@@ -24,7 +24,7 @@ from attnmix.store import features as stored
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.runs import open_run
 from stages import capture
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 CAPTURED = {
     "documents": list(range(12)),

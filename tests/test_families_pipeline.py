@@ -16,7 +16,7 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.features import ACTIVATIONS, stored_sites
 from attnmix.store.mixing import read_ratios, stored_matrices
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
 PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")
@@ -102,7 +102,7 @@ def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> Non
         stored.setdefault(site.layer, set()).add(site.point)
     assert stored == expected_points(name, layers)
 
-    mixing = pd.read_csv("reports/plots/mixing.csv")
+    mixing = pd.read_csv("reports/plots/measure/mixing.csv")
     assert set(mixing["method"]) == expected_ratios(name)
     assert set(mixing["layer"]) == set(range(1, layers + 1))
     assert mixing["mean"].between(0, 1).all()

@@ -28,7 +28,7 @@ from attnmix.measures.documents import CLASSES, token_classes
 from attnmix.models.encoding import encode, padded
 from attnmix.models.loading import check_max_length, load_base, load_classifier, load_tokenizer, longest_text
 from stages import finetune
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 DECODERS = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
 ROTARY = ("nomic_bert", "modernbert", "gpt_neox", *DECODERS[3:])

@@ -22,7 +22,7 @@ from attnmix.store.features import ACTIVATIONS
 from attnmix.store.maps import map_sites, read_map
 from attnmix.store.reports import FIGURES, PAGE, read_plot
 from stages import reduce, render
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 TEXT = "The film wasn\u2019t dull, but the café film \\xf0\\x9f\\x98\\x80 was: ⏎ The end of the film."
 
@@ -202,7 +202,7 @@ def test_a_parallel_block_is_not_parted(opened: Callable[[FamilyRun], Opened]) -
     whole = "In the whole of layer 1, moves on this map have a rank correlation with moves in the full space of "
     assert moved.startswith(whole)
     assert "mixing ratio" not in moved
-    assert set(read_plot("movement", "reduce")["step"]) == {"layer"}
+    assert set(read_plot("reduce/movement")["step"]) == {"layer"}
 
 
 def test_points_of_other_widths_are_on_their_own_maps_alone(
@@ -218,14 +218,14 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     assert map_sites(read_map("separate")) == sites
     for layout in ("joint", "aligned"):
         assert map_sites(read_map(layout)) == in_stream
-    counted = read_plot("map_quality", "reduce").groupby("layout")["points"].unique().map(list).to_dict()
+    counted = read_plot("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counted == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
     features = {site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in sites}
     together = fit_map(np.concatenate([features[site] for site in in_stream]), umap, umap.seed)
     assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
     heads = read_map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
     assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
-    assert set(read_plot("movement", "reduce")["step"]) == {"attention", "ffn", "layer"}
+    assert set(read_plot("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
 
     workspace(umap={"n_epochs": 1, "layouts": ["joint"], "stability_seeds": []})
     write_family_run(OTHER_WIDTHS)

@@ -20,8 +20,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.errors import InputError
 from stages import finetune
-from stages.parameters import read_parameters
-from stages.resume import UNFINISHED
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED
 
 RECIPE: dict[str, Any] = {"epochs": 8, "batch_size": 8, "learning_rate": 5e-3, "max_length": 40}
 OUTPUTS = ("models/finetuned", "reports")
@@ -55,7 +55,7 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
     scores = torch.stack(logits)
     truth = torch.tensor(reviews["label"].to_numpy())
     chosen = scores.argmax(-1)
-    by_class = pd.read_csv(finetuned / "reports/plots/finetune_by_class.csv").set_index("label_name")
+    by_class = pd.read_csv(finetuned / "reports/plots/finetune/finetune_by_class.csv").set_index("label_name")
     f1 = []
     for label, name in enumerate(("negative", "positive")):
         right = int(((chosen == label) & (truth == label)).sum())
@@ -78,7 +78,7 @@ def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned
 
 
 def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> None:
-    curves = pd.read_csv(finetuned / "reports/plots/finetune.csv")
+    curves = pd.read_csv(finetuned / "reports/plots/finetune/finetune.csv")
     assert list(curves.columns) == ["step", "epoch", "split", "loss", "accuracy"]
     validation = curves[curves["split"] == "validation"]
     assert validation["epoch"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -109,7 +109,7 @@ def test_two_processes_report_the_loss_of_the_model_that_they_keep(tmp_path: Pat
     run_stage(folder, "finetune", processes=2)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
-    curves = pd.read_csv(folder / "reports/plots/finetune.csv").set_index("split")
+    curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").set_index("split")
     reported = {"test": json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]["loss"]}
     reported["validation"] = curves.loc["validation", "loss"]
     for split, loss in reported.items():
@@ -131,7 +131,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
         write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
         run_stage(folder, "finetune", processes=processes)
         weights.append(load_file(folder / "models/finetuned/model.safetensors"))
-    curves = [pd.read_csv(tmp_path / f"{processes}/reports/plots/finetune.csv") for processes in (1, 2)]
+    curves = [pd.read_csv(tmp_path / f"{processes}/reports/plots/finetune/finetune.csv") for processes in (1, 2)]
     pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)
     one, two = weights
     start = load_file(tmp_path / "1/models/pretrained/model.safetensors")
@@ -198,7 +198,7 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     assert not (folder / UNFINISHED).exists()
     for output in ("models/finetuned", "reports/metrics"):
         assert digest(folder / output) == digest(finetuned / output), output
-    curves, whole = (pd.read_csv(each / "reports/plots/finetune.csv") for each in (folder, finetuned))
+    curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, finetuned))
     assert curves["loss"][0] == 101.0, "the first epoch was trained anew"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)

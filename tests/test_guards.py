@@ -21,16 +21,14 @@ from attnmix.core.errors import InputError
 from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.features import ACTIVATIONS
 from stages import capture, finetune, measure, reduce, render, validate
-from stages import resources as machine
-from stages.cli import memory_errors_explained
-from stages.parameters import read_parameters
-from stages.resume import UNFINISHED
-from stages.stage_lock import working_alone
+from stages.common import resources as machine
+from stages.common.cli import memory_errors_explained
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED
+from stages.common.stage_lock import working_alone
 
 CAPTURE = {"documents": [0, 1, 2], "max_length": 40}
-HOLD = (
-    "import sys; from stages.stage_lock import working_alone as alone\nwith alone('render'): print(flush=True), input()"
-)
+HOLD = "from stages.common.stage_lock import working_alone as alone\nwith alone('render'): print(flush=True), input()"
 
 
 def leave(patch: pytest.MonkeyPatch, disk: float) -> None:
@@ -134,7 +132,7 @@ def test_second_run_of_a_stage_is_told_of_the_first_until_that_ends_or_is_killed
     with held() as first:
         with pytest.raises(InputError, match=f"another run of render is at work in {folder}"), working_alone("render"):
             pass
-        command = [sys.executable, "-m", "stages.render"]
+        command = [sys.executable, "-m", "stages", "render"]
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
         second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert second.returncode == 1
@@ -181,7 +179,8 @@ def test_read_only_folder_is_one_error_before_any_work(workspace: Workspace, rea
     folder.mkdir(exist_ok=True)
     options = f"--bind '{folder}' '{folder}' && mount -o remount,bind,ro"
     program = (
-        "import os, sys; os.chdir(sys.argv[1]); from stages.stage_lock import *\nwith working_alone('capture'): pass"
+        "import os, sys; os.chdir(sys.argv[1]); from stages.common.stage_lock import *\n"
+        "with working_alone('capture'): pass"
     )
     run = mounted(folder, options, [sys.executable, "-c", program, str(Path.cwd())])
     assert run.stderr.splitlines()[-1].startswith(f"attnmix.core.errors.InputError: {folder} cannot be written")
@@ -191,7 +190,7 @@ def test_full_disk_is_named_and_not_the_source_of_the_copy(tmp_path: Path) -> No
     (tmp_path / "source").write_bytes(bytes(200_000))
     (tmp_path / "full").mkdir()
     program = (
-        "import shutil, sys; from stages.cli import as_command\n"
+        "import shutil, sys; from stages.common.cli import as_command\n"
         "with as_command(lambda: ''): shutil.copyfile(sys.argv[1], sys.argv[2])"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "source"), str(tmp_path / "full/target")]

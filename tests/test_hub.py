@@ -151,7 +151,7 @@ def run_download(folder: Path, variables: dict[str, str], **changes: Any) -> sub
     """The stage as a command."""
     defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
     write_parameters(folder, **(defaults | changes))
-    return run_to_its_end([sys.executable, "-m", "stages.download"], folder, {}, variables)
+    return run_to_its_end([sys.executable, "-m", "stages", "download"], folder, {}, variables)
 
 
 def assert_nothing_made(folder: Path) -> None:
@@ -178,7 +178,9 @@ def assert_as_served(folder: Path, served: Served, commit: str) -> None:
 
 
 def commits(folder: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / "reports/plots/commits.csv").read_text(encoding="utf-8").splitlines()))
+    return list(
+        csv.DictReader((folder / "reports/plots/download/commits.csv").read_text(encoding="utf-8").splitlines())
+    )
 
 
 @pytest.mark.parametrize(

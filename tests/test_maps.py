@@ -37,7 +37,7 @@ from attnmix.store.maps import MAPS, read_map, read_quality
 from attnmix.store.mixing import MIXING
 from attnmix.store.reports import read_metrics, read_plot
 from stages import reduce
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 SCIPY_NAMES = {
     "manhattan": "cityblock",
@@ -248,7 +248,8 @@ def test_engines_lay_aligned_maps_out_bit_for_bit_alike_but_for_what_aligned_uma
 
 def test_nobody_waits_for_the_libraries_of_an_engine_that_is_not_chosen() -> None:
     program = (
-        "import sys, numpy; from attnmix.maps.layouts import fit_map; from stages.parameters import UmapParameters\n"
+        "import sys, numpy\nfrom attnmix.core.options import UmapParameters\n"
+        "from attnmix.maps.layouts import fit_map\n"
         "assert not {'numba', 'umap'} & set(sys.modules)\n"
         "fit_map(numpy.eye(20, dtype='float32'), UmapParameters(n_epochs=1), 2)\n"
         "assert 'numba' in sys.modules and 'umap' not in sys.modules"
@@ -330,7 +331,7 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     assert not (MAPS / "separate.parquet").exists()
     assert list(read_metrics("maps")) == ["joint"]
     assert list(read_metrics("maps")["joint"]) == ["trustworthiness", "neighbours_kept"]
-    whole = read_plot("map_quality", "reduce")
+    whole = read_plot("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
 
 
@@ -504,7 +505,7 @@ def test_every_map_carries_its_scores(workspace: Workspace) -> None:
     expected = trustworthiness(features[SITES[2]].astype(np.float32), xy, n_neighbors=15)
     assert separate[separate["point"] == "layer_output"]["value"].item() == pytest.approx(expected, abs=1e-6)
 
-    whole = read_plot("map_quality", "reduce")
+    whole = read_plot("reduce/map_quality")
     assert whole["layout"].drop_duplicates().tolist() == read_parameters().umap.layouts
     columns = ["layout", "measure", "value", "chance"]
     of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
@@ -521,7 +522,7 @@ def test_moves_are_written_for_every_seed_of_the_layouts_in_one_plane(workspace:
     workspace(umap={"n_epochs": 10, "stability_seeds": [3]})
     write_stores(30)
     reduce.main(read_parameters())
-    movement = read_plot("movement", "reduce")
+    movement = read_plot("reduce/movement")
     assert list(movement.columns) == list(COLUMNS)
     seeds = movement.groupby("layout")["seeds"].first().to_dict()
     assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
@@ -530,7 +531,7 @@ def test_moves_are_written_for_every_seed_of_the_layouts_in_one_plane(workspace:
     found = movement["measure"] != "permutation_null"
     assert movement.loc[found, ["ci_low", "ci_high"]].isna().all(axis=None)  # of one document
     assert movement.loc[~found, ["mean", "ci_low", "ci_high"]].notna().all(axis=None)
-    by_document = read_plot("movement_by_document", "reduce")
+    by_document = read_plot("reduce/movement_by_document")
     assert list(by_document.columns) == list(COLUMNS_BY_DOCUMENT)
     seeds = by_document.groupby("layout")["seed"].unique().map(list).to_dict()
     assert seeds == {"joint": [2, 3], "aligned": [2, 3], "pca": [2], "random_projection": [2, 3]}
@@ -544,9 +545,9 @@ def test_without_a_map_in_one_plane_there_are_no_moves(workspace: Workspace) -> 
     workspace(umap={"n_epochs": 1, "layouts": ["separate"], "stability_seeds": []})
     write_stores(30)
     reduce.main(read_parameters())
-    assert list(read_plot("movement", "reduce").columns) == list(COLUMNS)
-    assert read_plot("movement", "reduce").empty
-    assert read_plot("movement_by_document", "reduce").empty
+    assert list(read_plot("reduce/movement").columns) == list(COLUMNS)
+    assert read_plot("reduce/movement").empty
+    assert read_plot("reduce/movement_by_document").empty
 
 
 def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -> None:
@@ -559,10 +560,10 @@ def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -
     umap = read_parameters().umap
     together = fit_map(np.concatenate([features[SITES[i]].astype(np.float32) for i in (0, 2)]), umap, umap.seed)
     assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
-    steps = read_plot("movement", "reduce").groupby("layout")["step"].unique().map(sorted).to_dict()
+    steps = read_plot("reduce/movement").groupby("layout")["step"].unique().map(sorted).to_dict()
     every = ["attention", "ffn", "layer"]
     assert steps == {"joint": ["layer"], "aligned": every, "pca": ["layer"], "random_projection": ["layer"]}
-    assert read_plot("map_quality", "reduce").groupby("layout")["points"].first().to_dict() == {
+    assert read_plot("reduce/map_quality").groupby("layout")["points"].first().to_dict() == {
         "joint": 2,
         "aligned": 3,
     }

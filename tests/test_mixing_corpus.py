@@ -22,9 +22,10 @@ from attnmix.measures.documents import Document
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.mixing import read_captured_ratios, read_ratios
 from attnmix.store.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
-from stages import corpus, measure, reduce
-from stages.corpus import Corpus, write_corpus
-from stages.parameters import read_parameters
+from stages import measure, reduce
+from stages.common.parameters import read_parameters
+from stages.measuring import corpus
+from stages.measuring.corpus import Corpus, write_corpus
 from stages.render import main as render
 
 MANY, FEW = 200, 20
@@ -95,15 +96,15 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
     peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     assert many - few < (MANY - FEW) * 500  # less than a hundredth of what a document's sums are
-    assert read_plot("mixing", "measure")["documents"].unique().tolist() == [MANY]
-    assert len(read_plot("mixing_by_review", "measure")) == 2 * MANY * 3 * len(RATIOS)
+    assert read_plot("measure/mixing")["documents"].unique().tolist() == [MANY]
+    assert len(read_plot("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
 
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12, "all")
     measure.main(read_parameters())
-    whole = {path.name: pd.read_csv(path) for path in sorted(Path(PLOTS).glob("*.csv"))}
+    whole = {path.name: pd.read_csv(path) for path in sorted(Path(PLOTS).rglob("*.csv"))}
     tokens = read_ratios()
     prepare(workspace, 12, "all", "in blocks")
     monkeypatch.setattr(corpus, "BLOCK", 5)
@@ -118,18 +119,18 @@ def test_rows_of_tokens_are_of_all_texts_of_the_captured_ones_or_of_none(workspa
     prepare(workspace, 6, "all")
     measure.main(read_parameters())
     everything, captured = read_ratios(), read_captured_ratios(["test/3", "text/0"])
-    tables = {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))}
+    tables = {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))}
     prepare(workspace, 6, "captured", "captured")
     measure.main(read_parameters())
     pd.testing.assert_frame_equal(read_ratios(), captured.reset_index(drop=True))
     assert set(captured["document"]) == {"test/3", "text/0"} < set(everything["document"])
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))} == tables
+    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
     prepare(workspace, 6, "none", "none")
     measure.main(read_parameters())
     assert read_ratios().empty
     assert reduce._ratios(captured[["document", "position"]], "finetuned").empty
     assert list(read_ratios()) == list(everything)
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.glob("*.csv"))} == tables
+    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
     with pytest.raises(InputError, match=r"mixing\.tokens: none .*`captured`"):
         render(read_parameters())
 

@@ -20,11 +20,10 @@ from attnmix.figures.tokens import DisplayToken, read_captured
 from attnmix.store.mixing import read_matrix, read_ratios
 from attnmix.store.reports import read_plot
 from stages import measure
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 
 PARAMETERS = REPOSITORY / "params.yaml"
-KINDS = {"contributions": "attention", "rollouts": "attention_rollout"}
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
     tokens = read_ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
-    captured = read_captured(tokens, read_plot("steps", "measure"))
+    captured = read_captured(tokens, read_plot("measure/steps"))
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
         draw_all([*mixing_figures(captured, read_parameters().figures)], captured)
         digests.append(digest(figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
-    for kind in KINDS:
+    for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
     assert {path.name for path in figures.iterdir()} == {
         f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")

@@ -35,7 +35,7 @@ from attnmix.store.mixing import (
 )
 from attnmix.store.reports import read_metrics, read_plot
 from stages import measure
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 OUTPUTS = ("features/mixing", "reports")
 
@@ -115,7 +115,7 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
 
 def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) -> None:
     table = read_ratios().query("in_statistics")
-    plots = pd.read_csv(finished / "reports/plots/mixing.csv")
+    plots = pd.read_csv(finished / "reports/plots/measure/mixing.csv")
     assert list(plots) == ["checkpoint", "layer", "method", "mean", "ci_low", "ci_high", "tokens", "documents"]
     assert len(plots) == 2 * 3 * len(RATIOS)
     means = table.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
@@ -124,29 +124,29 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
         assert row.ci_low <= row.mean <= row.ci_high
         assert row.documents == 6
         assert row.tokens == len(table) / 6
-    by_class = pd.read_csv(finished / "reports/plots/mixing_by_class.csv")
+    by_class = pd.read_csv(finished / "reports/plots/measure/mixing_by_class.csv")
     classes = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
     for row in by_class.itertuples():
         expected = classes.loc[(row.checkpoint, row.layer, row.token_class), row.method]
         assert row.mean == pytest.approx(expected, abs=2e-6)
-    by_position = pd.read_csv(finished / "reports/plots/mixing_by_position.csv", dtype={"positions": str})
+    by_position = pd.read_csv(finished / "reports/plots/measure/mixing_by_position.csv", dtype={"positions": str})
     early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
     for row in by_position[by_position["positions"] == "4-7"].itertuples():
         assert row.mean == pytest.approx(early.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
-    difference = pd.read_csv(finished / "reports/plots/mixing_difference.csv")
+    difference = pd.read_csv(finished / "reports/plots/measure/mixing_difference.csv")
     for row in difference.itertuples():
         expected = means.loc[("finetuned", row.layer), row.method] - means.loc[("pretrained", row.layer), row.method]
         assert row.difference == pytest.approx(expected, abs=2e-6)
 
 
 def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
-    table, excess = (read_plot(name, "measure") for name in ("mixing_controls", "mixing_controls_difference"))
+    table, excess = (read_plot(f"measure/{name}") for name in ("mixing_controls", "mixing_controls_difference"))
     own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}
     assert len(table) == len(pairs) * 3 * len(RATIOS)
-    mixing = read_plot("mixing", "measure")
+    mixing = read_plot("measure/mixing")
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
     keys = ["checkpoint", "layer", "method"]
@@ -166,7 +166,7 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
     measure.main(read_parameters())
     tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
-    table = read_plot("mixing_controls", "measure").set_index(["checkpoint", "control", "method", "layer"])["mean"]
+    table = read_plot("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
     seed = read_parameters().seed
     random = random_base(Path("models/pretrained"), seed)
     models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
@@ -213,21 +213,21 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
     metrics = read_metrics("mixing")
-    curves = read_plot("mixing", "measure")
+    curves = read_plot("measure/mixing")
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
         of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
         assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
-    overall = read_plot("mixing_overall", "measure").set_index(["checkpoint", "method"])
+    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
     assert set(overall.index) == {(c, m) for c in ("pretrained", "finetuned", "difference") for m in RATIOS}
     difference = metrics["difference"]["attnresln_n"]
     assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
     assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
     assert metrics["documents"] == 6
-    gain = read_plot("attention_gain", "measure")
+    gain = read_plot("measure/attention_gain")
     assert gain.groupby("checkpoint")["layer"].apply(list).tolist() == [[1, 2, 3], [1, 2, 3]]
-    geometry = pd.read_csv(finished / "reports/plots/geometry.csv")
+    geometry = pd.read_csv(finished / "reports/plots/measure/geometry.csv")
     assert list(geometry) == ["checkpoint", "layer", "point", "measure", "mean", "ci_low", "ci_high", "documents"]
     assert len(geometry) == 2 * (3 + 6 * 3) * 7
     identity = geometry.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
@@ -235,7 +235,7 @@ def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
     assert (geometry.query("measure != 'own_nearest'")["documents"] == 6).all()
     bound = geometry.query("measure == 'effective_rank_bound'")["mean"].to_numpy()
     assert (geometry.query("measure == 'effective_rank'")["mean"].to_numpy() <= bound).all()
-    steps = pd.read_csv(finished / "reports/plots/steps.csv")
+    steps = pd.read_csv(finished / "reports/plots/measure/steps.csv")
     assert list(steps) == ["checkpoint", "layer", "step", "measure", "mean", "ci_low", "ci_high"]
     assert len(steps) == 2 * 3 * 7 * 4
 
@@ -332,7 +332,7 @@ def test_a_review_counts_the_same_whether_captured_or_not(cut_short: tuple[Path,
         first.loc["finetuned", "test/3", 1]["attn_n"].to_numpy(), whole["attn_n"].iloc[:6].to_numpy(), atol=1e-3
     )
     for name in ("mixing", "mixing_by_class", "geometry"):
-        one, other = (pd.read_csv(folder / f"reports/plots/{name}.csv") for folder in cut_short)
+        one, other = (pd.read_csv(folder / f"reports/plots/measure/{name}.csv") for folder in cut_short)
         values = ["mean"] if name == "geometry" else ["mean", "tokens", "documents"]
         pd.testing.assert_frame_equal(one[values], other[values], atol=5e-5)
 
@@ -374,7 +374,7 @@ def test_a_document_whose_two_cuts_are_the_same_is_measured_once(finished: Path)
 def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
     table = read_ratios().query("in_statistics")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
-    by_review = read_plot("mixing_by_review", "measure")
+    by_review = read_plot("measure/mixing_by_review")
     assert list(by_review) == ["checkpoint", "document", "label", "layer", "method", "mean", "tokens"]
     assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
     own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
@@ -384,7 +384,7 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
         assert row.label == reviews["label"][int(row.document.removeprefix("test/"))]
         assert row.tokens == lengths[row.document]
     words = table[table["token_class"].isin(["word", "subword"])]
-    weighted = pd.read_csv(finished / "reports/plots/mixing_weighted.csv", dtype={"layer": str})
+    weighted = pd.read_csv(finished / "reports/plots/measure/mixing_weighted.csv", dtype={"layer": str})
     columns = ["checkpoint", "weight", "tokens_of", "layer", "method", "mean", "ci_low", "ci_high", "documents"]
     assert list(weighted) == columns
     assert len(weighted) == 3 * 2 * 2 * 4 * len(RATIOS)
@@ -408,12 +408,12 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
 
 
 def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> None:
-    weighted = read_plot("mixing_weighted", "measure").query("tokens_of == 'all' and weight == 'token'")
-    overall = read_plot("mixing_overall", "measure").set_index(["checkpoint", "method"])
+    weighted = read_plot("measure/mixing_weighted").query("tokens_of == 'all' and weight == 'token'")
+    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
     of_all = weighted[weighted["layer"].astype(str) == "all"].set_index(["checkpoint", "method"])
     for column in ("mean", "ci_low", "ci_high"):
         np.testing.assert_allclose(of_all[column], overall.loc[of_all.index, column], atol=2e-6)
-    difference = read_plot("mixing_difference", "measure")
+    difference = read_plot("measure/mixing_difference")
     assert list(difference)[-2:] == ["simultaneous_low", "simultaneous_high"]
     assert difference[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
 
@@ -429,7 +429,7 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     table = read_ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
-    by_length = read_plot("mixing_by_length", "measure")
+    by_length = read_plot("measure/mixing_by_length")
     columns = ["checkpoint", "layer", "method", "length", "mean", "ci_low", "ci_high", "tokens", "documents"]
     assert list(by_length) == columns
     assert 0 < (sizes > 32).sum() < 12
@@ -451,14 +451,14 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
 def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
     base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
     texts = pd.read_parquet(finished / "data/reviews/test.parquet")["text"]
-    names = read_plot("mixing_by_review", "measure")["document"].unique()
+    names = read_plot("measure/mixing_by_review")["document"].unique()
     clouds = []
     for name in names:
         batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=20, return_tensors="pt")
         with torch.no_grad():
             states = base(**batch, output_hidden_states=True).hidden_states
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
-    found = read_plot("geometry", "measure").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
+    found = read_plot("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
     for layer in range(4):
         pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
         expected = np.concatenate([pair.ravel() for pair in pairs]).mean()
@@ -475,9 +475,9 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     measure.main(read_parameters())
     assert set(read_metrics("mixing")) == {"finetuned", "documents", "computed_on"}
     assert set(read_metrics("mixing")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
-    assert pd.read_csv("reports/plots/mixing_difference.csv").empty
-    assert pd.read_csv("reports/plots/mixing_gradient.csv").empty
-    assert set(pd.read_csv("reports/plots/mixing.csv")["method"]) == {"attn_w", "attn_n"}
+    assert pd.read_csv("reports/plots/measure/mixing_difference.csv").empty
+    assert pd.read_csv("reports/plots/measure/mixing_gradient.csv").empty
+    assert set(pd.read_csv("reports/plots/measure/mixing.csv")["method"]) == {"attn_w", "attn_n"}
 
 
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
@@ -487,7 +487,7 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
     measure.main(read_parameters())
     assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
-    assert set(read_plot("mixing_gradient", "measure")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
+    assert set(read_plot("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", mixing={"matrices": [], "gradient_documents": 0})
     measure.main(read_parameters())
     assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
@@ -523,8 +523,8 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
-    by_review = read_plot("derivative_levels_by_review", "measure")
-    levels = read_plot("derivative_levels", "measure")
+    by_review = read_plot("measure/derivative_levels_by_review")
+    levels = read_plot("measure/derivative_levels")
     reviews = by_review.groupby("checkpoint")["document"].agg(set)
     assert reviews["pretrained"] == reviews["finetuned"]
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
@@ -532,14 +532,14 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
     assert len(levels) == 3 * 2 * 3 * 3
     assert levels["mean"].between(-1, 1).all()
-    from_input = read_plot("mixing_from_input", "measure")
+    from_input = read_plot("measure/mixing_from_input")
     assert len(from_input) == 3 * 3 * 7
-    agreement = read_plot("mixing_gradient", "measure")
-    means = read_plot("mixing_gradient_by_review", "measure").groupby(["checkpoint", "reference", "layer", "method"])
+    agreement = read_plot("measure/mixing_gradient")
+    means = read_plot("measure/mixing_gradient_by_review").groupby(["checkpoint", "reference", "layer", "method"])
     for row in agreement.itertuples():
         of_reviews = means.get_group((row.checkpoint, row.reference, row.layer, row.method))["spearman"]
         assert row.spearman == pytest.approx(of_reviews.mean(), abs=2e-6)
-    by_head = read_plot("mixing_by_head", "measure")
+    by_head = read_plot("measure/mixing_by_head")
     assert list(by_head)[:3] == ["checkpoint", "layer", "head"]
     assert len(by_head) == 2 * 3 * 4
     assert (by_head["documents"] == 6).all()

@@ -36,7 +36,7 @@ from attnmix.store.maps import MAPS
 from attnmix.store.mixing import MIXING, read_captured_ratios
 from attnmix.store.reports import PAGE, read_metrics
 from stages import render
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 
 def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Opened) -> None:
@@ -51,13 +51,17 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
 
 
 def reviews_at(layer: int, method: str = "attnresln_n") -> pd.DataFrame:
-    table = pd.read_csv("reports/plots/mixing_by_review.csv").query("checkpoint == 'finetuned' and method == @method")
+    table = pd.read_csv("reports/plots/measure/mixing_by_review.csv").query(
+        "checkpoint == 'finetuned' and method == @method"
+    )
     return table[table["layer"] == layer]
 
 
 def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
     page = opened.page
-    means = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n' and checkpoint == 'finetuned'")
+    means = pd.read_csv("reports/plots/measure/mixing.csv").query(
+        "method == 'attnresln_n' and checkpoint == 'finetuned'"
+    )
     most, least = means.loc[means["mean"].idxmax()], means.loc[means["mean"].idxmin()]
     assert page.locator("h1").inner_text().replace("\xa0", " ") == (
         f"Layer {most['layer']} mixes tokens most, at a ratio of {100 * most['mean']:.0f} %; layer {least['layer']} "
@@ -193,7 +197,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page = opened.page
     tested = read_metrics("finetune")["test"]
     assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
-    mixing = pd.read_csv("reports/plots/mixing.csv").query("method == 'attnresln_n'")
+    mixing = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attnresln_n'")
     drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"}
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
@@ -203,17 +207,19 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     assert f"{whose} is {100 * best['mean']:.0f} %" in said
     assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
     assert f"interval {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
-    moved = pd.read_csv("reports/plots/movement.csv").query("layout == 'joint' and against == 'attnresln_n'")
+    moved = pd.read_csv("reports/plots/reduce/movement.csv").query("layout == 'joint' and against == 'attnresln_n'")
     for which in ("spearman", "partial_full_space"):
         of_layers = moved[moved["measure"] == which].set_index("layer")["mean"]
         low, high = of_layers.idxmin(), of_layers.idxmax()
         assert f"{of_layers[low]:.2f} (layer {low}) to {of_layers[high]:.2f} (layer {high})" in said
     assert "with an interval over 3 texts and the seeds" in said
     choose(page, "layer", "2")
-    difference = pd.read_csv("reports/plots/mixing_difference.csv").query("layer == 2 and method == 'attnresln_n'")
+    difference = pd.read_csv("reports/plots/measure/mixing_difference.csv").query(
+        "layer == 2 and method == 'attnresln_n'"
+    )
     shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"{100 * difference['difference'].item():+.1f} percentage points" in shown
-    steps = pd.read_csv("reports/plots/steps.csv").query(
+    steps = pd.read_csv("reports/plots/measure/steps.csv").query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"
     )
     found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Last LayerNorm")
@@ -411,7 +417,7 @@ def test_another_process_renders_the_same_bytes(copied: Path) -> None:
     """Also where Python hashes words otherwise, on which the order of a set depends."""
     first = {path: path.read_bytes() for path in sorted((copied / "reports").rglob("*")) if path.is_file()}
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run([sys.executable, "-m", "stages.render"], cwd=copied, env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "stages", "render"], cwd=copied, env=environment, check=True)
     changed = [path.name for path, before in first.items() if path.read_bytes() != before]
     assert PAGE.name in {path.name for path in first}
     assert changed == []
@@ -433,17 +439,17 @@ def test_page_names_where_model_and_reviews_come_from(opened: Opened) -> None:
 
 @pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
 def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint: str) -> None:
-    for path in Path("reports/plots").glob("*.csv"):
+    for path in Path("reports/plots").rglob("*.csv"):
         table = pd.read_csv(path)
         if "checkpoint" in table:
             table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
-    path = Path("reports/plots/mixing_difference.csv")
+    path = Path("reports/plots/measure/mixing_difference.csv")
     pd.read_csv(path).iloc[:0].to_csv(path, index=False)
     ratios = pd.read_parquet(MIXING / "tokens.parquet")
     ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
     shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
     if checkpoint == "pretrained":
-        path = Path("reports/plots/movement.csv")
+        path = Path("reports/plots/reduce/movement.csv")
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
     shown = shown_again(chromium)
     page = shown.page
@@ -470,7 +476,7 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
     assert ("whole of layer" in first) == (method == "layer_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
-    rows = pd.read_csv("reports/plots/mixing.csv").query("checkpoint == 'finetuned'")
+    rows = pd.read_csv("reports/plots/measure/mixing.csv").query("checkpoint == 'finetuned'")
     assert f"{100 * rows['mean'].max():.0f} %" in first
 
 
@@ -484,7 +490,7 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     ],
 )
 def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...], said: str) -> None:
-    path = Path("reports/plots/mixing.csv")
+    path = Path("reports/plots/measure/mixing.csv")
     table = pd.read_csv(path)
     table = table[table["layer"] <= len(means)]
     table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)

@@ -19,7 +19,7 @@ from attnmix.store.features import ACTIVATIONS
 from attnmix.store.maps import MAPS, read_map
 from attnmix.store.mixing import read_ratios
 from attnmix.store.reports import PAGE, read_metrics
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
@@ -311,13 +311,13 @@ def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
 def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     page = opened.page
     choose(page, "ratio-method", "attn_w")
-    rows = pd.read_csv("reports/plots/mixing.csv").query("method == 'attn_w'")
+    rows = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attn_w'")
     curves = [part["mean"].tolist() for _, part in rows.groupby("checkpoint", sort=False)]
     assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["method"] == "attn_w"] == curves
     assert page.locator("#mixing-chart .chosen").count() == 1
     choose(page, "step-measure", "norm")
     choose(page, "checkpoint", "pretrained")
-    norms = pd.read_csv("reports/plots/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    norms = pd.read_csv("reports/plots/measure/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
     drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
     assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
 
@@ -527,7 +527,7 @@ def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
     found = page.locator("#steps-chart .measured").evaluate_all(
         "all => all.map(each => [each.dataset.step, each.textContent])"
     )
-    rows = pd.read_csv("reports/plots/steps.csv").query(
+    rows = pd.read_csv("reports/plots/measure/steps.csv").query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
     )
     assert {step: number.replace("\N{MINUS SIGN}", "-") for step, number in found} == {

@@ -26,7 +26,7 @@ from attnmix.page import heads as page_heads
 from attnmix.page.heads import heads_data, reduced
 from attnmix.store.heads import heads_folder, weights, write_heads
 from stages import show
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 

@@ -19,7 +19,7 @@ from stage_process import run_to_its_end
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"
 
@@ -199,7 +199,7 @@ def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: P
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
     for stage in ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render"):
-        run = run_to_its_end([sys.executable, "-m", f"stages.{stage}"], tmp_path, path)
+        run = run_to_its_end([sys.executable, "-m", "stages", stage], tmp_path, path)
         assert run.stderr.startswith("error: params.yaml: figures.formts is unknown; did you mean figures.formats?")
         assert (run.returncode, run.stderr.count("\n")) == (1, 1)
 
@@ -207,7 +207,7 @@ def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: P
 def test_stage_ends_with_one_line_and_a_non_zero_status(tmp_path: Path) -> None:
     write_parameters(tmp_path, finetune={"epochs": -1})
     bare = {"PYTHONPATH": str(REPOSITORY), "PATH": ""}
-    run = run_to_its_end([sys.executable, "-m", "stages.download"], tmp_path, bare, inherited={})
+    run = run_to_its_end([sys.executable, "-m", "stages", "download"], tmp_path, bare, inherited={})
     assert run.returncode == 1
     assert run.stderr.startswith("error: params.yaml: finetune.epochs: -1 is not allowed")
     assert run.stderr.count("\n") == 1

@@ -14,8 +14,8 @@ import yaml
 from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 
 from attnmix.core.options import Parameters
-from stages.parameters import read_parameters
-from stages.resume import UNFINISHED, unfinished_folder
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED, unfinished_folder
 
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()}
@@ -181,7 +181,7 @@ def test_dependencies_are_files_of_the_repository_or_outputs_of_earlier_stages(s
         earlier += outputs(name)
     for path in STAGES[stage]["deps"]:
         assert is_in(path, earlier) or (REPOSITORY / path).exists(), path
-    assert STAGES[stage]["cmd"] == f"python -m stages.{stage}"
+    assert STAGES[stage]["cmd"] == f"python -m stages {stage}"
 
 
 @pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)

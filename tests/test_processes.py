@@ -21,7 +21,7 @@ from test_mixing_stage import bytes_of
 from test_mixing_stage import prepare as prepare_for_measure
 
 from attnmix.store.features import ACTIVATIONS
-from stages.resume import UNFINISHED
+from stages.common.resume import UNFINISHED
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,7 @@ def assert_same(stage: str, folder: Path, expected: Path) -> None:
         # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
         compared = [key for key in one if not key.endswith("key.bias")]
         assert max(float((one[key] - other[key]).abs().max()) for key in compared) < 1e-4
-        curves = [pd.read_csv(each / "reports/plots/finetune.csv") for each in (folder, expected)]
+        curves = [pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, expected)]
         pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)
     elif stage == "capture":
         assert digest(folder / ACTIVATIONS) == digest(expected / ACTIVATIONS)

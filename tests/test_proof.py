@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from attnmix.core.errors import InputError
 from attnmix.models.loading import load_base, load_tokenizer
 from stages import download
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from attnmix.core.points import Site
 from attnmix.store import features as store
 from attnmix.store.features import ACTIVATIONS
 from stages import capture
-from stages.parameters import read_parameters
-from stages.resume import UNFINISHED, unfinished_folder
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED, unfinished_folder
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MARKED = Site(1, "layer_output")
@@ -45,7 +45,8 @@ def unfinished(folder: Path) -> list[Path]:
 def killed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     """A copy of the code in which capture was killed after three shards; the first holds a mark instead of features."""
     folder = prepared_for_capture(tmp_path_factory.mktemp("killed"), tiny_bert)
-    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("attnmix", "stages"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     write_parameters(folder, capture=CAPTURE)
     install(folder, "1.0")

@@ -18,7 +18,7 @@ from stage_process import TESTS, run_stage
 
 from attnmix.store.features import ACTIVATIONS
 from stages import capture
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
@@ -97,7 +97,7 @@ def test_workers_that_are_killed_at_random_leave_the_same_bytes(
             sys.executable,
             "-m",
             "stage_process",
-            "stages.capture",
+            "capture",
             "--kill-at",
             rf"rename .*done/{moment}\.begun",
         ]

@@ -20,7 +20,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
 from attnmix.store.features import Site, read_features
 from stages import show
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 QUICK = {**SHORT, "umap": {"n_epochs": 20, "stability_seeds": [3]}}
@@ -102,7 +102,7 @@ def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace, 
 
 def test_command_takes_any_text_and_names_a_model_that_is_not_there(workspace: Workspace) -> None:
     folder = workspace()
-    command = [sys.executable, "-m", "stages.show", "--model", "broken model", '--text=--$x "y"']
+    command = [sys.executable, "-m", "stages", "show", "--model", "broken model", '--text=--$x "y"']
     run = subprocess.run(
         command, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False
     )

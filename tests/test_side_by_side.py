@@ -19,7 +19,7 @@ from attnmix.page.assembly import write_page
 from attnmix.store.reports import PAGE
 from compare import side_by_side
 from compare.side_by_side import NAME, Side, write_side_by_side
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 CHOICES = {
     "document": "1",
@@ -52,7 +52,7 @@ def pages(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(less)
         write_run(less, run, [9, 7], 2)
-        for path in Path("reports/plots").glob("*.csv"):
+        for path in Path("reports/plots").rglob("*.csv"):
             table = pd.read_csv(path, keep_default_na=False)
             if "layer" in table:
                 table[table["layer"].astype(str).isin(["", "1", "2"])].to_csv(path, index=False)

@@ -15,9 +15,9 @@ import pytest
 from conftest import REPOSITORY, Workspace, toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import Repository, new_repository, stages_run
 
-from stages import source_hashes as watched
 from stages import sources
-from stages.parameters import read_parameters
+from stages.common import source_hashes as watched
+from stages.common.parameters import read_parameters
 
 EVERYTHING = ["download", "finetune", "capture", "measure", "validate", "reduce", "render"]
 
@@ -115,13 +115,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """
     root = tmp_path_factory.mktemp("sources")
     made = new_repository(root / "run")
-    for name in ("stages/sources.py", ".ci/stale.py"):
-        (made.folder / name).parent.mkdir(exist_ok=True)
-        shutil.copy(REPOSITORY / name, made.folder / name)
+    (made.folder / ".ci").mkdir()
+    shutil.copy(REPOSITORY / ".ci/stale.py", made.folder / ".ci/stale.py")
+    entry = made.folder / "stages/__main__.py"
+    program = entry.read_text(encoding="utf-8")
+    entry.write_text(program.replace("= ()", '= ("sources",)'), encoding="utf-8")
     toy_reviews(20, 0).to_csv(root / "reviews.csv", index=False)
     write_tiny_bert(root / "bert", layers=1)
     write_parameters(made.folder, dataset={"name": "../reviews.csv"}, model={"name": "../bert"})
-    made.run(sys.executable, "-m", "stages.sources")
+    made.run(sys.executable, "-m", "stages", "sources")
     assert stages_run(made.dvc("repro")) == EVERYTHING
     made.commit("The run")
     return made

@@ -12,10 +12,10 @@ from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_c
 from stage_process import run_stage, run_to_its_end
 
 from attnmix.store.features import ACTIVATIONS
-from stages.resume import UNFINISHED
+from stages.common.resume import UNFINISHED
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
-STARTS = "import os, signal\nfrom stages.cli import as_command\nwith as_command(lambda: 'something is kept'):\n"
+STARTS = "import os, signal\nfrom stages.common.cli import as_command\nwith as_command(lambda: 'something is kept'):\n"
 STOPS = "os.kill(os.getpid(), signal.SIGINT)"
 
 
@@ -56,7 +56,7 @@ def test_stage_that_has_finished_nothing_leaves_nothing(workspace: Workspace, ti
 def test_ctrl_c_while_libraries_are_loaded_is_one_line(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "first/torch.py").write_text(f"import os, signal\n{STOPS}\n", encoding="utf-8")
-    status, said = ended(workspace(), "-m", "stages.capture", before=tmp_path / "first")
+    status, said = ended(workspace(), "-m", "stages", "capture", before=tmp_path / "first")
     assert (status, said) == (130, ["stopped; nothing had begun; `dvc repro` goes on from here"])
 
 

@@ -166,7 +166,7 @@ def repository(tmp_path: Path) -> Path:
         (folder / "params.yaml").write_text(text, encoding="utf-8")
         (folder / "reports/plots").mkdir(parents=True, exist_ok=True)
         (folder / "reports/metrics").mkdir(parents=True, exist_ok=True)
-        reviews(seed).to_csv(folder / "reports/plots/mixing_by_review.csv", index=False)
+        reviews(seed).to_csv(folder / "reports/plots/measure/mixing_by_review.csv", index=False)
         test = {"accuracy": 0.8 + 0.01 * seed, "accuracy_ci_low": 0.7, "accuracy_ci_high": 0.9}
         test |= {"macro_f1": 0.8, "loss": 0.4}
         metrics = {"test": test, "best_epoch": 2}

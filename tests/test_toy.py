@@ -24,7 +24,7 @@ from attnmix.models.attention import OBSERVED
 from attnmix.store.mixing import read_ratios
 from attnmix.store.reports import PLOTS
 from stages import measure
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 HIDDEN = 4
 TOY = Path("toy")
@@ -229,7 +229,7 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     measure.main(read_parameters())
     assert read_ratios()["position"].max() == tokens - 1
     assert read_ratios()["token"].nunique() == 1
-    for path in sorted(PLOTS.glob("*.csv")):
+    for path in sorted(PLOTS.rglob("*.csv")):
         table = pd.read_csv(path)
         values = table[[name for name in ("mean", "difference", "ci_low", "ci_high") if name in table]]
         if path.stem in ("attention_to_first", "mixing_without_first"):
@@ -237,5 +237,5 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
         elif path.stem not in ("geometry", "mixing_gradient"):  # each of its measures says where it is unknown
             assert values.notna().to_numpy().all(), path.stem
     assert not {"mixing", "mixing_controls", "mixing_controls_difference", "mixing_difference"} - {
-        path.stem for path in PLOTS.glob("*.csv")
+        path.stem for path in PLOTS.rglob("*.csv")
     }

@@ -20,7 +20,7 @@ from attnmix.core.errors import InputError
 from attnmix.models.loading import load_classifier, load_tokenizer
 from attnmix.models.trained_classifier import load_trained
 from stages import download, finetune
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 LITTLE: dict[str, dict[str, Any]] = {
     "dataset": {"name": "reviews.csv"},
@@ -65,7 +65,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
     first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
     assert second == first | {"best_epoch": 0}
     for name in ("mixing", "mixing_difference", "mixing_controls", "derivative_levels", "steps"):
-        csv = f"reports/plots/{name}.csv"
+        csv = f"reports/plots/measure/{name}.csv"
         assert (again / csv).read_bytes() == (trained / csv).read_bytes(), name
 
 
@@ -79,9 +79,9 @@ def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Pat
     }
     folder = run_stages(tmp_path / "alone", *stages, **changes)
     assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")
-    difference = pd.read_csv(folder / "reports/plots/mixing_difference.csv")
+    difference = pd.read_csv(folder / "reports/plots/measure/mixing_difference.csv")
     assert (difference["difference"] == 0).all()
-    (row,) = pd.read_csv(folder / "reports/plots/finetune.csv").itertuples(index=False)
+    (row,) = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").itertuples(index=False)
     assert (row.step, row.epoch, row.split) == (0, 0, "validation")
     text = (folder / "reports/index.html").read_text(encoding="utf-8")
     words = re.sub(r"\s+", " ", text)

@@ -31,7 +31,7 @@ from attnmix.models.loading import load_base
 from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
 from stages import measure, validate
-from stages.parameters import read_parameters
+from stages.common.parameters import read_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[np.float64]
@@ -323,7 +323,7 @@ def prepared(workspace: Workspace, name: str = "workspace") -> Path:
 
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     folder = prepared(workspace)
-    curves, overall = read_plot("faithfulness", "validate"), read_plot("faithfulness_overall", "validate")
+    curves, overall = read_plot("validate/faithfulness"), read_plot("validate/faithfulness_overall")
     assert overall["method"].tolist() == list(ATTRIBUTIONS)
     assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
     assert list(overall) == [
@@ -337,11 +337,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
     model = library(folder / "models/finetuned")
     vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
-    margins = read_plot("margins", "validate")
+    margins = read_plot("validate/margins")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    captured = read_plot("captured_texts", "validate")
+    captured = read_plot("validate/captured_texts")
     lengths = ["tokens", "whole_tokens", "unknown_tokens"]
     assert list(captured) == ["document", "label", "predicted", "probability", *lengths]
     assert captured["document"].tolist() == ["test/3", "text/0"]
@@ -353,11 +353,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    correlations = read_plot("margin_correlation", "validate")
+    correlations = read_plot("validate/margin_correlation")
     predicted = [*sorted(set(margins["predicted"])), "all"]
     expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
     assert set(read_metrics("validation")) == {"above_random", "margin"}
-    files = {path: path.read_bytes() for path in (folder / "reports/plots").glob("*a*.csv")}
+    files = {path: path.read_bytes() for path in (folder / "reports/plots").rglob("*a*.csv")}
     validate.main(read_parameters())
     assert all(path.read_bytes() == content for path, content in files.items())

@@ -109,7 +109,7 @@ def _draw_strips(axes: Axes, shares: npt.NDArray[np.float32], part: range, named
         if len(known):
             axes.annotate(f"{100 * known.mean():.0f}", bottom, (0, -1.5), fontsize=4.5, **below)
         if named:
-            axes.annotate(name, bottom, (0, -7.5), rotation=90, fontsize=LABEL_SIZE, **below)
+            axes.annotate(name, bottom, (0, -8.5), rotation=90, fontsize=LABEL_SIZE, **below)
     axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(number - 0.5, -0.5))
 
 

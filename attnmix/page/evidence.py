@@ -40,7 +40,7 @@ def change(differences: pd.DataFrame) -> list[str]:
 
 def controls(name: str) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
-    table, curves = read_plot("mixing_controls", "measure"), read_plot("mixing", "measure")
+    table, curves = read_plot("measure/mixing_controls"), read_plot("measure/mixing")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
@@ -51,8 +51,8 @@ def controls(name: str) -> list[str]:
         f"values, {percent(mean['text_mean_value', shown])}."
     ]
     if "difference" in mean["text_mean_value"]:
-        changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
-        left = read_plot("mixing_controls_difference", "measure").query(
+        changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
+        left = read_plot("measure/mixing_controls_difference").query(
             "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
         )
         layer: Any = changes.abs().idxmax()
@@ -69,7 +69,7 @@ def controls(name: str) -> list[str]:
 
 def typical(name: str, documents: Sequence[str]) -> list[str]:
     """How the captured texts stand among the measured reviews, in the layer where these are mixed most."""
-    reviews = read_plot("mixing_by_review", "measure")
+    reviews = read_plot("measure/mixing_by_review")
     of_method = reviews[reviews["method"] == name]
     checkpoint = "finetuned" if (of_method["checkpoint"] == "finetuned").any() else str(of_method["checkpoint"].iloc[0])
     of_checkpoint = of_method[of_method["checkpoint"] == checkpoint]
@@ -90,8 +90,8 @@ def typical(name: str, documents: Sequence[str]) -> list[str]:
 
 def derivatives(name: str) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = read_plot("derivative_levels", "measure").query("reference == 'layer_input'")
-    changes = read_plot("mixing_difference", "measure").query("method == @name").set_index("layer")["difference"]
+    levels = read_plot("measure/derivative_levels").query("reference == 'layer_input'")
+    changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
     if "difference" not in set(levels["checkpoint"]):
         return []
     layer: Any = changes.abs().idxmax()

@@ -47,7 +47,7 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
     """
     ratios = read_captured_ratios(tokens["document"].unique().tolist())
-    steps = read_plot("steps", "measure").dropna(subset="mean")
+    steps = read_plot("measure/steps").dropna(subset="mean")
     captured = read_captured(with_classes(tokens), steps)
     layers = int(ratios["layer"].max())
     return {
@@ -71,11 +71,11 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "layer": strongest_layer(method),
         "importance": importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
         "reviews": _reviews(),
-        "curves": _records(read_plot("mixing", "measure")),
-        "differences": _records(read_plot("mixing_difference", "measure")),
+        "curves": _records(read_plot("measure/mixing")),
+        "differences": _records(read_plot("measure/mixing_difference")),
         "steps": _records(steps),
         "layerParts": _layer_parts(),
-        "movement": _records(read_plot("movement", "reduce")),
+        "movement": _records(read_plot("reduce/movement")),
         "documents": _documents(tokens, run.texts),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
@@ -95,13 +95,13 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _layer_parts() -> list[list[str]]:
     """By stack, the norms of its layers, and whether they are parallel."""
-    table = read_plot("layer_parts", "measure")
+    table = read_plot("measure/layer_parts")
     return [table.loc[table["stack"] == stack, "part"].tolist() for stack in (0, 1)]
 
 
 def _reviews() -> dict[str, Any]:
     """Each measured review's mean ratios `[layers, reviews]`; of very many, so many at equal steps."""
-    table = read_plot("mixing_by_review", "measure")
+    table = read_plot("measure/mixing_by_review")
     names = table["document"].unique()
     shown = names[:: -(-len(names) // REVIEWS)]
     of_shown = table[table["document"].isin(shown)]
@@ -132,7 +132,7 @@ def _class_names(captured: CapturedTexts) -> list[str]:
 def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
     # A class may be called NA or None; an empty label is that of a text of one's own.
     names = {"label": str, "predicted": str}
-    table = read_plot("captured_texts", "validate", dtype=names, keep_default_na=False, na_values=[""])
+    table = read_plot("validate/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {

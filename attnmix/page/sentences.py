@@ -71,7 +71,7 @@ def computed_on() -> str:
 
 def origins() -> list[str]:
     """Where model and reviews come from; of a repository of the hub, at which commit."""
-    table = read_plot("commits", "download", dtype=str, keep_default_na=False)
+    table = read_plot("download/commits", dtype=str, keep_default_na=False)
     return [_origin(row) for _, row in table.iterrows()]
 
 
@@ -90,7 +90,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 def facts() -> dict[str, str]:
     """The run in figures, by what they are."""
-    test, reviews = read_metrics("finetune")["test"], read_plot("reviews", "download")
+    test, reviews = read_metrics("finetune")["test"], read_plot("download/reviews")
     number = reviews.groupby("split")["reviews"].sum()
     return {
         "test accuracy": percent(test["accuracy"], 1),
@@ -104,15 +104,15 @@ def facts() -> dict[str, str]:
 def findings(captured: Sequence[str]) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
     test, run = read_metrics("finetune")["test"], facts()
-    method = preferred_ratio(read_plot("mixing", "measure")["method"].tolist())
+    method = preferred_ratio(read_plot("measure/mixing")["method"].tolist())
     return [
         f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
         f"naming the most frequent class every time would be on {run['majority baseline']}.",
         *_classes(),
-        *mixing(read_plot("mixing", "measure")),
+        *mixing(read_plot("measure/mixing")),
         *evidence.typical(method, captured),
-        *evidence.change(read_plot("mixing_difference", "measure")),
+        *evidence.change(read_plot("measure/mixing_difference")),
         *evidence.controls(method),
         *evidence.derivatives(method),
         *map_findings(made_layouts()[0]),
@@ -125,7 +125,7 @@ def cautions(parameters: Parameters) -> list[str]:
         *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
-        "A ratio of norms is no causal effect." + _agreement(read_plot("mixing_gradient", "measure")),
+        "A ratio of norms is no causal effect." + _agreement(read_plot("measure/mixing_gradient")),
         ONE_SEED,
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
@@ -155,9 +155,9 @@ def captured_text(row: pd.Series) -> str:
 
 def _classes() -> list[str]:
     """Which of more than two classes are told best and worst, by F1."""
-    if read_plot("reviews", "download")["label"].nunique() == 2:
+    if read_plot("download/reviews")["label"].nunique() == 2:
         return []
-    table = read_plot("finetune_by_class", "finetune", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    table = read_plot("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
     worst, best = (f"{_class(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
     return [f"Of the {len(table)} classes, {best} is told best and {worst} worst."]
@@ -178,12 +178,12 @@ def called(name: str) -> str:
 
 def strongest_layer(method: str) -> int:
     """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(most_and_least(read_plot("mixing", "measure"), method)[0]["layer"])
+    return int(most_and_least(read_plot("measure/mixing"), method)[0]["layer"])
 
 
 def headline() -> str:
     """What is found, in one line that holds for any run."""
-    curves = read_plot("mixing", "measure")
+    curves = read_plot("measure/mixing")
     most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
     # As many digits as tell them apart, and from nothing.
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
@@ -267,7 +267,7 @@ def map_findings(layout: str) -> list[str]:
             f"What of the {layout} map is due to its seed: maps with other seeds share {percent(overlap)} "
             f"of each vector's neighbours (chance {percent(chance['neighbour_overlap'], 1)})."
         )
-    return sentences + _movement(layout, read_plot("movement", "reduce"))
+    return sentences + _movement(layout, read_plot("reduce/movement"))
 
 
 def _movement(layout: str, movement: pd.DataFrame) -> list[str]:

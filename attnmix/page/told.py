@@ -52,7 +52,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         dataset=sentences.called(parameters.dataset.name),
         facts=facts,
         headline=sentences.headline(),
-        lead=sentences.mixing(read_plot("mixing", "measure"))[0],
+        lead=sentences.mixing(read_plot("measure/mixing"))[0],
         measured=f"Ratios and controls are of the {facts['reviews measured']} test reviews that were measured, "
         "derivatives of a few of them, maps of the captured texts: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
@@ -66,7 +66,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
 
 def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
-    curves = read_plot("mixing", "measure")
+    curves = read_plot("measure/mixing")
     method = preferred_ratio(curves["method"].tolist())
     most, least = sentences.most_and_least(curves, method)
     texts = tokens["document"].nunique()

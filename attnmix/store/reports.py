@@ -46,7 +46,7 @@ def read_metrics(name: str) -> dict[str, Any]:
 
 
 def write_plot(name: str, table: pd.DataFrame, folder: Path = PLOTS) -> None:
-    """Write `reports/plots/<name>.csv`, or that of another folder, numbers rounded to six decimals."""
+    """Write `<stage>/<table>`, the `name`, to `<folder>/<stage>/<table>.csv`, numbers rounded to six decimals."""
     write_long_plot(name, [table], folder)
 
 
@@ -57,14 +57,14 @@ def write_long_plot(name: str, tables: Iterable[pd.DataFrame], folder: Path = PL
             table.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
 
-def read_plot(name: str, stage: str, **options: Any) -> pd.DataFrame:
-    """What `stage` wrote by `write_plot`; `options` as in `pandas.read_csv`."""
-    table: pd.DataFrame = pd.read_csv(made(PLOTS / f"{name}.csv", stage), **options)
+def read_plot(name: str, **options: Any) -> pd.DataFrame:
+    """Return what `write_plot` wrote under `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
+    table: pd.DataFrame = pd.read_csv(made(PLOTS / f"{name}.csv", name.partition("/")[0]), **options)
     return table
 
 
-def read_plot_rows(name: str, stage: str, values: Mapping[str, object]) -> pd.DataFrame:
+def read_plot_rows(name: str, values: Mapping[str, object]) -> pd.DataFrame:
     """The rows of `read_plot` with these values by column, a part of the file in memory at a time."""
-    parts: Any = read_plot(name, stage, chunksize=ROWS_AT_ONCE)
+    parts: Any = read_plot(name, chunksize=ROWS_AT_ONCE)
     kept: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
     return kept

@@ -23,7 +23,7 @@ import yaml
 from attnmix.core.options import Parameters
 
 UNFINISHED = Path(".unfinished")
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def unfinished_folder(stage: str, parameters: Parameters) -> Path:
@@ -40,7 +40,7 @@ def unfinished_folder(stage: str, parameters: Parameters) -> Path:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
         # Code is this program's own; data lies in the working folder.
-        for file in _files(REPOSITORY / name if name.startswith("stages") else Path(name)):
+        for file in _files(REPOSITORY / name if name.startswith(("attnmix", "stages")) else Path(name)):
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
             digest.update(file.name.encode())

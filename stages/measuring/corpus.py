@@ -15,7 +15,7 @@ from attnmix.core.statistics import Draws
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens
-from stages.work_files import write_arrays
+from stages.measuring.work_files import write_arrays
 
 BLOCK = 256  # documents; batches are formed within a block
 INDEX = "index.npz"

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from attnmix.core.errors import InputError
 from attnmix.core.options import CaptureParameters
 from attnmix.store import ACTIVATIONS
-from stages.resume import REPOSITORY, UNFINISHED, remove_empty
+from stages.common.resume import REPOSITORY, UNFINISHED, remove_empty
 
 
 @contextmanager

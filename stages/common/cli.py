@@ -1,25 +1,23 @@
-"""A stage as a command: its parameters, its log, and errors, Ctrl-C and SIGTERM as one line."""
+"""Runs a stage as a command: sets up the process, reads params.yaml, and turns errors and signals into one line."""
 
 from __future__ import annotations
 
 import errno
-import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from types import FrameType, TracebackType
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError, first_line
-from attnmix.core.options import Parameters
-from stages.parameters import read_parameters
-from stages.resume import kept
-from stages.stage_lock import working_alone
+from stages.common.parameters import read_parameters
+from stages.common.resume import kept
+from stages.common.stage_lock import working_alone
 
 # They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
 QUIET = ("datasets", "huggingface_hub", "transformers")
@@ -39,23 +37,46 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 """Of Ctrl-C; and of a batch system before it takes the machine away, and of torchrun when another process fails."""
 
 
-def prepare() -> None:
-    """Before a stage's libraries are loaded: wrong parameters, and Ctrl-C from now on, in one line; its arithmetic."""
+STAGES = ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render")
+ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_XET": "1",  # its transfers bypass `attnmix.hub.retries`
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms on a GPU
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Variables that libraries read when they are imported."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the stage that the command line names, or `show`; an `InputError` becomes one line and exit status 1."""
+    if arguments[:1] == ["show"]:
+        prepare_process()
+        import_module("stages.show").run(arguments[1:])
+        return
+    if len(arguments) != 1 or arguments[0] not in STAGES:
+        sys.exit(f"error: {' '.join(arguments) or 'nothing'} is no stage; allowed: one of {', '.join(STAGES)}")
+    (name,) = arguments
+    prepare_process()
+    stage = import_module(f"stages.{name}")
+    with as_command(partial(kept, name)):
+        parameters = read_parameters()
+        with working_alone(name), memory_errors_explained(name):
+            stage.main(parameters)
+
+
+def prepare_process() -> None:
+    """Set up the process before libraries that take seconds to load: environment, arithmetic, signals, parameters."""
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     _listen()
     sys.excepthook = _explain
     try:
         settings.choose(read_parameters().arithmetic)
     except InputError as error:
         sys.exit(f"error: {error}")
-
-
-def run_stage(stage: Callable[[Parameters], None]) -> None:
-    """Read `params.yaml`, run the stage; an `InputError` becomes one line and exit status 1."""
-    name = Path(inspect.getfile(stage)).stem
-    with as_command(partial(kept, name)):
-        parameters = read_parameters()
-        with working_alone(name), memory_errors_explained(name):
-            stage(parameters)
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from attnmix.measures.sums import Sums, document_sums
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.store.heads import heads_folder, write_heads
 from attnmix.store.mixing import contributions_folder, write_matrix
-from stages.corpus import Corpus
-from stages.work_files import read_array, whole, write_arrays
+from stages.measuring.corpus import Corpus
+from stages.measuring.work_files import read_array, whole, write_arrays
 
 Doubles = npt.NDArray[np.float64]
 

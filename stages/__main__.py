@@ -1,0 +1,12 @@
+"""Run one stage, in the folder that holds params.yaml.
+
+python -m stages measure
+torchrun --nproc-per-node 4 -m stages measure
+"""
+
+import sys
+
+from stages.common.cli import main
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
