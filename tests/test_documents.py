@@ -154,6 +154,15 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     def step(checkpoint: str, step: str, measure: str) -> str:
         return f"{row(f'{PLOTS}steps.csv', checkpoint=checkpoint, layer=6, step=step, measure=measure)['mean']:.2f}"
 
+    margin = committed(f"{PLOTS}margin_correlation.csv").query("checkpoint == 'finetuned'").set_index("predicted")
+    together, given_length = (
+        "{:.2f} [{:.2f}, {:.2f}]".format(*margin.loc["all", [name, f"{prefix}_low", f"{prefix}_high"]])
+        for name, prefix in (("spearman", "ci"), ("given_length", "given_length"))
+    )
+    levels = committed(f"{PLOTS}derivative_levels.csv").query("form == 'norm_of_sum'")
+    levels = levels.set_index(["reference", "checkpoint", "layer"])["mean"]
+    within = levels["layer_input", "difference"].abs().max()
+    from_words = [levels["word_embedding", each, 6] for each in ("pretrained", "finetuned")]
     short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
     text = section("docs/results.md", "- The classifier is right on", "What must not be read into this:")
     assert_all_numbers_known(
@@ -175,6 +184,13 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"{level['random_weights', 'random']} with random weights",
             f"{level['shuffled_words', 'finetuned']} with the words in random order",
             f"from {level['text_mean_value', 'pretrained']} to {level['text_mean_value', 'finetuned']}, about",
+            f"is {margin.loc['negative', 'spearman']:.2f} among the reviews called negative and "
+            f"{margin.loc['positive', 'spearman']:.2f} among those called positive ({together} together; given the number "
+            f"of tokens {given_length})",
+            "4 reviews of 24 tokens",
+            f"by at most {100 * within:.1f} points",
+            f"it rises from {100 * from_words[0]:.0f} % to {100 * from_words[1]:.0f} %",
+            "8 reviews allow no verdict",
             f"in layer 6 what attention adds is {step('pretrained', 'output_linear', 'norm')} times as long",
             f"to the input is {step('pretrained', 'attention_skip', 'cosine_input')}",
             f"it is {step('finetuned', 'output_linear', 'norm')} times as long",
