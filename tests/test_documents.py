@@ -160,7 +160,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         for name, prefix in (("spearman", "ci"), ("given_length", "given_length"))
     )
     levels = committed(f"{PLOTS}derivative_levels.csv").query("form == 'norm_of_sum'")
-    levels = levels.set_index(["reference", "checkpoint", "layer"])["mean"]
+    levels = levels.set_index(["reference", "checkpoint", "layer"])["mean"].sort_index()
     within = levels["layer_input", "difference"].abs().max()
     from_words = [levels["word_embedding", each, 6] for each in ("pretrained", "finetuned")]
     short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
@@ -185,8 +185,8 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"{level['shuffled_words', 'finetuned']} with the words in random order",
             f"from {level['text_mean_value', 'pretrained']} to {level['text_mean_value', 'finetuned']}, about",
             f"is {margin.loc['negative', 'spearman']:.2f} among the reviews called negative and "
-            f"{margin.loc['positive', 'spearman']:.2f} among those called positive ({together} together; given the number "
-            f"of tokens {given_length})",
+            f"{margin.loc['positive', 'spearman']:.2f} among those called positive ({together} together; given the "
+            f"number of tokens {given_length})",
             "4 reviews of 24 tokens",
             f"by at most {100 * within:.1f} points",
             f"it rises from {100 * from_words[0]:.0f} % to {100 * from_words[1]:.0f} %",
