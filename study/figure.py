@@ -52,8 +52,8 @@ DERIVATIVES = {
 def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
     """`path`.png and .pdf: a row for each method, columns pretrained, fine-tuned and their difference.
 
-    From the tables `ratios` and `ratios_by_seed`, else `mixing`; with the controls and the derivatives' level in one layer
-    (`norm_of_sum`, in older tables `norm_of_block`) where `mixing_controls` and `derivative_levels` are there.
+    From the tables `ratios` and `ratios_by_seed`, else `mixing`; with the controls and the derivatives' level within a
+    layer (`norm_of_sum`, in older tables `norm_of_block`) where `mixing_controls` and `derivative_levels` are there.
     """
     ratios = tables.get("ratios", tables.get("mixing"))
     if ratios is None:

@@ -102,6 +102,8 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
     def from_input(method: str) -> str:
         return change(row(f"{STUDY}mixing_from_input.csv", checkpoint=CHANGE, layer=6, method=method))
 
+    where = {"checkpoint": "pretrained", "layer": 6, "method": "globenc_rollout"}
+    globenc = row(f"{STUDY}mixing_from_input.csv", **where)["mean"]
     controls = committed(f"{STUDY}mixing_controls.csv").query("checkpoint == 'difference'")
     control = 100 * controls.groupby(["control", "method"])["mean"].mean()
     left = committed(f"{STUDY}mixing_controls_difference.csv").query(
@@ -138,15 +140,16 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
             f"rises from {within[0]} to {within[1]} ({within[2]})",
             f"it goes from {across[0]} to {across[1]}",
             f"({across[2]})",
-            f"then rises by {control['text_mean_value', RATIO]:+.1f}, and by {control['shuffled_words', RATIO]:+.1f} with",
+            f"then rises by {control['text_mean_value', RATIO]:+.1f}, and by "
+            f"{control['shuffled_words', RATIO]:+.1f} with",
             f"the ratio rises by {left[4]:.1f} more in layer 4 and by {-left[6]:.1f} less in layer 6",
-            f"it reproduces {control['text_mean_value', 'attn_n']:+.1f} of {100 * overall('attn_n', CHANGE)['mean']:+.1f}",
+            f"it reproduces {control['text_mean_value', 'attn_n']:+.1f} of "
+            f"{100 * overall('attn_n', CHANGE)['mean']:+.1f}",
             "(8 reviews of up to 40 tokens per seed)",
             f"ALTI rollout rises by {from_input('alti_rollout')}",
             f"derivatives by {from_input('derivative_norm_of_block')} (`norm_of_block`) and "
             f"{from_input('derivative_sum_of_norms')} (`sum_of_norms`)",
-            f"rollout by {from_input('globenc_rollout')} from "
-            f"{100 * row(f'{STUDY}mixing_from_input.csv', checkpoint='pretrained', layer=6, method='globenc_rollout')['mean']:.0f} %",
+            f"rollout by {from_input('globenc_rollout')} from {100 * globenc:.0f} %",
             f"does not ({from_input('attention_rollout')})",
             "16 reviews of up to 48 tokens per seed",
         ],
@@ -220,11 +223,13 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"it is {cosine('pretrained', 'mean_cosine_across')} before and "
             f"{cosine('finetuned', 'mean_cosine_across')} after",
             f"{level['random_weights', 'random']} with random weights",
-            f"random order {level['shuffled_words', 'pretrained']} before and {level['shuffled_words', 'finetuned']} after",
+            f"random order {level['shuffled_words', 'pretrained']} before and "
+            f"{level['shuffled_words', 'finetuned']} after",
             f"values {level['text_mean_value', 'pretrained']} and {level['text_mean_value', 'finetuned']}.",
             f"it leaves {left[3]:+.1f} points in layer 3 and takes {-left[6]:.1f} too many in layer 6",
             f"Among the {documents['negative']} reviews called negative",
-            f"a rank correlation of {rho('negative')}, among the {documents['positive']} called positive {rho('positive')}",
+            f"a rank correlation of {rho('negative')}, among the {documents['positive']} called positive "
+            f"{rho('positive')}",
             f"the latter is {rho('positive', 'given_length')}: it rests on the {long[1]} longest",
             f"Together they are {rho('all')}, given the number of tokens {rho('all', 'given_length')}",
             "(4 reviews of 24 tokens)",
