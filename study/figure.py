@@ -43,14 +43,17 @@ CONTROLS = {
     "shuffled_words": Curve("Shuffled words", "#E69F00", "--", "^"),
     "text_mean_value": Curve("Text's mean value", "#D55E00", "-.", "v"),
 }
-DERIVATIVE = Curve("Derivative of the layer, reviews cut short", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D")
+FORMS = ("norm_of_sum", "norm_of_block")
+DERIVATIVES = {
+    form: Curve(f"Derivative of the layer ({form})", "#009E73", (0, (5, 1, 1, 1, 1, 1)), "D") for form in FORMS
+}
 
 
 def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
     """`path`.png and .pdf: a row for each method, columns pretrained, fine-tuned and their difference.
 
-    From the tables `ratios` and `ratios_by_seed`, else `mixing`; with the controls and the derivative's level
-    (`norm_of_sum` of the layer alone) where `mixing_controls` and `derivative_levels` are there.
+    From the tables `ratios` and `ratios_by_seed`, else `mixing`; with the controls and the derivatives' level within a
+    layer (`norm_of_sum`, in older tables `norm_of_block`) where `mixing_controls` and `derivative_levels` are there.
     """
     ratios = tables.get("ratios", tables.get("mixing"))
     if ratios is None:
@@ -60,7 +63,7 @@ def draw_mixing(tables: Mapping[str, pd.DataFrame], path: Path) -> None:
     def draw(axes: Axes, method: str, checkpoint: str) -> None:
         _draw_panel(axes, tables, ratios, method, checkpoint)
 
-    draw_grid(_methods(ratios), columns, draw, (TRUE, *CONTROLS.values(), DERIVATIVE), path)
+    draw_grid(_methods(ratios), columns, draw, (TRUE, *CONTROLS.values(), *DERIVATIVES.values()), path)
 
 
 def draw_grid(
@@ -116,7 +119,8 @@ def _draw_panel(
     for control, curve in CONTROLS.items():
         draw_curve(axes, _of_control(tables, control, method, checkpoint), curve, scale)
     if method in BESIDE_DERIVATIVE:
-        draw_curve(axes, _of_derivative(tables, checkpoint), DERIVATIVE, scale)
+        form, level = _of_derivative(tables, checkpoint)
+        draw_curve(axes, level, DERIVATIVES[form], scale)
     by_seed = tables.get("ratios_by_seed", pd.DataFrame(columns=["seed", "checkpoint", "layer", "method", "mean"]))
     own = by_seed[(by_seed["checkpoint"] == checkpoint) & (by_seed["method"] == method)]
     for _, rows in own.groupby("seed"):
@@ -159,9 +163,11 @@ def _of_control(tables: Mapping[str, pd.DataFrame], control: str, method: str, c
     return rows[rows["checkpoint"] == checkpoint]
 
 
-def _of_derivative(tables: Mapping[str, pd.DataFrame], checkpoint: str) -> pd.DataFrame:
+def _of_derivative(tables: Mapping[str, pd.DataFrame], checkpoint: str) -> tuple[str, pd.DataFrame]:
+    """Return the first of `FORMS` that the tables have, and its level within each layer."""
     levels = tables.get("derivative_levels_of_reviews", tables.get("derivative_levels"))
     if levels is None:
-        return pd.DataFrame(columns=["layer", "mean"])
-    chosen = (levels["reference"] == "layer_input") & (levels["form"] == "norm_of_sum")
-    return levels[chosen & (levels["checkpoint"] == checkpoint)]
+        return FORMS[0], pd.DataFrame(columns=["layer", "mean"])
+    form = next(each for each in FORMS if each in set(levels["form"]))
+    chosen = (levels["reference"] == "layer_input") & (levels["form"] == form)
+    return form, levels[chosen & (levels["checkpoint"] == checkpoint)]

@@ -36,7 +36,7 @@ HOSTILE = [
     "\"'><b>bold</b>",
     "\u202egnol\u202c",
     "\U0001f600",
-    "a\x00b",
+    "a\x07b",
     "javascript:window.hacked=1//%{x}${x}{{ 7*7 }}",
     "&lt;i&gt;<a href='https://example.org/'>x</a>",
 ]

