@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
 def work(folder: Path) -> Work:
     """Loaded and tokenized."""
-    from stages.maps.neighbours import device
+    from benchmarks.timing import device
     from stages.models.encoding import encode
     from stages.models.loading import load_classifier, load_tokenizer
 

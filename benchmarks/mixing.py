@@ -62,7 +62,7 @@ class _Ready(NamedTuple):
 
 
 def _ready() -> _Ready:
-    from stages.maps.neighbours import device
+    from benchmarks.timing import device
     from stages.mixing.batches import BatchMeasurer
     from stages.mixing.documents import chosen_documents
     from stages.models.encoding import batches_by_tokens

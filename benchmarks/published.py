@@ -29,8 +29,8 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.timing import device
 from stages.errors import InputError
-from stages.maps.neighbours import device
 from stages.mixing.batches import BatchMeasurer
 from stages.mixing.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
 from stages.models.encoding import batches_by_tokens, padded
