@@ -59,9 +59,9 @@ class Work(NamedTuple):
 
 def work(folder: Path) -> Work:
     """Loaded and tokenized."""
-    from attnmix.maps.neighbours import device
     from attnmix.models.encoding import encode
     from attnmix.models.loading import load_classifier, load_tokenizer
+    from benchmarks.timing import device
 
     capture = read_parameters().capture
     tokenizer = load_tokenizer(FINETUNED)

@@ -9,7 +9,6 @@ needs, as an import is part of its time.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,14 +20,13 @@ import pandas as pd
 from attnmix.arithmetic.settings import PORTABLE
 from attnmix.core.options import UmapParameters
 from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
-from attnmix.store.maps import MAPS, QUALITY
+from attnmix.store.maps import MAPS
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
 from stages.common.parameters import read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")
-ENGINES = ("compiled", "umap-learn")
 
 
 def vectors() -> list[Any]:
@@ -88,7 +86,7 @@ def separate_plain(name: str, n_jobs: int) -> None:
 
 def maps_worth(case: str) -> str:
     """Trustworthiness of every way's maps, which start elsewhere where their graph is not connected."""
-    from attnmix.maps.quality import NEIGHBOURS, scored_rows, scores
+    from attnmix.maps.quality import N_NEIGHBOURS, score_map
 
     umap, arrays = read_parameters().umap, vectors()
     spaces = [np.concatenate(arrays)] if case == "joint" else arrays
@@ -96,12 +94,12 @@ def maps_worth(case: str) -> str:
     worth = []
     for number, x in enumerate(spaces):
         maps = [xy.reshape(len(spaces), len(x), 2)[number] for xy in layouts.values()]
-        rows = scored_rows(np.zeros(len(x), dtype=np.int64), umap.seed)
-        worth.append([each[:, 0].mean() for each in scores(x, maps, umap.metric, rows)])
+        scored = [score_map(("", None, None), x, [xy], umap)[0] for xy in maps]
+        worth.append([row[4] for rows in scored for row in rows if row[3] == "trustworthiness"])
     named = ", ".join(f"{name} {value:.4f}" for name, value in zip(layouts, np.mean(worth, axis=0), strict=True))
     return (
         f"{len(arrays)} x {len(arrays[0])} vectors of {arrays[0].shape[1]}, {umap.n_epochs} epochs, exact neighbours. "
-        f"Trustworthiness (k = {NEIGHBOURS}): {named}."
+        f"Trustworthiness (k = {N_NEIGHBOURS}): {named}."
     )
 
 
@@ -114,29 +112,6 @@ def reduce_stage(**changed: Any) -> None:
     parameters = read_parameters()
     umap = parameters.umap.model_copy(update=changed)
     reduce.main(parameters.model_copy(update={"umap": umap}))
-
-
-def with_engine(layout: str, engine: str) -> None:
-    reduce_stage(layouts=[layout], engine=engine, stability_seeds=[])
-    shutil.rmtree(f"{layout}_{engine}", ignore_errors=True)
-    shutil.copytree(MAPS, f"{layout}_{engine}")
-
-
-def engines_apart(layout: str) -> str:
-    maps, worth = [], []
-    for engine in ENGINES:
-        folder = Path(f"{layout}_{engine}")
-        maps.append(pd.read_parquet(folder / f"{layout}.parquet"))
-        quality = pd.read_parquet(folder / QUALITY.name).query("measure == 'trustworthiness' and point.isna()")
-        worth.append(f"{engine} {quality['value'].item():.4f}")
-    one, other = maps
-    pd.testing.assert_frame_equal(one.drop(columns=["x", "y"]), other.drop(columns=["x", "y"]))
-    apart = np.abs(one[["x", "y"]].to_numpy() - other[["x", "y"]].to_numpy()).max(axis=1)
-    of_point = pd.Series(apart).groupby([one["layer"], one["point"]]).max()
-    return (
-        f"{len(one)} vectors, one seed. With both engines coordinates are the same bit by bit at "
-        f"{(of_point == 0).sum()} of {len(of_point)} points. Trustworthiness: {', '.join(worth)}."
-    )
 
 
 def layouts_made() -> str:
@@ -195,16 +170,6 @@ def pages_drawn() -> str:
     return f"{len(pd.read_parquet(MAP))} vectors; {each} from every way."
 
 
-def _engines(layout: str) -> Case:
-    return Case(
-        f"Stage reduce, {layout} map, by `umap.engine`",
-        "maps",
-        partial(engines_apart, layout),
-        {engine: partial(with_engine, layout, engine) for engine in ENGINES},
-        (COLD, WARM),
-    )
-
-
 CASES: dict[str, Case] = {
     "capture": capturing.case("default model", "default"),
     "capture-bert": capturing.case("BERT-base's shape", "bert"),
@@ -236,7 +201,6 @@ CASES: dict[str, Case] = {
         },
         (COLD, WARM),
     ),
-    **{f"engine-{layout}": _engines(layout) for layout in ("joint", "separate", "aligned")},
     "reduce": Case(
         "Stage reduce: all layouts, several seeds, scores, files", "maps", layouts_made, {"pipeline": reduce_stage}
     ),

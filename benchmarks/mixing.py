@@ -62,11 +62,11 @@ class _Ready(NamedTuple):
 
 
 def _ready() -> _Ready:
-    from attnmix.maps.neighbours import device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import chosen_documents
     from attnmix.models.encoding import batches_by_tokens
     from attnmix.models.loading import load_base, load_tokenizer
+    from benchmarks.timing import device
 
     parameters = read_parameters()
     tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(device())

@@ -31,11 +31,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.data.files import SUFFIXES, read_file
-from attnmix.maps.neighbours import device
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from benchmarks.timing import device
 
 PUBLISHED = {
     "attn_w": (97.1, 95.8),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -33,6 +33,13 @@ THREAD_VARIABLES = (
     "LOKY_MAX_CPU_COUNT",
 )
 MEASURED = "measured.json"
+
+
+def device() -> Any:
+    """Return torch's accelerator of this process, or its CPU."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class Run(NamedTuple):

@@ -1,10 +1,10 @@
-"""Lay the captured vectors out in two dimensions with UMAP, and say what each map is worth.
+"""Lay the captured vectors out in two dimensions with UMAP, and score the maps.
 
     python -m stages reduce
 
 Writes `features/maps/<layout>.parquet` (`attnmix.maps.layouts` says which there are), `features/maps/quality.parquet`,
-`features/maps/nearest.parquet`, `reports/plots/reduce/map_quality.csv`, `reports/plots/reduce/movement.csv`,
-`reports/plots/reduce/movement_by_document.csv` and `reports/metrics/maps.json`.
+`features/maps/nearest.parquet`, `reports/plots/reduce/map_quality.csv`, `reports/plots/reduce/movement.csv` and
+`reports/metrics/maps.json`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
 from attnmix.core.options import Parameters, UmapParameters
 from attnmix.core.points import Site
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.layouts import FITS, Blocks, Fitted, Maps
-from attnmix.maps.movement import measured_moves
+from attnmix.maps.layouts import LAYOUT_FITTERS, Blocks, Fitted
+from attnmix.maps.movement import Maps, linear_projections, movement_table
 from attnmix.maps.neighbours import Indices, Vectors, neighbours
-from attnmix.maps.parallel import check_cluster
-from attnmix.maps.projections import PROJECTIONS
-from attnmix.maps.quality_table import quality_table
+from attnmix.maps.parallel import check_cluster, in_parallel
+from attnmix.maps.quality import quality_table
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
 from attnmix.store.mixing import read_captured_ratios
@@ -41,7 +39,6 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 
 
 def main(parameters: Parameters) -> None:
-    use(parameters.arithmetic)
     check_cluster()
     reduce(parameters.umap, CAPTURED_CHECKPOINT)
 
@@ -62,23 +59,23 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
     in_layout = {"joint": in_joint, "aligned": in_stream, "separate": (sites, [everywhere[site] for site in sites])}
     for layout in umap.layouts:
         chosen, vectors = in_layout[layout]
-        fitted = layouts[layout] = FITS[layout](chosen, vectors, umap)
+        fitted = layouts[layout] = LAYOUT_FITTERS[layout](chosen, vectors, umap)
         write_map(layout, drawn, fitted.maps[umap.seed])
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
-    write_nearest(drawn, {site: rows[_nearest(vectors_TD, umap)] for site, vectors_TD in everywhere.items()})
+    nearest = in_parallel(_nearest, [(vectors_TD, umap) for vectors_TD in everywhere.values()], "nearest vectors")
+    write_nearest(drawn, {site: rows[indices] for site, indices in zip(everywhere, nearest, strict=True)})
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         moved |= _projections(*in_joint, umap)
-    moves = measured_moves(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap)
-    write_plot("reduce/movement", moves.summary())
-    write_plot("reduce/movement_by_document", moves.by_document())
+    write_plot("reduce/movement", movement_table(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap))
     _write_quality(layouts, len(drawn))
 
 
 def _nearest(vectors_TD: Vectors, umap: UmapParameters) -> Indices:
-    """`[tokens, neighbours]`: of each vector the nearest others of its capture point, by `umap.metric`."""
-    most = min(NEAREST, len(vectors_TD) - 1)
-    return neighbours(vectors_TD, most + 1, umap.metric, umap.seed)[0][:, 1:]
+    """Return the nearest others of each vector at its capture point, by `umap.metric`: `[tokens, neighbours]`."""
+    if len(vectors_TD) == 1:
+        return np.empty((1, 0), dtype=np.int32)
+    return neighbours(vectors_TD, min(NEAREST, len(vectors_TD) - 1), umap.metric, umap.seed)[0]
 
 
 def _joint_points(sites: list[Site], in_stream: Points, umap: UmapParameters) -> Points:
@@ -97,11 +94,10 @@ def _joint_points(sites: list[Site], in_stream: Points, umap: UmapParameters) ->
 
 
 def _projections(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> dict[str, Maps]:
-    """Plain projections of the joint map's vectors, without those in a basis of their own."""
+    """Return linear projections of the joint map's vectors, without those in a basis of their own."""
     pairs = zip(sites, vectors_STD, strict=True)
     compared = {site: vectors for site, vectors in pairs if site.point not in OWN_BASIS}
-    seeds = [umap.seed, *umap.stability_seeds]
-    return {name: project(compared, seeds) for name, project in PROJECTIONS.items()} if compared else {}
+    return linear_projections(compared, [umap.seed, *umap.stability_seeds])
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -163,7 +159,7 @@ def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
     """Every map's scores, the whole layouts' where a person reads them, and the three that say most."""
     quality = quality_table([row for fitted in layouts.values() for row in fitted.quality])
     write_quality(quality)
-    scored = pd.Series({layout: fitted.scored for layout, fitted in layouts.items()})
+    scored = pd.Series({layout: fitted.n_scored for layout, fitted in layouts.items()})
     points = {layout: len(next(iter(fitted.maps.values()))) for layout, fitted in layouts.items()}
     whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]]
     of_layout = {"points": whole["layout"].map(points), "scored_vectors": whole["layout"].map(scored)}

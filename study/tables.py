@@ -74,9 +74,6 @@ REVIEW_TABLES = (
         ("checkpoint", "reference", "layer", "method"),
         "spearman",
     ),
-    ReviewTable(
-        "movement_by_document", "movement_of_documents", ("layout", "layer", "step", "against", "measure"), "value"
-    ),
 )
 
 

@@ -37,7 +37,7 @@ READ_BY = {
     "mixing: gradient_documents gradient_max_length gradient_directions": "measure render",
     "faithfulness: documents max_length shares random_draws": "validate render",
     "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
-    "umap: joint_points max_points engine stability_seeds": "reduce render",
+    "umap: joint_points max_points stability_seeds": "reduce render",
     "figures: formats dpi frequent_words points_per_second": "render",
 }
 # The stages that run again after one whose outputs have changed.

@@ -212,7 +212,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
         of_layers = moved[moved["measure"] == which].set_index("layer")["mean"]
         low, high = of_layers.idxmin(), of_layers.idxmax()
         assert f"{of_layers[low]:.2f} (layer {low}) to {of_layers[high]:.2f} (layer {high})" in said
-    assert "with an interval over 3 texts and the seeds" in said
+    assert "with an interval over 3 texts" in said
     choose(page, "layer", "2")
     difference = pd.read_csv("reports/plots/measure/mixing_difference.csv").query(
         "layer == 2 and method == 'attnresln_n'"

@@ -110,7 +110,6 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
             ["spiral"],
             ["umap.layouts[0]: 'spiral'", "there is no layout of that name; allowed: joint, aligned, separate"],
         ),
-        ("umap", "engine", "umap", ["umap.engine: 'umap'", "'compiled'", "'umap-learn'"]),
         ("umap", "metric", "euclid", ["umap.metric: 'euclid'", "not known to umap-learn", "allowed: braycurtis"]),
         ("umap", "stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
         ("umap", "min_dist", 2, ["umap.min_dist", "less than or equal to 1"]),

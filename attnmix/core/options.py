@@ -227,7 +227,6 @@ class UmapParameters(_Section):
     layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
     joint_points: list[Point] = []
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
-    engine: Literal["compiled", "umap-learn"] = "compiled"
     stability_seeds: list[Seed] = [3, 4]
 
     @field_validator("metric")

@@ -1,38 +1,52 @@
-"""Does the picture show the mixing? A token's moves on a map against its moves in the full space, and its ratios."""
+"""Do the maps show the mixing? Rank correlations of tokens' moves on a map with their moves in the full space and their
+mixing ratios.
+
+The moves on two linear projections of the same vectors are baselines: a correlation that they show too is no merit of
+UMAP.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
+import scipy.spatial.distance
+from scipy.stats import rankdata
+from sklearn.decomposition import PCA
+from sklearn.random_projection import GaussianRandomProjection
 
 from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site, layer_input
-from attnmix.maps import correlations
-from attnmix.maps.correlations import FEWEST, Indices, partial_correlation, permuted, unit_ranks
-from attnmix.maps.movement_table import Cell, Correlated, Moves
-from attnmix.maps.neighbours import METRICS, Coordinates, Vectors, device
+from attnmix.core.statistics import LEVEL, resample
+from attnmix.maps.aligned import Coordinates
+from attnmix.maps.neighbours import METRICS, Vectors
 from attnmix.measures.ratios import RATIOS
 
 FULL_SPACE = "full_space"
 GIVEN_FULL_SPACE = "partial_full_space"
 MEASURES = ("spearman", GIVEN_FULL_SPACE, "partial_position")
+NULL = "permutation_null"  # `null` alone is a missing value to readers of csv
+COLUMNS = (
+    *("layout", "layer", "step", "against", "measure", "mean", "ci_low", "ci_high"),
+    *("documents", "tokens", "seeds", "lowest_seed", "highest_seed"),
+)
+MIN_TOKENS = 3  # of a rank correlation; a partial one needs one more, as of three values it is always 1 or -1
+MIN_UNEXPLAINED = 1e-9  # share of a variance that the given variable must leave; less is rounding
 PERMUTATIONS = 1000
-PAIRS_AT_ONCE = 64
+BOOTSTRAP_SAMPLES = 2000
 
 Doubles = npt.NDArray[np.float64]
 Maps = Mapping[int, Mapping[Site, Coordinates]]
 Transition = tuple[int, str, Site, Site]
-Orders = Callable[[int], Indices]
-"""Permutations `[permutations, size]` of so many values; the same whenever it is asked."""
+Cell = tuple[int, str, str]  # layer, step, and what its moves are set against
 
 
 def transitions(sites: Sequence[Site]) -> list[Transition]:
-    """Layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers.
+    """Return layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers.
 
     Attention ends with its skip connection, and the norm where one follows. No point stands between the two where both
     are added at once; before the `ffn` of a decoder beside an encoder stands the attention to that encoder.
@@ -48,85 +62,149 @@ def transitions(sites: Sequence[Site]) -> list[Transition]:
     return [part for part in parts if part[2] in sites and part[3] in sites]
 
 
-def measured_moves(
+def linear_projections(vectors: Mapping[Site, Vectors], seeds: Sequence[int]) -> dict[str, Maps]:
+    """Return the baselines by name and seed: one fit of all points together, coordinates `[tokens, 2]` of each.
+
+    `pca` are the two principal components, the same with every seed; `random_projection` is one Gaussian matrix, which
+    keeps squared distances in the mean (Johnson and Lindenstrauss 1984).
+    """
+    if not vectors:
+        return {}
+    together = np.concatenate([each.astype(np.float64) for each in vectors.values()])
+    places = {"pca": {seeds[0]: PCA(2, svd_solver="covariance_eigh").fit_transform(together)}}
+    places["random_projection"] = {
+        seed: GaussianRandomProjection(2, random_state=seed).fit_transform(together) for seed in seeds
+    }
+    return {
+        name: {seed: dict(zip(vectors, np.split(xy, len(vectors)), strict=True)) for seed, xy in by_seed.items()}
+        for name, by_seed in places.items()
+    }
+
+
+def movement_table(
     layouts: Mapping[str, Maps],
     features: Mapping[Site, Vectors],
     tokens: pd.DataFrame,
     ratios: pd.DataFrame,
     umap: UmapParameters,
-) -> Moves:
-    """Rank correlations of moves, within each document, for every layout, seed, layer and step.
+) -> pd.DataFrame:
+    """Return `COLUMNS`: for every layout and step, rank correlations within documents, means over documents and seeds.
 
     `layouts` has the coordinates `[tokens, 2]` by name, seed and point; `tokens` the columns `document` and `position`.
-    A token's move on the map is set against its move in the full space (distances by `umap.metric`), and in the
-    attention step, or in the whole layer, against each mixing ratio of that. `ratios` has the columns `layer` and
-    one for each method, for each layer one row for each token in the order of the maps; empty where none were measured.
+    A token's move on the map is set against its move in the full space (by `umap.metric`), and in the attention
+    step, or in the whole layer, against each mixing ratio of that. `ratios` has the columns `layer` and one for each
+    method, for each layer one row for each token in the order of the maps; empty where none were measured.
+
+    `ci_low` and `ci_high` are the 95 % interval of a bootstrap over documents, NaN for a single one; `lowest_seed`
+    and `highest_seed` the extremes of the seeds' means. For the measure `permutation_null` they are the range of 95 %
+    of the permutations. `documents` and `tokens` count those for which the correlation is defined.
     """
-    documents = [np.flatnonzero(tokens["document"] == name) for name in tokens["document"].unique()]
+    documents = list(tokens.groupby("document", sort=False).indices.values())
     position = tokens["position"].to_numpy(np.float64)
-    moves = Moves(tokens["document"].unique().tolist(), {name: list(maps) for name, maps in layouts.items()}, umap.seed)
     by_layer = {layer: part.drop(columns="layer") for layer, part in ratios.groupby("layer")} if len(ratios) else {}
-    orders = cache(lambda document, size: correlations.permutations(PERMUTATIONS, size, [umap.seed, document]))
-    for (layer, step, before, after), names in _held_by(layouts).items():
-        against = {FULL_SPACE: _pair_distances(features[before], features[after], umap.metric)}
-        for method, ratio in by_layer.get(layer, pd.DataFrame()).items():
-            if step == RATIOS[str(method)].covers:
-                against[str(method)] = ratio.to_numpy(np.float64)
-        pairs = [(name, seed) for name in names for seed in layouts[name]]
-        moved_MT = np.stack([_lengths(layouts[name][seed], before, after) for name, seed in pairs])
-        against_AT = np.stack(list(against.values()))
-        for document, rows in enumerate(documents):
-            parts = _within(against_AT[:, rows], moved_MT[:, rows], position[rows], partial(orders, document))
-            for method, part in zip(against, parts, strict=True):
-                moves.add(Cell(layer, step, method), document, pairs, part)
-    return moves
+    rows: list[tuple[object, ...]] = []
+    for layout, maps in layouts.items():
+        cells: dict[Cell, list[_Correlated]] = {}
+        for layer, step, before, after in transitions(list(next(iter(maps.values())))):
+            steps = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
+            moved_ST = np.linalg.norm(np.stack(steps), axis=-1)
+            full = _distances(features[before], features[after], umap.metric)
+            against = {FULL_SPACE: full}
+            for method, ratio in by_layer.get(layer, pd.DataFrame()).items():
+                if step == RATIOS[str(method)].covers:
+                    against[str(method)] = ratio.to_numpy(np.float64)
+            for name, values in against.items():
+                cells[layer, step, name] = [
+                    _correlate(moved_ST[:, part], values[part], full[part], position[part], (umap.seed, number))
+                    for number, part in enumerate(documents)
+                ]
+        rows += [(layout, *row) for row in _summary(cells, umap.seed)] if cells else []
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _held_by(layouts: Mapping[str, Maps]) -> dict[Transition, list[str]]:
-    """The layouts that hold both ends of a step, by step."""
-    held: dict[Transition, list[str]] = {}
-    for name, maps in layouts.items():
-        for transition in transitions(list(next(iter(maps.values())))):
-            held.setdefault(transition, []).append(name)
-    return held
+class _Correlated(NamedTuple):
+    """Correlations within one document: each measure `[seeds]`, the mean null `[permutations]`, the known tokens."""
+
+    measures: dict[str, Doubles]
+    null: Doubles
+    n_tokens: int
 
 
-def _lengths(places: Mapping[Site, Coordinates], before: Site, after: Site) -> Doubles:
-    return np.asarray(np.linalg.norm(places[after].astype(np.float64) - places[before], axis=1))
+def _correlate(
+    moved_ST: Doubles, values_T: Doubles, full_T: Doubles, position_T: Doubles, seed: tuple[int, int]
+) -> _Correlated:
+    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out."""
+    known = np.isfinite(values_T)
+    if known.sum() < MIN_TOKENS:
+        undefined = dict.fromkeys(MEASURES, np.full(len(moved_ST), np.nan))
+        return _Correlated(undefined, np.full(PERMUTATIONS, np.nan), 0)
+    moved, values, full, position = (_unit_ranks(each[..., known]) for each in (moved_ST, values_T, full_T, position_T))
+    null = values[_orders(len(values), *seed)] @ moved.mean(axis=0)
+    given = (_partial(moved, values, each) for each in (full, position))
+    return _Correlated(dict(zip(MEASURES, (moved @ values, *given), strict=True)), null, len(values))
 
 
-def _within(against_AN: Doubles, moved_MN: Doubles, position_N: Doubles, orders: Orders) -> list[Correlated]:
-    """What moves on M maps have to do with each of A variables, over N tokens of one document.
+def _unit_ranks(values: Doubles) -> Doubles:
+    """Return ranks along the last axis, centred and of length 1: Spearman's correlation is their scalar product.
 
-    The first variable is the move in the full space. Tokens of which a variable is unknown are left out for it.
+    NaN where all values are equal.
     """
-    known_AN = np.isfinite(against_AN)
-    alike: dict[bytes, list[int]] = {}
-    for number, known in enumerate(known_AN):
-        alike.setdefault(known.tobytes(), []).append(number)
-    found: dict[int, Correlated] = {}
-    for numbers in alike.values():
-        chosen = known_AN[numbers[0]]
-        size = int(chosen.sum())
-        if size < FEWEST:
-            nothing, by_chance = np.full(len(moved_MN), np.nan), np.full((len(moved_MN), PERMUTATIONS), np.nan)
-            found |= {number: Correlated(dict.fromkeys(MEASURES, nothing), by_chance, size) for number in numbers}
-            continue
-        moved, values = unit_ranks(moved_MN[:, chosen]), unit_ranks(against_AN[numbers][:, chosen])
-        full, position = unit_ranks(against_AN[0, chosen]), unit_ranks(position_N[chosen])
-        given = (partial_correlation(moved, values, each) for each in (full, position))
-        measures = dict(zip(MEASURES, (moved @ values.T, *given), strict=True))
-        for place, number in enumerate(numbers):
-            own = {name: each[:, place] for name, each in measures.items()}
-            found[number] = Correlated(own, permuted(moved, values[place], orders(size)), size)
-    found[0].measures.pop(GIVEN_FULL_SPACE)  # nothing is left of a variable given itself
-    return [found[number] for number in range(len(against_AN))]
+    ranks = np.asarray(rankdata(values, axis=-1), dtype=np.float64)
+    ranks -= ranks.mean(axis=-1, keepdims=True)
+    lengths = np.broadcast_to(np.linalg.norm(ranks, axis=-1, keepdims=True), ranks.shape)
+    return np.asarray(np.divide(ranks, lengths, out=np.full_like(ranks, np.nan), where=lengths > 0))
 
 
-def _pair_distances(a: Vectors, b: Vectors, metric: str) -> Doubles:
-    """Distance of each vector of `a` to the same row of `b`: `[vectors]`."""
-    parts = []
-    for start in range(0, len(a), PAIRS_AT_ONCE):
-        pair = (torch.from_numpy(each[start : start + PAIRS_AT_ONCE]).to(device(), torch.float64) for each in (a, b))
-        parts.append(METRICS[metric].between(*pair).diagonal().cpu())
-    return torch.cat(parts).numpy()
+def _partial(moved_ST: Doubles, values_T: Doubles, given_T: Doubles) -> Doubles:
+    """Return partial rank correlations `[seeds]` given one variable; all arguments are `_unit_ranks`.
+
+    (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), Pearson's correlation of the residuals of ranks. NaN where
+    the given variable leaves nothing of one of them, and for fewer than four values.
+    """
+    moved_given, values_given = moved_ST @ given_T, values_T @ given_T
+    unexplained = (1 - moved_given**2, 1 - values_given**2)
+    defined = (unexplained[0] > MIN_UNEXPLAINED) & (unexplained[1] > MIN_UNEXPLAINED) & (len(given_T) > MIN_TOKENS)
+    spread = np.sqrt(np.where(defined, unexplained[0] * unexplained[1], 1.0))
+    partial = (moved_ST @ values_T - moved_given * values_given) / spread
+    return np.asarray(np.where(defined, np.clip(partial, -1, 1), np.nan))
+
+
+@lru_cache(maxsize=64)
+def _orders(size: int, *seed: int) -> npt.NDArray[np.int64]:
+    """Return random orders of `size` values, `[permutations, size]`."""
+    return np.random.default_rng(seed).permuted(np.tile(np.arange(size), (PERMUTATIONS, 1)), axis=1)
+
+
+def _summary(cells: Mapping[Cell, Sequence[_Correlated]], seed: int) -> Iterator[tuple[object, ...]]:
+    """Yield `COLUMNS` after `layout`, for every measure and, after `spearman`, for the permutations."""
+    measured = {
+        (cell, name): [part.measures[name] for part in parts]
+        for cell, parts in cells.items()
+        for name in MEASURES
+        if (name, cell[2]) != (GIVEN_FULL_SPACE, FULL_SPACE)  # nothing is left of a variable given itself
+    }
+    values_CDS = np.ma.masked_invalid(list(measured.values()))
+    by_document_DC, by_seed_CS = values_CDS.mean(axis=2).T, values_CDS.mean(axis=1)
+    defined_DC = ~np.ma.getmaskarray(by_document_DC)
+    resampled = resample(by_document_DC.filled(0), defined_DC.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
+    low, high = resampled.correlations()[1:]
+    for number, (cell, measure) in enumerate(measured):
+        defined, seeds = defined_DC[:, number], by_seed_CS[number].filled(np.nan)
+        mean = np.ma.filled(by_seed_CS[number].mean(), np.nan)
+        n_tokens = sum(part.n_tokens for part, known in zip(cells[cell], defined, strict=True) if known)
+        counts = (int(defined.sum()), n_tokens, len(seeds))
+        extremes = np.fmin.reduce(seeds), np.fmax.reduce(seeds)
+        yield *cell, measure, mean, low[number], high[number], *counts, *extremes
+        if measure == "spearman":
+            null = np.ma.masked_invalid([part.null for part in cells[cell]]).mean(axis=0).filled(np.nan)
+            ends = np.quantile(null, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            yield *cell, NULL, null.mean(), *ends, *counts, np.nan, np.nan
+
+
+def _distances(before: Vectors, after: Vectors, metric: str) -> Doubles:
+    """Return how far each vector moves, `[tokens]`, in the order of `metric`."""
+    known = METRICS[metric]
+    if known.distance == "euclidean":
+        return np.asarray(np.linalg.norm(known.prepared(after) - known.prepared(before), axis=1))
+    distance = getattr(scipy.spatial.distance, {"manhattan": "cityblock"}.get(known.distance, known.distance))
+    return np.array([distance(*pair) for pair in zip(known.prepared(before), known.prepared(after), strict=True)])

@@ -1,149 +1,86 @@
-"""Nearest neighbours of dense vectors: exact by blocks, approximate for very many."""
+"""Nearest neighbours: scikit-learn's, exact, and nearest-neighbour descent for very many vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from scipy.spatial.distance import cdist
+from scipy.special import softmax
+from sklearn import config_context
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
 
-from attnmix.maps.parallel import NUMBA_ALONE
-
-TILE = 2048  # vectors on each side of a block of the distance matrix: 32 MB in float64
-# The most vectors whose neighbours are found exactly: beyond, nearest-neighbour descent is faster, its compilation
-# of half a minute counted (README, "Speed").
-EXACT_UP_TO = {"products": 32_768, "differences": 8_192}
-EXACT_ON_GPU = 8  # times as many there
+MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half a minute of compilation included
+MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
 
 Vectors = npt.NDArray[np.float32]
-Coordinates = npt.NDArray[np.float32]
-"""Places on a map, `[vectors, 2]`."""
+Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
-Distances = npt.NDArray[np.float32]
-# What float64 products leave of a difference of 0, relative to what is subtracted.
-ROUNDING = 1e-13
-
-
-def device() -> torch.device:
-    """This process's accelerator, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class Metric(NamedTuple):
-    """A distance in three parts: what belongs to a vector is computed once, and a root is taken of few numbers."""
+    """One of umap-learn's metrics as a distance that scikit-learn, SciPy and pynndescent know, of prepared vectors."""
 
-    prepare: Callable[[torch.Tensor], torch.Tensor]
-    """`[vectors, hidden]` to `[vectors, features]`, in float64."""
-    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """Two of those to `[a, b]`, which are in the order of the distances, and symmetric."""
-    finish: Callable[[torch.Tensor], torch.Tensor]
-    """The distances, from what `compare` gives."""
+    distance: str
+    prepare: Callable[[Doubles], Doubles] = lambda x_ND: x_ND
+    finish: Callable[[Doubles], Doubles] = lambda distances: distances
+    """The metric's value from the prepared vectors' distance; it keeps the order."""
 
-    def between(self, a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
-        """Distances `[a, b]` of `[a, hidden]` to `[b, hidden]`."""
-        return self.finish(self.compare(self.prepare(a_AD), self.prepare(b_BD)))
+    def prepared(self, vectors: Vectors) -> Doubles:
+        """Return the vectors among which `distance` has the order of the metric."""
+        return self.prepare(vectors.astype(np.float64))
 
 
-def _same(x_ND: torch.Tensor) -> torch.Tensor:
-    return x_ND
+def _unit(x_ND: Doubles) -> Doubles:
+    """Scale to length 1. Zero vectors get a dimension of their own, so that they are equal to each other only."""
+    return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
 
 
-def _half_squares(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
-    """Half the squared Euclidean distance, from one matrix product; for unit vectors 1 - cosine."""
-    a_A, b_B = (x_ND.square().sum(dim=1) / 2 for x_ND in (a_AD, b_BD))
-    half_AB = torch.addmm(b_B, a_AD, b_BD.T, alpha=-1).add_(a_A[:, None])
-    return half_AB.masked_fill_(half_AB < 2 * ROUNDING * a_A[:, None], 0)
+def _half_square(distances: Doubles) -> Doubles:
+    """Return 1 - cosine from the distance of unit vectors."""
+    return np.asarray(distances**2 / 2)
 
 
-def _unit(x_ND: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1; a vector of zeros gets a direction of its own, so that such are in the same place."""
-    return torch.nn.functional.normalize(torch.cat([x_ND, (x_ND == 0).all(dim=1, keepdim=True)], dim=1))
-
-
-def _minkowski(p: float) -> Metric:
-    return Metric(_same, lambda a_AD, b_BD: torch.cdist(a_AD, b_BD, p=p), _same)
-
-
-def _scipy(name: Literal["braycurtis", "canberra"]) -> Metric:
-    def distances(a_AD: torch.Tensor, b_BD: torch.Tensor) -> torch.Tensor:
-        apart_AB = torch.from_numpy(cdist(a_AD.cpu().numpy(), b_BD.cpu().numpy(), name))
-        # As in umap-learn, 0 where the sum that is divided by is 0.
-        return apart_AB.nan_to_num_(nan=0, posinf=0).to(a_AD.device)
-
-    return Metric(_same, distances, _same)
-
-
-PRODUCTS: dict[str, Metric] = {
-    "cosine": Metric(_unit, _half_squares, _same),
-    "correlation": Metric(lambda x_ND: _unit(x_ND - x_ND.mean(dim=1, keepdim=True)), _half_squares, _same),
-    "softmax_hellinger": Metric(lambda x_ND: x_ND.softmax(dim=1).sqrt(), _half_squares, torch.sqrt),
-    **dict.fromkeys(
-        ("euclidean", "l2", "minkowski"),  # umap-learn's minkowski has p = 2 unless told
-        Metric(_same, _half_squares, lambda half_squares: (2 * half_squares).sqrt()),
-    ),
+METRICS: dict[str, Metric] = {
+    **dict.fromkeys(("euclidean", "l2", "minkowski"), Metric("euclidean")),  # umap-learn's minkowski has p = 2
+    **dict.fromkeys(("manhattan", "l1", "taxicab"), Metric("manhattan")),
+    **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), Metric("chebyshev")),
+    # Of zero vectors it would be 0 / 0.
+    "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
+    "canberra": Metric("canberra"),
+    "cosine": Metric("euclidean", _unit, _half_square),
+    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _half_square),
+    "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
 }
-DIFFERENCES: dict[str, Metric] = {
-    **dict.fromkeys(("manhattan", "l1", "taxicab"), _minkowski(1)),
-    **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), _minkowski(float("inf"))),
-    "braycurtis": _scipy("braycurtis"),
-    "canberra": _scipy("canberra"),
-}
-METRICS: dict[str, Metric] = PRODUCTS | DIFFERENCES
 """By umap-learn's names."""
 
 
-def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Distances]:
-    """Indices and distances `[vectors, k]` of each vector's `k` nearest, itself first.
+def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
+    """Return indices and distances `[vectors, k]` of each vector's `k` nearest others, the nearest first.
 
-    Exact up to a number of vectors (`EXACT_UP_TO`), by nearest-neighbour descent, seeded, above it.
+    Exact up to `MAX_EXACT_VECTORS`. `seed` draws where the approximate search starts.
     """
-    kind = "products" if metric in PRODUCTS else "differences"
-    if len(vectors) > EXACT_UP_TO[kind] * (EXACT_ON_GPU if device().type == "cuda" else 1):
-        return _approximate(vectors, k, metric, seed)
-    return _exact(vectors, k, METRICS[metric])
+    known = METRICS[metric]
+    x_ND = known.prepared(vectors)
+    if len(x_ND) > MAX_EXACT_VECTORS:
+        indices, distances = _approximate(x_ND, k, known.distance, seed)
+    else:
+        search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=known.distance).fit(x_ND)
+        # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
+        with config_context(enable_cython_pairwise_dist=known.distance != "braycurtis"):
+            distances, indices = search.kneighbors()
+    distances[distances < MIN_RELATIVE_DISTANCE * np.linalg.norm(x_ND, axis=1)[:, None]] = 0
+    return indices.astype(np.int32), known.finish(distances)
 
 
-def _exact(vectors: Vectors, k: int, metric: Metric) -> tuple[Indices, Distances]:
-    """Each block of the distance matrix serves its rows and, mirrored, its columns."""
-    # float64: near vectors come in the order they really have.
-    x_ND = metric.prepare(torch.from_numpy(vectors).to(device(), torch.float64))
-    nearest = torch.full((len(vectors), k), torch.inf, dtype=torch.float64, device=x_ND.device)
-    indices = torch.zeros((len(vectors), k), dtype=torch.int64, device=x_ND.device)
+def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
+    """Search as umap-learn does, whose result has each vector among its own neighbours."""
+    from umap.umap_ import nearest_neighbors
 
-    def keep(first: int, block: torch.Tensor, first_column: int) -> None:
-        rows = slice(first, first + len(block))
-        best = block.topk(min(k, block.shape[1]), largest=False, sorted=False)
-        candidates = torch.cat([nearest[rows], best.values], dim=1)
-        whose = torch.cat([indices[rows], best.indices + first_column], dim=1)
-        nearest[rows], order = candidates.topk(k, largest=False, sorted=True)
-        indices[rows] = whose.gather(1, order)
-
-    starts = range(0, len(vectors), TILE)
-    for a in starts:
-        for b in starts[a // TILE :]:
-            block = metric.compare(x_ND[a : a + TILE], x_ND[b : b + TILE])
-            if a == b:
-                block.fill_diagonal_(-1)  # itself first, also among duplicates
-            else:
-                keep(b, block.T.contiguous(), a)
-            keep(a, block, b)
-    distances = metric.finish(nearest.clamp_(min=0))
-    return indices.to("cpu", torch.int32).numpy(), distances.to("cpu", torch.float32).numpy()
-
-
-def _approximate(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Distances]:
-    """By nearest-neighbour descent, as in umap-learn; what is a matrix product is Euclidean after its preparation."""
-    from umap.umap_ import nearest_neighbors  # its import compiles for seconds, and is needed here only
-
-    by_product, name = metric in PRODUCTS, metric
-    if by_product:
-        vectors, name = METRICS[metric].prepare(torch.from_numpy(vectors)).numpy(), "euclidean"
     random_state = np.random.RandomState(seed)
-    with NUMBA_ALONE:
-        indices, distances, _ = nearest_neighbors(vectors, k, name, {}, False, random_state, n_jobs=1)
-    if by_product:
-        distances = METRICS[metric].finish(torch.from_numpy(distances).to(torch.float64).square() / 2).numpy()
-    return indices.astype(np.int32), distances.astype(np.float32)
+    indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
+    itself = indices == np.arange(len(indices))[:, None]
+    itself[~itself.any(axis=1), -1] = True
+    return indices[~itself].reshape(-1, k), distances[~itself].reshape(-1, k).astype(np.float64)

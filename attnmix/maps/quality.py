@@ -1,4 +1,4 @@
-"""The measures of one map: what it kept of the full space's neighbourhoods and distances, and what is its seed's."""
+"""Scores of the maps beside chance: what a map kept of the full space, and what of it is due to its seed."""
 
 from __future__ import annotations
 
@@ -8,128 +8,139 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from scipy.spatial import cKDTree, procrustes
-from scipy.spatial.distance import pdist
+import pandas as pd
+from scipy.spatial import procrustes
+from scipy.stats import spearmanr
+from sklearn.manifold import trustworthiness
+from sklearn.metrics import pairwise_distances
 
-from attnmix.core.ranks import rank_correlation
+from attnmix.core.options import UmapParameters
+from attnmix.core.points import Site
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.neighbours import METRICS, Coordinates, Vectors, device
+from attnmix.maps.aligned import Coordinates
+from attnmix.maps.neighbours import METRICS, Vectors, neighbours
+from attnmix.maps.parallel import in_parallel
+from attnmix.store.maps import OWN_BASIS
 
-NEIGHBOURS = 15
-SCORED_VECTORS = 4096  # of a map, at most; a seeded draw with all points in their shares, each against all vectors
-BLOCK_DISTANCES = 2**22  # of the scored vectors to all, at once: 32 MB in float64
-PAIRED_VECTORS = 1024  # whose pairwise distances are compared, at most
-SCORES = ("trustworthiness", "continuity", "neighbours_kept")
+N_NEIGHBOURS = 15
+MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
+COLUMNS = ("layout", "layer", "point", "measure", "value", "chance")
+NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
+SCORES = (*NEIGHBOUR_SCORES, "distance_spearman")
+WITHIN = tuple(f"{name}_within" for name in NEIGHBOUR_SCORES)
 STABILITY = ("procrustes_distance", "neighbour_overlap")
-Scores = npt.NDArray[np.float64]
+MIN_VECTORS = 3
+Where = tuple[str, int | None, str | None]
+Row = tuple[str, int | None, str | None, str, float, float]
 
 
-def scores(vectors: Vectors, layouts: Sequence[Coordinates], metric: str, rows: Rows | None = None) -> list[Scores]:
-    """For each of `layouts`, `[rows, 3]`: what each vector of `rows` adds to `SCORES`; their mean is the map's score.
+def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
+    """Return the values of `SCORES` for one map; NaN for fewer than three vectors and for vectors that are all equal.
 
-    With k = 15 nearest neighbours, trustworthiness is 1 - 2 / (n k (2n - 3k - 1)) sum_i sum_j (r(i, j) - k) over
-    the neighbours j of i on the map that are none in the full space, r their rank there; continuity is the
-    same with map and full space exchanged (Venna and Kaski 2001). Both are NaN for up to 2k vectors, where the
-    formula has no meaning. Distances of the full space are by `metric`, exact, also where the map was made
-    from approximate neighbours. At least two vectors.
+    Trustworthiness and continuity (Venna and Kaski 2001) of the 15 nearest neighbours, or of all that scikit-learn
+    takes: fewer than half of the vectors. It finds the neighbours of its second argument by Euclidean distance, so
+    those of the full space in continuity are Euclidean where `metric` cannot be prepared to be: for manhattan,
+    chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest that are among its nearest
+    on the map, `distance_spearman` the rank correlation of the distances of all pairs.
     """
-    n, k = len(vectors), min(NEIGHBOURS, len(vectors) - 1)
-    rows = np.arange(n) if rows is None else rows
-    full = _Space(vectors, metric)
-    maps = [_Space(xy, "euclidean") for xy in layouts]
-    at_once = max(1, BLOCK_DISTANCES // n)
-    parts: list[list[torch.Tensor]] = [[] for _ in layouts]
-    for start in range(0, len(rows), at_once):
-        chosen = torch.from_numpy(rows[start : start + at_once]).to(device())
-        far = full.compared(chosen)
-        near_full = far.topk(k + 1, largest=False).indices[:, 1:]
-        for part, flat in zip(parts, maps, strict=True):
-            apart = flat.compared(chosen)
-            near_map = apart.topk(k + 1, largest=False).indices[:, 1:]
-            kept = (near_full[:, :, None] == near_map[:, None, :]).any(2).double().mean(1)
-            excess = (_rank_excess(far, near_map), _rank_excess(apart, near_full))
-            part.append(torch.stack([*excess, kept], dim=1).cpu())
-    summed = [torch.cat(part).numpy() for part in parts]
-    scale = 2 / (k * (2 * n - 3 * k - 1)) if 2 * k < n else np.nan
-    return [np.column_stack([1 - scale * each[:, :2], each[:, 2]]) for each in summed]
+    if len(vectors) < MIN_VECTORS or (vectors == vectors[0]).all():
+        return dict.fromkeys(SCORES, float("nan"))
+    k = min(N_NEIGHBOURS, (len(vectors) - 1) // 2)
+    full = METRICS[metric].prepared(vectors)
+    distances = pairwise_distances(full, metric=METRICS[metric].distance)
+    kept = _overlap(neighbours(vectors, k, metric, 0)[0], neighbours(xy, k, "euclidean", 0)[0])
+    pairs = np.triu_indices(len(vectors), 1)
+    on_map = pairwise_distances(xy.astype(np.float64))
+    return {
+        "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
+        "continuity": trustworthiness(on_map, full, n_neighbors=k, metric="precomputed"),
+        "neighbours_kept": kept,
+        "distance_spearman": _rank_correlation(distances[pairs], on_map[pairs]),
+    }
 
 
-class _Space:
-    """Vectors in float64, and how far some of them are from all."""
-
-    def __init__(self, vectors: Vectors, metric: str) -> None:
-        self.metric = METRICS[metric]
-        self.x_ND = self.metric.prepare(torch.from_numpy(vectors).to(device(), torch.float64))
-
-    def compared(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[rows, vectors]`, ordered as the distances; a vector's own is -1, first also among equal ones."""
-        block = self.metric.compare(self.x_ND[rows], self.x_ND)
-        block[torch.arange(len(rows), device=block.device), rows] = -1
-        return block
-
-
-def _rank_excess(distances: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """By how much the ranks of the `chosen` vectors `[rows, k]` exceed k, summed: `[rows]`."""
-    # The vector itself has rank 0; among equal distances the lowest rank counts.
-    wanted = torch.gather(distances, 1, chosen)
-    excess = torch.zeros(len(distances), dtype=torch.float64, device=distances.device)
-    for column in wanted.T.contiguous():
-        ranks = (distances < column[:, None]).sum(1)
-        excess += (ranks - chosen.shape[1]).clamp(min=0)
-    return excess
-
-
-def scored_rows(sites: npt.NDArray[np.int64], seed: int, limit: int = SCORED_VECTORS) -> Rows:
-    """Which vectors stand for a map of more than `limit`, each capture point with its share; `sites` is `[vectors]`."""
-    return stratified_draw(sites, limit, seed)
-
-
-def distance_correlation(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> float:
-    """Spearman's rank correlation of the distances between pairs, on the map and in the full space.
-
-    Over all pairs of at most `PAIRED_VECTORS` vectors. NaN for fewer than 3 vectors and for vectors that are all
-    equally far from one another.
-    """
-    rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), PAIRED_VECTORS, seed)
-    x_ND = torch.from_numpy(vectors[rows]).to(device(), torch.float64)
-    distances = METRICS[metric].between(x_ND, x_ND).cpu().numpy()
-    return spearman(distances[np.triu_indices(len(rows), 1)], pdist(xy[rows].astype(np.float64)))
-
-
-def spearman(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """The rank correlation; NaN where one side is constant or holds fewer than 3 values."""
-    return float(rank_correlation(a, b)) if len(a) >= 3 else float("nan")
-
-
-def stability(layouts: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
-    """How alike maps of the same vectors with different seeds are, over all pairs of maps: value and chance.
+def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
+    """Return how alike maps of the same vectors with other seeds are, as means over pairs of maps: value and chance.
 
     `procrustes_distance` is what is left of the squared distance between two maps, both scaled to 1, after the best
     translation, rotation, reflection and scaling (0: the same shape, 1: nothing in common); `neighbour_overlap` is the
-    share of a vector's 15 nearest on one map that are among its 15 nearest on the other. Chance deals the places
-    of the second map out anew. At least three vectors.
+    share of a vector's nearest on one map that are among its nearest on the other. Chance permutes the places
+    of the second map.
     """
-    number = len(layouts[0])
-    generator = np.random.default_rng(seed)
-    rows = stratified_draw(np.zeros(number, dtype=np.int64), SCORED_VECTORS, seed)
-    pairs = []
-    for one, other in combinations([xy.astype(np.float64) for xy in layouts], 2):
-        dealt = other[generator.permutation(number)]
-        near = _nearest(one, rows)
-        pairs.append([[procrustes(one, xy)[2], _overlap(near, _nearest(xy, rows))] for xy in (other, dealt)])
+    order = np.random.default_rng(seed).permutation(len(maps[0]))
+    k = min(N_NEIGHBOURS, len(order) - 1)
+    near = [neighbours(xy, k, "euclidean", 0)[0] for xy in maps]
+    place = np.argsort(order)
+    pairs = [
+        [(procrustes(maps[one], xy)[2], _overlap(near[one], nearest))
+         for xy, nearest in ((maps[other], near[other]), (maps[other][order], place[near[other][order]]))]
+        for one, other in combinations(range(len(maps)), 2)
+    ]  # fmt: skip
     value, chance = np.mean(pairs, axis=0).tolist()
     return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
 
 
-def _nearest(xy: npt.NDArray[np.float64], rows: Rows) -> npt.NDArray[np.int64]:
-    k = min(NEIGHBOURS, len(xy) - 1)
-    indices = np.asarray(cKDTree(xy).query(xy[rows], k + 1)[1])
-    # A vector is no neighbour of itself; among several in one place it need not come first.
-    own = indices == rows[:, None]
-    own[~own.any(1), -1] = True
-    return np.asarray(indices[~own].reshape(len(rows), k), dtype=np.int64)
+def score_map(
+    where: Where, vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters, rows: Rows | None = None
+) -> tuple[list[Row], int]:
+    """Return the rows of one map, the first of `maps`, and how many vectors were scored.
+
+    `maps` has one map for each seed. `rows` are the vectors to score instead of a seeded draw of
+    `MAX_SCORED_VECTORS`; neighbours are found among them. Chance permutes the places on the map.
+    """
+    if rows is None:
+        rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), MAX_SCORED_VECTORS, umap.seed)
+    vectors, maps = vectors[rows], [xy[rows] for xy in maps]
+    dealt = maps[0][np.random.default_rng(umap.seed).permutation(len(rows))]
+    values, chances = (scores(vectors, xy, umap.metric) for xy in (maps[0], dealt))
+    table: list[Row] = [(*where, name, values[name], chances[name]) for name in SCORES]
+    if len(maps) > 1:
+        undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))
+        alike = undefined if np.isnan(values["neighbours_kept"]) else stability(maps, umap.seed)
+        table += [(*where, name, *pair) for name, pair in alike.items()]
+    return table, 0 if np.isnan(values["neighbours_kept"]) else len(rows)
 
 
-def _overlap(near: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> float:
-    return float((near[:, :, None] == others[:, None, :]).any(2).mean())
+def score_joint_map(
+    sites: Sequence[Site], vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters
+) -> tuple[list[Row], int]:
+    """Return the rows of a map of several points and of each of them, and how many vectors were scored together.
+
+    The sites lie one after the other in `vectors`. Points in a basis of their own (`OWN_BASIS`) are not scored among
+    all points. Each point is scored among its own vectors (`WITHIN`), of which the whole map's value is the mean.
+    """
+    n_tokens = len(vectors) // len(sites)
+    compared = np.repeat([site.point not in OWN_BASIS for site in sites], n_tokens)
+    among_all = np.flatnonzero(compared)
+    drawn = stratified_draw(among_all // n_tokens, MAX_SCORED_VECTORS, umap.seed)
+    table, n_scored = score_map(("joint", None, None), vectors, maps, umap, among_all[drawn])
+    parts = zip(sites, np.split(vectors, len(sites)), np.split(maps[0], len(sites)), strict=True)
+    calls = [(("joint", *site), part, [xy], umap) for site, part, xy in parts]
+    by_site = [row for rows, _ in in_parallel(score_map, calls, "scores within points") for row in rows]
+    names = dict(zip(NEIGHBOUR_SCORES, WITHIN, strict=True))
+    within = [(*row[:3], names.get(row[3], row[3]), *row[4:]) for row in by_site]
+    means = [row for row in whole_layout("joint", within) if row[3] in WITHIN]
+    return table + means + within, n_scored
+
+
+def whole_layout(layout: str, rows: Sequence[Row]) -> list[Row]:
+    """Return the means over the points, for a layout that has a map for each."""
+    means = quality_table(rows).groupby("measure", sort=False)[["value", "chance"]].mean()
+    return [(layout, None, None, str(name), float(v), float(c)) for name, v, c in means.itertuples()]
+
+
+def quality_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return `layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS)).round(6)
+    return table.astype({"layer": "Int32", "point": "string", "value": "float64", "chance": "float64"})
+
+
+def _overlap(near: npt.NDArray[Any], others: npt.NDArray[Any]) -> float:
+    """Return the share of each row's indices that are in the other's row."""
+    return float((near[:, :, None] == others[:, None, :]).any(axis=2).mean())
+
+
+def _rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
+    """Return Spearman's correlation; NaN if one side is constant, of which SciPy would warn."""
+    constant = any((side == side[0]).all() for side in (first, second))
+    return float("nan") if constant else float(spearmanr(first, second).statistic)

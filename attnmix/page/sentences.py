@@ -321,7 +321,7 @@ def _how_sure(rows: pd.DataFrame, null: pd.DataFrame) -> str:
     least, most = known["documents"].min(), known["documents"].max()
     texts = f"{most}" if least == most else f"{least} to {most}"
     return (
-        f"{by_chance} Of the map's {len(known)} layers with an interval over {texts} texts and the seeds, it lies "
+        f"{by_chance} Of the map's {len(known)} layers with an interval over {texts} texts, it lies "
         f"above 0 in {above} and below 0 in {below}."
     )
 

@@ -9,7 +9,7 @@ const score = (found) => (found === null ? "–" : decimals(found));
 export function drawQuality() {
   const { whole, points } = data.quality[state.layout];
   const rowOf = (name) => {
-    const [here] = points[state.point][name] || [null]; // the joint map has no seeds' scores by point
+    const [here] = points[state.point][name] || [null]; // the joint map has scores by point within points alone
     const cells = [whole[name][0], here, whole[name][1]].map((found) => element("td", {}, score(found)));
     return element(
       "tr",
@@ -77,7 +77,7 @@ function movement() {
   });
   if (sentences.length === 0) return [];
   const texts = Math.max(...captured.map(({ full }) => full.row.documents));
-  const interval = "intervals are over texts and seeds";
+  const interval = "intervals are over texts";
   const said = texts > 1 ? `Means over ${texts} texts; ${interval}.` : "Of one text: there is no interval over texts.";
   return [...sentences, said];
 }
