@@ -69,7 +69,7 @@ def compared(folder: Path, names: Sequence[str] = ()) -> Compared:
             left_out.append(f"{name} has the parameters and the seed of {same.name}")
         elif lacking:
             del there[tuple(each.values.items())]
-            left_out.append(f"{name} has no reports/plots/{' and no reports/plots/'.join(f'{w}.csv' for w in lacking)}")
+            left_out.append(f"{name} has no table {' and no table '.join(lacking)}")
     if not there:
         which = f"named {', '.join(names)}" if names else "of the current commit"
         raise InputError("; ".join([NONE.format(which=which), *left_out]))

@@ -52,7 +52,6 @@ from attnmix.store.checkpoints import FINETUNED, start
 from attnmix.store.reports import write_metrics, write_plot
 from attnmix.store.reviews import read_split
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.stage_lock import check_store
 
 
 def main(parameters: Parameters) -> None:
@@ -62,7 +61,6 @@ def main(parameters: Parameters) -> None:
     _check(parameters, own)
     splits = {split: read_split(split) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
-    check_store(parameters.capture)
     folder = unfinished_folder("finetune", parameters)
 
     set_seed(seed)

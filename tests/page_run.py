@@ -56,7 +56,7 @@ def make_run(folder: Path) -> Path:
     write_tiny_bert(folder / "models/pretrained", seed=2)
     (folder / "data/reviews").mkdir(parents=True)
     toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
-    for name in ("metrics/finetune.json", "plots/reviews.csv"):
+    for name in ("metrics/finetune.json", "plots/download/reviews.csv"):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:

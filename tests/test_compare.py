@@ -46,7 +46,7 @@ def write_experiment(
         for method in methods
     ]
     table = pd.DataFrame(rows, columns=["checkpoint", "layer", "method", "mean"]).assign(ci_low=0, ci_high=1, tokens=9)
-    (folder / "reports/plots").mkdir(parents=True, exist_ok=True)
+    (folder / "reports/plots/measure").mkdir(parents=True, exist_ok=True)
     if methods:
         table.to_csv(folder / "reports/plots/measure/mixing.csv", index=False)
         overall = table.groupby(["checkpoint", "method"], sort=False)["mean"].mean().reset_index()
@@ -112,7 +112,7 @@ def test_table_figure_and_page_of_the_commits_experiments(
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         "left out: waits is not finished: queued",
-        "left out: nothing has no reports/plots/measure/mixing.csv and no reports/plots/measure/mixing_overall.csv",
+        "left out: nothing has no table mixing and no table mixing_overall",
         "left out: small-twice has the parameters and the seed of small-5",
         "left out: model.name=small, seed 5, has no attnresln_n",
     ]
@@ -155,7 +155,7 @@ def test_named_ones_are_of_any_commit_and_a_commit_may_be_named(inside: Path) ->
     assert [found.label(each) for each in found.groups] == ["model.name=big", "model.name=small"]
     with pytest.raises(InputError, match=r"^bigg is no finished experiment and no commit; there are big-0, big-1"):
         compared(inside, ["bigg"])
-    with pytest.raises(InputError, match=r"named HEAD; `dvc exp run --queue .*; HEAD has no reports/plots/mixing\.csv"):
+    with pytest.raises(InputError, match=r"named HEAD; `dvc exp run --queue .*; HEAD has no table mixing"):
         compared(inside, ["HEAD"])
 
 

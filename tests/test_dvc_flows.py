@@ -238,7 +238,7 @@ def test_differences_need_no_cache_and_no_remote(run_once: Repository, tmp_path:
     # Without targets DVC shows nothing of a commit whose pictures are out of reach.
     reader.dvc("plots", "diff", "--targets", "Loss", "Accuracy", "Mixing", "--", *commits)
     page = read(reader, "dvc_plots/index.html")
-    for title, curve in (("Mixing ratio by layer", "mixing"), ("Loss while fine-tuning", "finetune")):
+    for title, curve in (("Mixing ratio by layer", "measure/mixing"), ("Loss while fine-tuning", "finetune/finetune")):
         assert f'"text": "{title}"' in page
         for commit in commits:
             assert f'"rev": "{commit}", "filename": "reports/plots/{curve}.csv"' in page

@@ -104,14 +104,14 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12, "all")
     measure.main(read_parameters())
-    whole = {path.name: pd.read_csv(path) for path in sorted(Path(PLOTS).rglob("*.csv"))}
+    whole = {path: pd.read_csv(path) for path in sorted(PLOTS.rglob("*.csv"))}
     tokens = read_ratios()
     prepare(workspace, 12, "all", "in blocks")
     monkeypatch.setattr(corpus, "BLOCK", 5)
     measure.main(read_parameters())
-    for name, table in whole.items():
-        if name != "identities.csv":
-            pd.testing.assert_frame_equal(pd.read_csv(PLOTS / name), table, atol=2e-6, obj=name)
+    for path, table in whole.items():
+        if path.stem != "identities":
+            pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
     pd.testing.assert_frame_equal(read_ratios(), tokens, atol=1e-6)
 
 
@@ -183,11 +183,11 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, monkeypatch: pytest.M
 def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
-    write_plot("whole", table)
-    write_long_plot("parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
-    assert (PLOTS / "parts.csv").read_bytes() == (PLOTS / "whole.csv").read_bytes()
+    write_plot("measure/whole", table)
+    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
+    assert (PLOTS / "measure/parts.csv").read_bytes() == (PLOTS / "measure/whole.csv").read_bytes()
     monkeypatch.setattr("attnmix.store.reports.ROWS_AT_ONCE", 2)
-    found = read_plot_rows("parts", "measure", {"name": "b", "layer": 2})
+    found = read_plot_rows("measure/parts", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 
 

@@ -469,7 +469,7 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
 @pytest.mark.parametrize("method", list(RATIOS))
 def test_findings_name_what_their_method_measures(copied: Path, method: str) -> None:
     for name in ("mixing", "mixing_difference"):
-        path = Path(f"reports/plots/{name}.csv")
+        path = Path(f"reports/plots/measure/{name}.csv")
         table = pd.read_csv(path)
         table[table["method"] == method].to_csv(path, index=False)
     first = findings(["test/0"])[1]

@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
         own.append([1 - layer[0].mean(0).diagonal().numpy() for layer in found.attentions])
         last.append(found.last_hidden_state[0].numpy())
     expected = [np.concatenate(each).mean() for each in zip(*own, strict=True)]
-    curves = pd.read_csv(made / "plots/mixing.csv").query("method == 'attn_w'")
+    curves = pd.read_csv(made / "plots/measure/mixing.csv").query("method == 'attn_w'")
     assert set(curves["checkpoint"]) == {"pretrained"}
     np.testing.assert_allclose(curves["mean"], expected, atol=1e-5)
     features = read_features(made / "features/activations", Site(3, "layer_output"))
@@ -78,7 +78,7 @@ def test_page_opens_and_says_nothing_of_reviews_or_fine_tuning(
         opened = Opened(started, folder / "page/index.html")
         shown = opened.page.inner_text("#words").split()
         assert "".join(shown).lower().replace("▁", "").find("time") >= 0
-        means = pd.read_csv(folder / "page/plots/mixing.csv")
+        means = pd.read_csv(folder / "page/plots/measure/mixing.csv")
         method = opened.page.input_value("#ratio-method")
         (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["method"] == method]
         assert curve["y"] == pytest.approx(means.loc[means["method"] == method, "mean"].tolist())

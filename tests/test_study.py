@@ -164,7 +164,7 @@ def repository(tmp_path: Path) -> Path:
         git(folder, "checkout", "-q", "--detach", start)
         text = f"seed: {seed}\ndataset:\n  name: reviews.csv\nfinetune:\n  epochs: {epochs}\n"
         (folder / "params.yaml").write_text(text, encoding="utf-8")
-        (folder / "reports/plots").mkdir(parents=True, exist_ok=True)
+        (folder / "reports/plots/measure").mkdir(parents=True, exist_ok=True)
         (folder / "reports/metrics").mkdir(parents=True, exist_ok=True)
         reviews(seed).to_csv(folder / "reports/plots/measure/mixing_by_review.csv", index=False)
         test = {"accuracy": 0.8 + 0.01 * seed, "accuracy_ci_low": 0.7, "accuracy_ci_high": 0.9}
