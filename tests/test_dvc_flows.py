@@ -54,7 +54,7 @@ MAKE_PAGE = ("make", "--old-file", ".venv/.installed", "page")  # the packages a
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
     *("features/activations", "features/mixing/contributions", "features/mixing/heads"),
-    *("features/mixing/tokens.parquet", "features/validation/captured.parquet"),
+    *("features/mixing/tokens.parquet", "features/validation"),
 )
 OTHERS = ("data/reviews", "models")
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
