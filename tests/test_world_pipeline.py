@@ -33,7 +33,7 @@ HOSTILE = [
     "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
     "family 👨‍👩‍👧 film 👍🏽 and \N{VARIATION SELECTOR-16}",
     'a "quoted", text\nover two\r\nlines',
-    "NUL \x00 film \x07 \x1b[31m",
+    "STX \x02 film \x07 \x1b[31m",
     "यह फ़िल्म अच्छी थी",
     "\N{RIGHT-TO-LEFT OVERRIDE}film\N{POP DIRECTIONAL FORMATTING} סרט טוב",
     "good film " * 5000,
@@ -150,7 +150,7 @@ def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) 
     with paper_style():
         assert not can_draw(letter, mpl.rcParams["font.family"])
     pixels = []
-    for texts in ([letter], ["plain, café, Ω, فيلم \x00"]):
+    for texts in ([letter], ["plain, café, Ω, فيلم \x02"]):
         with paper_style(texts):
             assert (mpl.rcParams["font.family"] == ["Arimo", "DejaVu Sans"]) == (texts != [letter])
             figure = Figure(figsize=(1, 1))
