@@ -86,12 +86,12 @@ def names(opened: Opened, chart: str) -> set[str]:
     return {trace["name"] for trace in opened.traces(chart)} - {""}
 
 
-def on_the_map(opened: Opened, token: int) -> dict[str, str]:
+def on_the_map(opened: Opened, token: int) -> dict[str, str | None]:
     """Word and colour of a token at the chosen point; the word of the selected one is always there."""
     traces = {trace["name"]: trace for trace in opened.traces("map-chart")}
     words, shown = traces["words"], traces["tokens"]
     return {
-        "word": words["text"][words["tokens"].index(token)],
+        "word": dict(zip(words["tokens"], words["text"], strict=True)).get(token),
         "colour": shown["colours"][shown["tokens"].index(token)],
     }
 
