@@ -195,7 +195,8 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     level = control.groupby(["control", "checkpoint"])["mean"].mean().map("{:.0%}".format).str.replace("%", " %")
 
     def step(checkpoint: str, step: str, measure: str) -> str:
-        return f"{row(f'{PLOTS}measure/steps.csv', checkpoint=checkpoint, layer=6, step=step, measure=measure)['mean']:.2f}"
+        where = {"checkpoint": checkpoint, "layer": 6, "step": step, "measure": measure}
+        return f"{row(f'{PLOTS}measure/steps.csv', **where)['mean']:.2f}"
 
     left = committed(f"{PLOTS}measure/mixing_controls_difference.csv").query(
         "checkpoint == 'difference' and control == 'text_mean_value' and method == @RATIO"
