@@ -12,7 +12,7 @@ INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro page show compare test check format docs bench paper study verify verify-cpu picture lock licences clean
+.PHONY: help install repro page show compare test check format docs study verify lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -79,29 +79,14 @@ format: $(INSTALLED) ## Format the code
 docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
 	@$(IN_VENV) python -m docs.tables
 
-bench: $(INSTALLED) ## Time the stages beside the strongest plain way, into benchmarks/RESULTS.md
-	@$(IN_VENV) python -m benchmarks.stages
-
-paper: $(INSTALLED) ## The reference's experiment: bert-base-uncased on the whole of IMDb (a GPU, and the hub)
-	@$(IN_VENV) dvc exp run --name paper $$(sed -E '/^(#|$$)/d; s/^/-S /' profiles/paper.txt)
-
 study: $(INSTALLED) ## Five seeds on real reviews, tables and figure into docs/study/ (DATASET=folder, SEEDS="0 1", hours)
 	@$(IN_VENV) python -m study --dataset "$(DATASET)" --seeds "$(SEEDS)"
 
-verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt)
-	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE))
-
-verify-cpu: $(INSTALLED) ## The same on little input, on this processor, and on an Intel and an AMD one that qemu emulates
-	@$(IN_VENV) python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan
-
-picture: $(INSTALLED) ## Make the pictures in docs/ anew, from the figures and, in a browser, the page of the last run
-	@$(IN_VENV) python -m docs.pictures
+verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
+	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))
 
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
 	@PYTHON="$(PYTHON)" .ci/lock
-
-licences: $(INSTALLED) ## The licence of every installed package
-	@$(IN_VENV) pip-licenses --python="$(BIN)/python" --order=license
 
 clean: ## Remove the environment and unfinished work
 	rm -rf $(VENV) .unfinished
