@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
-SCRIPT := attnmix/page/script compare
+SCRIPT := attnmix/page/script
 DATASET ?= stanfordnlp/imdb
 SEEDS ?= 0 1 2 3 4
 PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
@@ -54,7 +54,7 @@ show: override export TEXT := $(value TEXT)
 show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
 	@$(IN_VENV) python -m stages show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
 
-compare: $(INSTALLED) ## Experiments side by side, means over seeds and two pages in one, into reports/compare/ (NAMES="a b")
+compare: $(INSTALLED) ## Experiments side by side, means over seeds, into reports/compare/ (NAMES="a b")
 	@$(IN_VENV) python -m compare $(NAMES)
 
 test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)

@@ -4,8 +4,7 @@
     python -m compare NAME ... [--methods attnresln_n attn_w] [--to reports/compare]
 
 Experiments that differ in nothing but the seed are one group; a name may be an experiment's or a commit's. Writes
-`mixing.csv`, `mixing_overall.csv`, `mixing.png`, `mixing.pdf`, `index.html`, and `side_by_side.html`: the pages of the
-first two that are named, or of two groups, that follow each other.
+`mixing.csv`, `mixing_overall.csv`, `mixing.png`, `mixing.pdf` and `index.html`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from attnmix.measures.ratios import RATIOS
 from compare.experiments import Compared, compared
 from compare.figure import draw
 from compare.page import write_page
-from compare.side_by_side import NAME, write_side_by_side
 from study.aggregate import over_seeds
 from study.figure import METHODS
 
@@ -64,24 +62,9 @@ def write(found: Compared, methods: Sequence[str] | None, to: Path) -> None:
         table.drop(columns="group").to_csv(to / f"{name}.csv", index=False, lineterminator="\n")
     draw(there, chosen, to / "mixing")
     write_page(found, tables, chosen, to)
-    beside = _side_by_side(found, to)
     for reason in found.left_out:
         print(f"left out: {reason}", file=sys.stderr)
     print(f"{len(found.groups)} groups of experiments, by {', '.join(found.keys) or 'nothing'}: {to / 'index.html'}")
-    print(beside)
-
-
-def _side_by_side(found: Compared, to: Path) -> str:
-    """Write the page of two experiments, as far as there are two with pages; what became of it."""
-    (to / NAME).unlink(missing_ok=True)
-    if len(found.sides) < 2:
-        return f"no {NAME}: there is one experiment"
-    try:
-        write_side_by_side(found.sides, Path(), to)
-    except InputError as error:
-        return f"no {NAME}: {error}"
-    one, other = (side.name for side in found.sides)
-    return f'{one} beside {other} (NAMES="a b" chooses others): {to / NAME}'
 
 
 def _table(found: Compared, name: str) -> pd.DataFrame:

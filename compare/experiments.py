@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from compare.side_by_side import Side
 from study.runs import Run, dvc_in, last_words
 from study.store import Experiment, finished, git, parameters, plot
 
@@ -40,8 +39,6 @@ class Compared(NamedTuple):
     """The parameters in which the groups differ."""
     groups: list[Group]
     left_out: list[str]
-    sides: list[Side]
-    """The two that stand side by side: the first two named, else one of each of two groups; fewer where there are."""
 
     def differing(self, group: Group) -> list[str]:
         """`key=value` of each parameter in which the groups differ."""
@@ -76,38 +73,26 @@ def compared(folder: Path, names: Sequence[str] = ()) -> Compared:
     known = dict.fromkeys(key for each in there.values() for key in each.values)
     keys = [key for key in known if key != SEED and len({each.values.get(key) for each in there.values()}) > 1]
     groups: dict[tuple[str, ...], Group] = {}
-    first: dict[tuple[str, ...], _Found] = {}
     for each in there.values():
         own = tuple(each.values.get(key, "absent") for key in keys)
         group = groups.setdefault(own, Group(own, {wanted: {} for wanted in WANTED}))
         for wanted, table in each.tables.items():
             group.tables[wanted][int(each.values[SEED])] = table
-        first.setdefault(own, each)
-    apart = [] if names else [first[own] for own in sorted(first)]
-    sides = sorted(there.values(), key=lambda each: each not in apart)
-    return Compared(keys, [groups[own] for own in sorted(groups)], left_out, [each.side for each in sides[:2]])
+    return Compared(keys, [groups[own] for own in sorted(groups)], left_out)
 
 
 class _Found(NamedTuple):
-    """One finished experiment, and those of `WANTED` that it has."""
+    """One finished experiment: its parameters, by key, and those of `WANTED` that it has."""
 
-    side: Side
+    name: str
+    values: dict[str, str]
     tables: dict[str, pd.DataFrame]
-
-    @property
-    def name(self) -> str:
-        return self.side.name
-
-    @property
-    def values(self) -> Mapping[str, str]:
-        """Its parameters, by key."""
-        return self.side.values
 
 
 def _read(experiment: Experiment, folder: Path) -> _Found:
     read = {wanted: plot(experiment, wanted, folder) for wanted in WANTED}
     tables = {wanted: table for wanted, table in read.items() if table is not None}
-    return _Found(Side(experiment.name, experiment.commit, _flat(parameters(experiment, folder))), tables)
+    return _Found(experiment.name, _flat(parameters(experiment, folder)), tables)
 
 
 def _chosen(folder: Path, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -87,7 +87,7 @@ class Opened:
 
 
 def violations(page: Any) -> list[tuple[str, list[Any]]]:
-    """What axe-core holds against a page, opened with `bypass_csp`; not what is in its frames."""
+    """What axe-core holds against a page, opened with `bypass_csp`."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({ resultTypes: ['violations'], iframes: false })")["violations"]
+    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
     return [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -51,29 +48,9 @@ def write_experiment(
         table.to_csv(folder / "reports/plots/measure/mixing.csv", index=False)
         overall = table.groupby(["checkpoint", "method"], sort=False)["mean"].mean().reset_index()
         overall.to_csv(folder / "reports/plots/measure/mixing_overall.csv", index=False)
-    if methods:
-        write_rendered(repository, f'<!DOCTYPE html><meta name="beside" content=""><title>{name}</title>')
     repository.commit(f"experiment {name}")
     repository.git("update-ref", f"refs/exps/{start[:2]}/{start[2:]}/{name}", "HEAD")
     repository.git("checkout", "--quiet", "--detach", start)
-
-
-def write_rendered(repository: Repository, page: str) -> None:
-    """The page where DVC's cache has it, and its digest where the stage's lock has it."""
-    digest = hashlib.md5(page.encode()).hexdigest()
-    cached = repository.folder / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    cached.write_text(page, encoding="utf-8")
-    out = {"path": "reports/index.html", "hash": "md5", "md5": digest, "size": len(page)}
-    lock = {"schema": "2.0", "stages": {"render": {"cmd": "python -m stages render", "outs": [out]}}}
-    (repository.folder / "dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
-
-
-def page_titles(path: Path) -> list[str]:
-    """Of the pages in a page of two."""
-    packed = re.findall(r'id="page-[01]">(.*?)</script>', path.read_text(encoding="utf-8"))
-    pages = [json.loads(zlib.decompress(base64.b64decode(each))) for each in packed]
-    return [re.findall("<title>(.*)</title>", each)[0] for each in pages]
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +94,6 @@ def test_table_figure_and_page_of_the_commits_experiments(
         "left out: model.name=small, seed 5, has no attnresln_n",
     ]
     assert said.out.startswith("2 groups of experiments, by model.name: ")
-    assert 'big-0 beside small-5 (NAMES="a b" chooses others): ' in said.out
-    assert page_titles(tmp_path / "side_by_side.html") == ["big-0", "small-5"]
     table = pd.read_csv(tmp_path / "mixing.csv").set_index(["model.name", "checkpoint", "layer", "method"])
     for layer in LAYERS:
         before, after = (
@@ -157,29 +132,6 @@ def test_named_ones_are_of_any_commit_and_a_commit_may_be_named(inside: Path) ->
         compared(inside, ["bigg"])
     with pytest.raises(InputError, match=r"named HEAD; `dvc exp run --queue .*; HEAD has no table mixing"):
         compared(inside, ["HEAD"])
-
-
-def test_two_that_are_named_stand_side_by_side_and_a_page_that_is_gone_is_said(
-    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    to = ("--to", str(tmp_path))
-    path = tmp_path / "side_by_side.html"
-    assert run(monkeypatch, "big-2", "big-0", "small-5", *to) == 0
-    assert page_titles(path) == ["big-2", "big-0"]
-    text = path.read_text(encoding="utf-8")
-    assert [f"<code><bdi>seed={seed}</bdi></code>" in text for seed in (0, 1, 2)] == [True, False, True]
-    first = path.read_bytes()
-    assert run(monkeypatch, "big-2", "big-0", *to) == 0
-    assert path.read_bytes() == first
-    assert run(monkeypatch, "big-2", *to) == 0
-    assert "no side_by_side.html: there is one experiment" in capsys.readouterr().out
-    assert not path.exists()
-    cached = inside / ".dvc/cache/files/md5"
-    cached.rename(tmp_path / "away")
-    assert run(monkeypatch, "big-2", "big-1", *to) == 0
-    (tmp_path / "away").rename(cached)
-    said = capsys.readouterr().out
-    assert "no side_by_side.html: the page of big-2, reports/index.html, is not in DVC's cache or its remote: " in said
 
 
 def test_wrong_methods_are_one_error(inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ const SHARED = {
   stepMeasure: Object.keys(data.labels.stepMeasures),
 };
 
-export const siteName = ({ layer, point }) => (layer === 0 ? point : `${layer}.${point}`);
+const siteName = ({ layer, point }) => (layer === 0 ? point : `${layer}.${point}`);
 const inItsText = (token) => (token === null ? "none" : positionOf(token));
 // Names rather than numbers, so that the page of another run finds the same; tokens by their position in the text.
 const NAMED = {
@@ -44,18 +44,15 @@ const NAMED = {
   point: (number) => siteName(data.sites[number]),
 };
 const nameIn = (key, chosen) => String(key in NAMED ? NAMED[key](chosen) : chosen);
-const writtenOf = (keys) => keys.map((key) => [key, nameIn(key, state[key])]);
-
-/** Everything that is shared, as an address has it. */
-export const everything = () => writtenOf(Object.keys(SHARED));
 
 /** The part of an address after #, of what differs from how the page opens; empty where nothing does. */
 function written() {
-  return new URLSearchParams(writtenOf(Object.keys(SHARED).filter((key) => state[key] !== initial[key]))).toString();
+  const changed = Object.keys(SHARED).filter((key) => state[key] !== initial[key]);
+  return new URLSearchParams(changed.map((key) => [key, nameIn(key, state[key])])).toString();
 }
 
 /** What an address says; what this page does not have is left as it is. */
-export function read(said) {
+function read(said) {
   const found = (key, allowed) => allowed.find((each) => nameIn(key, each) === said.get(key));
   const number = said.has("document") ? found("document", SHARED.document) : state.document;
   const { start, length } = data.documents[number] ?? { start: 0, length: 0 };

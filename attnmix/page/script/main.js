@@ -9,7 +9,6 @@ import { drawBesides, drawControls, drawHeads, drawPlay, drawPoint, drawSelectio
 import { drawDifference, drawMixing } from "./curves.js";
 import { data } from "./data.js";
 import { byId } from "./elements.js";
-import { beginFramed, framed, tellChosen } from "./framed.js";
 import { drawHeadLines } from "./heads.js";
 import { drawHeadsNote, drawHeadsSaid } from "./headwords.js";
 import { drawMap, drawMapKey, drawNote } from "./map.js";
@@ -53,7 +52,7 @@ readAddress();
 show(drawHeads, drawControls, drawBesides, drawSelection, drawTypical, drawDifference);
 show(drawPlay, drawPoint, drawNote, drawMapKey, drawMapLegend, drawQuality, drawMovement, drawHovered, drawPointing);
 show(buildWords, drawShades, drawMarks, drawSelected, drawPointed, drawTextLegend, drawTextName, drawFound);
-show(drawStory, buildBeside, drawBeside, drawCard, drawCourse, drawNearest, framed ? tellChosen : writeAddress);
+show(drawStory, buildBeside, drawBeside, drawCard, drawCourse, drawNearest, writeAddress);
 for (const [id, draw] of Object.entries(PANES)) showSeen(byId(id), draw);
 if (data.attention.number > 0) {
   show(drawHeadsNote, drawHeadsSaid, drawPressed);
@@ -68,7 +67,6 @@ addEventListener("afterprint", () => look(false));
 // What stands above a link's end and is drawn only later would grow, and move that end.
 const followsLink = ({ target }) => target.closest("a[href^='#']") && drawEverything();
 document.addEventListener("click", followsLink, { capture: true });
-if (framed) beginFramed();
 root.dataset.ready = "yes";
 // A pane that grew when it comes into sight would push away what someone is about to click.
 drawOneByOne(() => {
