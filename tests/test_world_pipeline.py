@@ -19,13 +19,12 @@ from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from attnmix.core.errors import InputError
+from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import captured_text
 from attnmix.store.features import ACTIVATIONS, read_tokens
 from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
 from stages.common.parameters import read_parameters
-from stages.pictures.fonts import can_draw
-from stages.pictures.style import paper_style, printable, save_figure
 
 LONG = pytest.mark.long
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -102,7 +101,7 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     assert "[UNK]" not in set(tokens["token"])
     # The letters stand in the figures as text.
     drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
-    with paper_style(tokens["token"]):
+    with paper_style(find_fallback_fonts(tokens["token"])):
         assert all(
             escape(printable(token)) in drawn for token in tokens.loc[tokens["document"] == "test/0", "token"][:8]
         )
@@ -148,10 +147,10 @@ def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
 def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) -> None:
     letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # which matplotlib brings along, in another font
     with paper_style():
-        assert not can_draw(letter, mpl.rcParams["font.family"])
+        assert printable(letter) != letter
     pixels = []
     for texts in ([letter], ["plain, café, Ω, فيلم \x02"]):
-        with paper_style(texts):
+        with paper_style(find_fallback_fonts(texts)):
             assert (mpl.rcParams["font.family"] == ["Arimo", "DejaVu Sans"]) == (texts != [letter])
             figure = Figure(figsize=(1, 1))
             figure.text(0.1, 0.5, printable(letter))
@@ -165,6 +164,6 @@ def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) 
 
 def test_letters_that_no_font_has_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     letter = "\N{ANATOLIAN HIEROGLYPH A001}"  # a machine may have a font for them
-    with paper_style([letter, letter]):
+    with paper_style(find_fallback_fonts([letter, letter])):
         assert (printable(letter) == "<U+14400>") == (caplog.text.count("(U+14400)") == 1)
         assert printable(letter) in (letter, "<U+14400>")
