@@ -95,6 +95,14 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
         where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
         return row(f"{STUDY}geometry.csv", **where)
 
+    where = "checkpoint == 'difference' and point == 'attention_output' and measure == 'mean_cosine'"
+    alike = committed(f"{STUDY}geometry.csv").query(where).set_index("layer")
+    assert alike.index[(alike["p_holm"] < 0.05) & (alike["mean"] > 0)].tolist() == [2, 3, 4, 5, 6]
+    assert alike["mean"].idxmax() == 5
+    of_words, of_cls = ([by_class(layer, name)["mean"] for layer in range(1, 7)] for name in ("word", "cls"))
+    more = [layer for layer, (word, cls) in enumerate(zip(of_words, of_cls, strict=True), start=1) if word > cls]
+    assert more[:3] == [2, 3, 4]
+
     def early(measure: str) -> float:
         where = {"checkpoint": CHANGE, "layer": 2, "point": "attention_output", "measure": measure}
         return float(row(f"{STUDY}geometry.csv", **where)["mean"])
@@ -114,7 +122,7 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
         "checkpoint == 'difference' and control == 'text_mean_value' and method == @RATIO"
     )
     assert (left["p_holm"] > 0.05).all()
-    more, less = (100 * left.set_index("layer").loc[layer, ENDS].to_numpy(float) for layer in (4, 6))
+    above, below = (100 * left.set_index("layer").loc[layer, ENDS].to_numpy(float) for layer in (4, 6))
     scores = committed(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random' and method != 'random'")
     assert len(scores) == 9
     assert (scores["mean"] > 0).all()
@@ -135,7 +143,9 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
             "By Holm it rises in layers 2 to 6",
             f"in layers 4 ({100 * upper[4]:+.1f}), 5 ({100 * upper[5]:+.1f}) and 6 ({100 * upper[6]:+.1f})",
             f"(`attn_w`) does not: {change(overall('attn_w', CHANGE))}",
-            f"{level('norm_of_block', 5)} in layer 5 and {level('norm_of_block', 6)} in layer 6",
+            "8 reviews of up to 40 per seed",
+            f"{level('norm_of_block', 5)} in layer 5, {level('norm_of_block', 6)} in layer 6",
+            "In layers 2 to 4 words rise by more points than [CLS]",
             f"In layer 2 the ratio of words rises by {change(by_class(2, 'word'))} from "
             f"{100 * by_class(2, 'word', 'pretrained')['mean']:.0f} %, that of [CLS] by "
             f"{change(by_class(2, 'cls'))} from {100 * by_class(2, 'cls', 'pretrained')['mean']:.0f} %",
@@ -143,15 +153,16 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
             f"In layer 6 both rise, by {100 * by_class(6, 'word')['mean']:+.1f} and "
             f"{100 * by_class(6, 'cls')['mean']:+.1f}",
             "In layer 6 the mean cosine",
-            f"rises from {within[0]} to {within[1]} ({within[2]})",
+            f"rises from {within[0]} to {within[1]} ({within[2]}); by Holm it rises in layers 2 to 6, most in layer 5 "
+            f"({alike.loc[5, 'mean']:+.2f})",
             f"it goes from {across[0]} to {across[1]}",
             f"({across[2]})",
             "In layer 2 it rises between texts nearly as much as within one "
             f"({early('mean_cosine_across'):+.2f} beside {early('mean_cosine'):+.2f})",
             f"then rises by {control['text_mean_value', RATIO]:+.1f}, and by "
             f"{control['shuffled_words', RATIO]:+.1f} with",
-            f"the ratio rises by {more[0]:.1f} [{more[1]:+.1f}, {more[2]:+.1f}] more in layer 4, "
-            f"by {-less[0]:.1f} [{-less[2]:+.1f}, {-less[1]:+.1f}] less in layer 6",
+            f"the ratio rises by {above[0]:.1f} [{above[1]:+.1f}, {above[2]:+.1f}] more in layer 4, "
+            f"by {-below[0]:.1f} [{-below[2]:+.1f}, {-below[1]:+.1f}] less in layer 6",
             f"the control reproduces {control['text_mean_value', 'attn_n']:+.1f} of "
             f"{100 * overall('attn_n', CHANGE)['mean']:+.1f}",
             "(8 reviews of up to 40 tokens per seed)",
