@@ -113,7 +113,9 @@ def score_joint_map(
     compared = np.repeat([site.point not in OWN_BASIS for site in sites], n_tokens)
     among_all = np.flatnonzero(compared)
     drawn = stratified_draw(among_all // n_tokens, MAX_SCORED_VECTORS, umap.seed)
-    table, n_scored = score_map(("joint", None, None), vectors, maps, umap, among_all[drawn])
+    # In one thread, as all scores: several find other neighbours among nearly equal ones.
+    whole = [(("joint", None, None), vectors, maps, umap, among_all[drawn])]
+    ((table, n_scored),) = in_parallel(score_map, whole, "scores of the joint map")
     parts = zip(sites, np.split(vectors, len(sites)), np.split(maps[0], len(sites)), strict=True)
     calls = [(("joint", *site), part, [xy], umap) for site, part, xy in parts]
     by_site = [row for rows, _ in in_parallel(score_map, calls, "scores within points") for row in rows]
