@@ -25,7 +25,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.store.mixing import read_matrix, row_shares
 
 MAX_TOKENS = 20  # so that every row has a readable label
-PERCENTILE = 99  # of the cells of a measure, where its colours end
+PERCENTILE = 99  # percentile of the cells of a measure at which its colour scale ends
 COLORS, STRIP_COLORS, UNKNOWN = "Blues", "Oranges", "0.8"
 MATRIX, LEFT, RIGHT, HEAD, FOOT, GAP = 1.42, 0.85, 0.45, 0.5, 0.9, 0.15  # inches: a matrix's height, and around them
 STRIP = 0.09  # width of each of the two columns beside a matrix, in widths of the matrix

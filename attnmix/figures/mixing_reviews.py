@@ -20,8 +20,8 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 HEIGHT = 3.0  # inches
 SHADES = dict(zip(CHECKPOINTS, ("Blues", "Oranges"), strict=True))
 SHAPES = dict(zip(CHECKPOINTS, "os", strict=True))
-SWARM_WIDTH = 0.42  # of the space of a layer, for the reviews of all checkpoints on one side
-BINS = 48  # of the y axis; reviews in one bin stand side by side
+SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
+BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
 PANEL_WIDTH = 6.3  # inches
 MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too

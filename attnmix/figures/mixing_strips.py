@@ -20,7 +20,7 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 
 MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
 MAX_TOKENS = 128
-PERCENTILE = 99  # of all cells, where the colours end
+PERCENTILE = 99  # percentile of all cells at which the colour scale ends
 MIN_RANGE = 0.01  # of a colour scale
 ROW_HEIGHT, GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
 HEAD, FOOT, LEFT, WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
