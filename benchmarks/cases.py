@@ -129,7 +129,7 @@ def pages_pipeline() -> None:
     from attnmix.figures.style import paper_style
 
     with paper_style():
-        draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().figures)
+        draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().render)
 
 
 def pages_plain(name: str, one_figure: bool) -> None:
@@ -138,7 +138,7 @@ def pages_plain(name: str, one_figure: bool) -> None:
     import matplotlib.pyplot as plt
 
     mpl.use("agg")
-    figures, folder = read_parameters().figures, PAGES / name
+    figures, folder = read_parameters().render, PAGES / name
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.read_parquet(MAP)
     groups = list(table.groupby(["layer", "point"], sort=False))
@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
     "capture": capturing.case("default model", "default"),
     "capture-bert": capturing.case("BERT-base's shape", "bert"),
     "peers": capturing.peers("default model", "default"),
-    "mixing": mixing.case("default model", "full"),
+    "measure": mixing.case("default model", "full"),
     "mixing-bert": mixing.case("BERT-base's shape", "bert"),
     "long": long_texts.CASE,
     "measure-corpora": corpora.case("measure"),

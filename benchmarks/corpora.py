@@ -21,7 +21,7 @@ LENGTH = 32  # tokens
 BATCH_TOKENS = 1024  # so that 100 documents fill several batches
 MODEL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 PARAMETERS = {
-    "mixing": {"max_length": LENGTH, "batch_tokens": BATCH_TOKENS, "tokens": "captured"},
+    "measure": {"max_length": LENGTH, "batch_tokens": BATCH_TOKENS, "tokens": "captured"},
     "capture": {"max_length": LENGTH},
 }
 LONG = 330  # tokens: 100 texts fill a shard of the default model
@@ -33,8 +33,8 @@ def measure(documents: int) -> None:
     from stages import measure
 
     parameters = read_parameters()
-    mixing = parameters.mixing.model_copy(update={"documents": documents})
-    measure.main(parameters.model_copy(update={"mixing": mixing}))
+    mixing = parameters.measure.model_copy(update={"documents": documents})
+    measure.main(parameters.model_copy(update={"measure": mixing}))
 
 
 def capture(documents: int) -> None:

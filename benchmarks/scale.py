@@ -40,7 +40,7 @@ def main() -> None:
         write_ratios(folder, _write_stores(folder / store.ACTIVATIONS, arguments.vectors, arguments.hidden), layers=1)
         run = timed("reduce", "pipeline", folder, arguments.threads, folder / "compiled")["pipeline"]
         print(f"{arguments.vectors} vectors of {arguments.hidden}: {run.seconds:.0f} s, {run.peak_mb:,.0f} MB at most")
-        print((folder / METRICS / "maps.json").read_text(encoding="utf-8"))
+        print((folder / METRICS / "reduce.json").read_text(encoding="utf-8"))
 
 
 def _write_stores(root: Path, vectors: int, hidden: int) -> pd.DataFrame:

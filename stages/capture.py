@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 -m stages capture
 
 The unit of work is a shard of rows: a process computes the texts that reach into its
-shards and writes each shard of each store once. Writes `features/activations/`; where
+shards and writes each shard of each store once. Writes `features/capture/`; where
 `capture.store` names another place the arrays lie there, and a manifest says so.
 """
 
@@ -63,7 +63,7 @@ def main(parameters: Parameters) -> None:
 
 
 def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], checkpoint: Path) -> None:
-    """Write `features/activations/` in the model at `checkpoint`, of the texts by name that `choose` gives."""
+    """Write `features/capture/` in the model at `checkpoint`, of the texts by name that `choose` gives."""
     capture = parameters.capture
     check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 -m stages measure
 
 Streams batches of documents through each checkpoint in float32, and the captured documents
-one by one in float64. Writes `features/mixing/`, the tables of the measures under `reports/plots/` and
-`reports/metrics/mixing.json`; `docs/measures.md` says what each number is.
+one by one in float64. Writes `features/measure/`, the tables of the measures under `reports/plots/` and
+`reports/metrics/measure.json`; `docs/measures.md` says what each number is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
-from attnmix.core.options import MixingParameters, Parameters
+from attnmix.core.options import MeasureParameters, Parameters
 from attnmix.core.points import Site
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.by_review import by_review, review_tables
@@ -63,7 +63,7 @@ def main(parameters: Parameters) -> None:
 
 def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
     """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
-    mixing, seed = parameters.mixing, parameters.seed
+    mixing, seed = parameters.measure, parameters.seed
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
@@ -91,7 +91,7 @@ def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
     work.control("random_weights", batches, lambda document: document)
     state.wait_for_everyone()
     if state.is_main_process:
-        _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"mixing": mixing}))
+        _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"measure": mixing}))
         write_plot("measure/layer_parts", _layer_parts(batches.family))
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
         publish(folder / "mixing", MIXING)
@@ -108,7 +108,7 @@ def _write_tables(
     parameters: Parameters,
 ) -> None:
     """Everything under `reports/`, from what all processes have left."""
-    mixing, seed, corpus = parameters.mixing, parameters.seed, random.corpus
+    mixing, seed, corpus = parameters.measure, parameters.seed, random.corpus
     methods = mixing.methods
     sums = {name: each.sums(gains[name]) for name, each in measured.items()}
     with TemporaryFile(dir=random.folder) as file:
@@ -126,7 +126,7 @@ def _write_tables(
         write_plot(f"measure/{name}", table)
     write_long_plot("measure/mixing_by_review", by_review(sums, corpus.reviews, methods))
     numbers = metrics(sums, means, methods)
-    write_metrics("mixing", numbers | {"computed_on": computed_on(parameters.arithmetic)})
+    write_metrics("measure", numbers | {"computed_on": computed_on(parameters.arithmetic)})
 
 
 def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) -> Corpus:
@@ -139,7 +139,7 @@ def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) ->
     return Corpus(folder)
 
 
-def _check_room(base: PreTrainedModel, mixing: MixingParameters, corpus: Corpus, folder: Path) -> None:
+def _check_room(base: PreTrainedModel, mixing: MeasureParameters, corpus: Corpus, folder: Path) -> None:
     """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
     layers = max(site.layer for site in sites)
@@ -158,7 +158,7 @@ def _check_room(base: PreTrainedModel, mixing: MixingParameters, corpus: Corpus,
         f"measure: {len(captured)} captured texts and {counted} drawn reviews need",
         len(mixing.checkpoints) * FLOAT32_BYTES * numbers,
         folder,
-        "capture.max_length, capture.documents, capture.drawn, capture.texts, mixing.matrices or mixing.documents",
+        "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
     )
 
 
@@ -175,7 +175,7 @@ def _random_weights(path: Path, trained: BatchMeasurer, device: torch.device, se
     return BatchMeasurer(base, path, trained.methods, trained.pad_token_id)
 
 
-def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameters:
+def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParameters:
     """Without the methods and matrices that the model's family does not have, and why is said."""
     family = family_of(base.config)
     for name in (*mixing.methods, *mixing.matrices):
@@ -184,7 +184,7 @@ def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameter
     methods, matrices = family.present(mixing.methods), family.present(mixing.matrices)
     if not methods:
         raise InputError(
-            f"mixing.methods: the model family {family.model_type} has none of {', '.join(mixing.methods)}; "
+            f"measure.methods: the model family {family.model_type} has none of {', '.join(mixing.methods)}; "
             f"allowed: {', '.join(family.present(RATIOS))}"
         )
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
@@ -192,11 +192,11 @@ def _present(mixing: MixingParameters, base: PreTrainedModel) -> MixingParameter
 
 def _documents(parameters: Parameters) -> Iterator[Document]:
     """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
-    mixing, capture = parameters.mixing, parameters.capture
+    mixing, capture = parameters.measure, parameters.capture
     weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints]
     for path in weights:
-        check_max_length("mixing.max_length", mixing.max_length, path)
-        check_max_length("mixing.gradient_max_length", mixing.gradient_max_length, path)
+        check_max_length("measure.max_length", mixing.max_length, path)
+        check_max_length("measure.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
     rows, labels = drawn_rows(mixing.documents, parameters.seed), review_labels()
     drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}

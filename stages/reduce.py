@@ -2,9 +2,9 @@
 
     python -m stages reduce
 
-Writes `features/maps/<layout>.parquet` (`attnmix.maps.layouts` says which there are), `features/maps/quality.parquet`,
-`features/maps/nearest.parquet`, `reports/plots/reduce/map_quality.csv`, `reports/plots/reduce/movement.csv` and
-`reports/metrics/maps.json`.
+Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts` says which there are), their scores,
+`quality.parquet`, and nearest neighbours, `nearest.parquet`; to `reports/plots/reduce/` `map_quality.csv` and
+`movement.csv`; and `reports/metrics/reduce.json`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
     ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
         logging.info(
-            "no ratios of the fine-tuned model for the maps: mixing.checkpoints or mixing.tokens leaves them out"
+            "no ratios of the fine-tuned model for the maps: measure.checkpoints or measure.tokens leaves them out"
         )
         return pd.DataFrame()
     methods = [method for method in RATIOS if method in ratios]
@@ -167,4 +167,4 @@ def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
     write_plot("reduce/map_quality", counted)
     values = whole.set_index(["layout", "measure"])["value"].to_dict()
     shown = {layout: [name for name in METRICS if (layout, name) in values] for layout in layouts}
-    write_metrics("maps", {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()})
+    write_metrics("reduce", {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()})

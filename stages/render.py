@@ -16,7 +16,7 @@ import joblib
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE
-from attnmix.core.options import FiguresParameters, Parameters
+from attnmix.core.options import Parameters, RenderParameters
 from attnmix.figures.animation import write_animation
 from attnmix.figures.atlas import draw_atlas
 from attnmix.figures.joint_pages import draw_joint_pages
@@ -39,14 +39,14 @@ MAX_PROCESSES = 4  # each takes a second to start
 
 
 def main(parameters: Parameters) -> None:
-    if parameters.mixing.tokens == "none":
+    if parameters.measure.tokens == "none":
         raise InputError(
-            "mixing.tokens: none keeps no ratios of the captured texts, which figures and page show; `captured` keeps "
+            "measure.tokens: none keeps no ratios of the captured texts, which figures and page show; `captured` keeps "
             "those and no more, and all stages before `render` need none"
         )
     shutil.rmtree(FIGURES, ignore_errors=True)
     captured = read_captured(with_classes(open_run().tokens), read_plot("measure/steps"))
-    draw_all([*map_figures(captured, parameters.figures), *mixing_figures(captured, parameters.figures)], captured)
+    draw_all([*map_figures(captured, parameters.render), *mixing_figures(captured, parameters.render)], captured)
     write_page(parameters)
 
 
@@ -63,7 +63,7 @@ def _draw(fonts: list[str], draw: Any, *arguments: Any) -> None:
         draw(*arguments)
 
 
-def map_figures(captured: CapturedTexts, figures: FiguresParameters) -> Iterator[tuple[Any, ...]]:
+def map_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
     """Yield a function and its arguments for each figure of the maps."""
     layouts = made_layouts()
     if "joint" in layouts:
@@ -82,7 +82,7 @@ def map_figures(captured: CapturedTexts, figures: FiguresParameters) -> Iterator
     yield draw_atlas, layouts[-1], read_map(layouts[-1]), captured, FIGURES / "atlas", figures
 
 
-def mixing_figures(captured: CapturedTexts, figures: FiguresParameters) -> Iterator[tuple[Any, ...]]:
+def mixing_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
     """Yield a function and its arguments for each figure of mixing, from what `measure` wrote.
 
     Beside `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document

@@ -67,13 +67,13 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
 
 def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     """Without reviews and classifier; texts are cut only where the model's positions end before theirs."""
-    capture, mixing = parameters.capture, parameters.mixing
+    capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
     measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
     measured["tokens"] = "captured"
     return parameters.model_copy(
-        update={"capture": capture.model_copy(update=captured), "mixing": mixing.model_copy(update=measured)}
+        update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
 
 
@@ -86,7 +86,7 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     measure(parameters, [replace(each, counted=len(each)) for each in documents])
     read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("validate/captured_texts", read.rename(columns=named).reset_index(names="document"))
+    write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT)
     write_page(parameters, of_texts)
 

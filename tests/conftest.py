@@ -116,9 +116,9 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """As `validate` writes it into the current folder."""
+    """As `faithfulness` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("validate/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    write_plot("faithfulness/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
     write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
@@ -189,7 +189,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SHORT = {section: {"max_length": 40} for section in ("capture", "mixing", "faithfulness")}
+SHORT = {section: {"max_length": 40} for section in ("capture", "measure", "faithfulness")}
 """For models whose positions do not reach as far as the default's."""
 
 

@@ -157,7 +157,7 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
     write_captured_texts(["text/0"])
     write_commits()
-    for name in ("metrics/finetune.json", "metrics/mixing.json", "plots/download/reviews.csv"):
+    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/download/reviews.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")

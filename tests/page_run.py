@@ -48,9 +48,9 @@ def make_run(folder: Path) -> Path:
     write_parameters(
         folder,
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
-        mixing={"documents": 4, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 0},
+        measure={"documents": 4, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 0},
         umap={"n_epochs": 20, "layouts": LAYOUTS},
-        figures={"points_per_second": 20},
+        render={"points_per_second": 20},
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
@@ -113,7 +113,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
-    root = folder / "features/activations"
+    root = folder / "features/capture"
     plan = store.plan_store(len(table), 8, "float16")
     store.create_stores(root, sites, plan)
     for site in sites:

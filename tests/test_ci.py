@@ -19,7 +19,7 @@ STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["pipeline"]["steps"]
 SCRIPTS = {step["name"]: step["run"] for step in STEPS if ".py" in step.get("run", "")}
 GUARD, REPORT = SCRIPTS["Fail where dvc.lock is not of this commit"], SCRIPTS["Compare with main"]
 DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
-METRICS, CURVES = Path("reports/metrics/maps.json"), Path("reports/plots/measure/mixing.csv")
+METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 
 PullRequest = Callable[[Callable[[Path], object]], Repository]
 
@@ -79,8 +79,8 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request:
 
     text = summary_of(checkout, REPORT)
     rows = re.findall(r"^\| reports/metrics/(\S+) +\| (\S+) ", text, flags=re.MULTILINE)
-    assert {("maps.json", "joint.kept"), ("maps.json", "joint.overlap")} <= set(rows)
-    assert {name for name, _ in rows} == {"maps.json"}
+    assert {("reduce.json", "joint.kept"), ("reduce.json", "joint.overlap")} <= set(rows)
+    assert {name for name, _ in rows} == {"reduce.json"}
     assert re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE) == [
         "| params.yaml | umap.metric | euclidean | cosine      |"
     ]

@@ -14,7 +14,7 @@ from families import write_family
 from family_reference import run_reference
 from scipy import stats
 
-from attnmix.core.options import MixingParameters
+from attnmix.core.options import MeasureParameters
 from attnmix.measures import gradients
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.derivatives import FORMS, DocumentDerivatives, levels
@@ -280,7 +280,7 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     found["pretrained"]["test/1"].agreement[0, 1, 2] = np.nan
     found["pretrained"]["test/1"].agreement[0, 2, 2] = np.nan
     found["pretrained"]["test/5"].agreement[0, 2, 2] = np.nan
-    mixing = MixingParameters(methods=["attn_w"], matrices=["attention"], bootstrap_samples=200)
+    mixing = MeasureParameters(methods=["attn_w"], matrices=["attention"], bootstrap_samples=200)
     tables = derivative_tables(found, mixing, seed=0)
     levels_table = tables["derivative_levels"].set_index(["checkpoint", "reference", "layer", "form"])
     assert list(levels_table) == list(COUNTED)
@@ -335,10 +335,10 @@ def test_tables_are_means_over_tokens_and_over_reviews() -> None:
 
 
 def test_without_documents_the_tables_have_their_columns_only() -> None:
-    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, MixingParameters(), seed=0)
+    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, MeasureParameters(), seed=0)
     assert all(table.empty for table in tables.values())
     assert list(tables["mixing_gradient"])[:5] == ["checkpoint", "reference", "layer", "method", "spearman"]
     one = derivative_tables(
-        {"finetuned": {"test/0": made_up(0, 3)}}, MixingParameters(methods=["attn_w"], matrices=["attention"]), 0
+        {"finetuned": {"test/0": made_up(0, 3)}}, MeasureParameters(methods=["attn_w"], matrices=["attention"]), 0
     )
     assert set(one["derivative_levels"]["checkpoint"]) == {"finetuned"}

@@ -193,7 +193,8 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
 
     reviewed = committed(f"{PLOTS}measure/mixing_by_review.csv").query("method == @RATIO and layer == 6")
     rises = reviewed.pivot(index="document", columns="checkpoint", values="mean").eval("finetuned - pretrained")
-    margins = committed(f"{PLOTS}validate/margins.csv").assign(rise=lambda table: 100 * table["document"].map(rises))
+    margins = committed(f"{PLOTS}faithfulness/margins.csv")
+    margins = margins.assign(rise=lambda table: 100 * table["document"].map(rises))
     assert margins.loc[margins["tokens"] > 128, "margin"].max() < 4.6
     shorter = margins[margins["tokens"] <= 128]
     less_sure, sure = shorter[shorter["margin"] <= 4.6], shorter[shorter["margin"] > 4.6]
@@ -214,7 +215,9 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     )
     left = 100 * left.set_index("layer")["difference"]
     margin = (
-        committed(f"{PLOTS}validate/margin_correlation.csv").query("checkpoint == 'finetuned'").set_index("predicted")
+        committed(f"{PLOTS}faithfulness/margin_correlation.csv")
+        .query("checkpoint == 'finetuned'")
+        .set_index("predicted")
     )
     documents = margin["documents"]
 
@@ -338,7 +341,7 @@ def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
 
     means = pd.read_csv("reports/plots/measure/mixing_overall.csv")
     means.assign(mean=means["mean"] / 2).to_csv("reports/plots/measure/mixing_overall.csv", index=False)
-    lock["stages"]["measure"]["params"]["params.yaml"]["mixing"]["documents"] = 39
+    lock["stages"]["measure"]["params"]["params.yaml"]["measure"]["documents"] = 39
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     before = digest(tmp_path)
     with pytest.raises(SystemExit, match=r"^error: measure ran with another mixing than the default; [^\n]*$"):

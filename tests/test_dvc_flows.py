@@ -21,8 +21,8 @@ from attnmix.core.options import Parameters
 
 # The stages that read a parameter's value. The page names every parameter, so `render` reads them all.
 READ_BY = {
-    "arithmetic": "finetune capture measure validate reduce render",
-    "seed": "download finetune capture measure validate render",
+    "arithmetic": "finetune capture measure faithfulness reduce render",
+    "seed": "download finetune capture measure faithfulness render",
     "dataset: name": "download render",
     "dataset: revision config train_split test_split text_column label_column group_column": "download render",
     "dataset: validation_fraction train_limit test_limit": "download render",
@@ -30,31 +30,31 @@ READ_BY = {
     "model: revision base_revision": "download render",
     "hub: time_limit": "render",
     "finetune: epochs batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
-    "capture: documents drawn texts max_length": "capture measure validate render",
+    "capture: documents drawn texts max_length": "capture measure faithfulness render",
     "capture: points dtype batch_tokens precision store": "capture render",
-    "mixing: documents max_length batch_tokens bootstrap_samples": "measure validate render",
-    "mixing: methods matrices checkpoints tokens": "measure render",
-    "mixing: gradient_documents gradient_max_length gradient_directions": "measure render",
-    "faithfulness: documents max_length shares random_draws": "validate render",
+    "measure: documents max_length batch_tokens bootstrap_samples": "measure faithfulness render",
+    "measure: methods matrices checkpoints tokens": "measure render",
+    "measure: gradient_documents gradient_max_length gradient_directions": "measure render",
+    "faithfulness: documents max_length shares random_draws": "faithfulness render",
     "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
     "umap: joint_points max_points stability_seeds": "reduce render",
-    "figures: formats dpi frequent_words points_per_second": "render",
+    "render: formats dpi frequent_words points_per_second": "render",
 }
 # The stages that run again after one whose outputs have changed.
 FOLLOWED_BY = {
-    "download": "finetune capture measure validate reduce render",
-    "finetune": "capture measure validate reduce render",
+    "download": "finetune capture measure faithfulness reduce render",
+    "finetune": "capture measure faithfulness reduce render",
     "capture": "reduce render",
-    "measure": "validate reduce render",
-    "validate": "render",
+    "measure": "faithfulness reduce render",
+    "faithfulness": "render",
     "reduce": "render",
     "render": "",
 }
 MAKE_PAGE = ("make", "--old-file", ".venv/.installed", "page")  # the packages are there
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
-    *("features/activations", "features/mixing/contributions", "features/mixing/heads"),
-    *("features/mixing/tokens.parquet", "features/validation"),
+    *("features/capture", "features/measure/contributions", "features/measure/heads"),
+    *("features/measure/tokens.parquet", "features/faithfulness"),
 )
 OTHERS = ("data/reviews", "models")
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -148,7 +148,7 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
             "attnmix/measures/ratios.py",
             "parts.mixed_weight / 2",
             "parts.mixed_weight / 3",
-            "measure validate reduce render",
+            "measure faithfulness reduce render",
         ),
         ("attnmix/core/options.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
     ],
@@ -186,7 +186,7 @@ def test_experiments_run_here_apart_and_in_a_queue(run_once: Repository, tmp_pat
     here.git("restore", ".")
     here.dvc("checkout")
 
-    said = here.dvc("exp", "run", "--temp", "--name", "apart", "--set-param", "figures.dpi=40")
+    said = here.dvc("exp", "run", "--temp", "--name", "apart", "--set-param", "render.dpi=40")
     assert stages_run(said) == ["render"]
     for seed in (7, 8):
         here.dvc("exp", "run", "--queue", "--name", f"queued-{seed}", "--set-param", f"umap.seed={seed}")
@@ -210,14 +210,14 @@ def test_experiments_run_here_apart_and_in_a_queue(run_once: Repository, tmp_pat
     runs = table.loc[["here", "apart", "queued-7", "queued-8"]]
     assert runs["umap.metric"].tolist() == ["cosine", *["euclidean"] * 3]
     assert runs["umap.seed"].tolist() == [2, 2, 7, 8]
-    assert runs["figures.dpi"].tolist() == [300, 40, 300, 300]
-    scores = table["reports/metrics/maps.json:number"]
+    assert runs["render.dpi"].tolist() == [300, 40, 300, 300]
+    scores = table["reports/metrics/reduce.json:number"]
     assert scores["apart"] == scores["main"]  # the metrics of the commit: its maps are the same
     assert scores[["main", "here", "queued-7", "queued-8"]].nunique() == 4
 
     here.dvc("exp", "apply", "queued-8")
     assert yaml.safe_load(read(here, "params.yaml"))["umap"]["seed"] == 8
-    assert json.loads(read(here, "reports/metrics/maps.json")) == {"number": scores["queued-8"]}
+    assert json.loads(read(here, "reports/metrics/reduce.json")) == {"number": scores["queued-8"]}
     assert stages_run(here.dvc("repro")) == []
 
 
@@ -229,9 +229,9 @@ def test_differences_need_no_cache_and_no_remote(run_once: Repository, tmp_path:
     reader = author.clone(tmp_path / "reader")
     commits = ("HEAD~1", "HEAD")
     params = json.loads(reader.dvc("params", "diff", "--json", *commits))
-    assert params == {"params.yaml": {"mixing.bootstrap_samples": {"old": 2000, "new": 500, "diff": -1500}}}
+    assert params == {"params.yaml": {"measure.bootstrap_samples": {"old": 2000, "new": 500, "diff": -1500}}}
     metrics = json.loads(reader.dvc("metrics", "diff", "--json", *commits))
-    assert set(metrics) == {f"reports/metrics/{name}.json" for name in ("mixing", "validation", "maps")}
+    assert set(metrics) == {f"reports/metrics/{name}.json" for name in ("measure", "faithfulness", "reduce")}
     for name, each in metrics.items():
         ends = [json.loads(reader.git("show", f"{commit}:{name}"))["number"] for commit in commits]
         assert [each["number"]["old"], each["number"]["new"]] == ends
@@ -253,7 +253,7 @@ def assert_maps_pull_features(author: Repository, reader: Repository) -> None:
     assert reader.has(*PAGE, *FEATURES, *OTHERS) == [*PAGE, *FEATURES]
     # No stage has taken a part of what it reads for the whole.
     assert read(reader, "dvc.lock") == read(author, "dvc.lock")
-    assert_same_files(author, reader, *PAGE, "features/maps")
+    assert_same_files(author, reader, *PAGE, "features/reduce")
 
 
 def test_a_change_of_the_maps_pulls_features_and_no_more(pushed: Repository, tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ def test_real_stages_pull_what_they_read_and_write_the_same(tmp_path: Path) -> N
         model={"name": "bert"},
         finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [0], "texts": ["the film was great ."], "max_length": 40},
-        mixing={"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+        measure={"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 20, "layouts": ["joint"], "stability_seeds": []},
-        figures={"dpi": 50, "formats": ["png"]},
+        render={"dpi": 50, "formats": ["png"]},
     )
     assert stages_run(author.dvc("repro")) == list(FOLLOWED_BY)
     author.commit("The run")

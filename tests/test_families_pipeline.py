@@ -18,7 +18,7 @@ from attnmix.store.features import ACTIVATIONS, stored_sites
 from attnmix.store.mixing import read_ratios, stored_matrices
 from stages.common.parameters import read_parameters
 
-STAGES = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
+STAGES = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
 PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")
 POST_LN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 PARALLEL = ("gpt_neox",)
@@ -72,7 +72,7 @@ def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
             "points": list(POINTS),
             "dtype": "float32",
         },
-        mixing={
+        measure={
             "documents": 2,
             "max_length": 40,
             "checkpoints": ["finetuned"],
@@ -85,7 +85,7 @@ def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
         },
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 5, "layouts": ["joint", "separate"], "stability_seeds": []},
-        figures={"formats": ["png"], "dpi": 30},
+        render={"formats": ["png"], "dpi": 30},
     )
     parameters = read_parameters()
     for stage in STAGES:

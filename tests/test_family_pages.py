@@ -33,7 +33,7 @@ def finished(folder: Path, family: FamilyRun) -> Path:
         folder,
         capture={"documents": [], "texts": ["The film was dull."]},
         umap={"n_epochs": 20, "stability_seeds": [3]},
-        figures={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
+        render={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -338,6 +338,6 @@ def test_a_text_of_one_token_takes_from_nobody(
     shown = Opened(chromium, PAGE)
     choose(shown.page, "shade", "ratio")
     assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
-    assert pd.read_parquet("features/mixing/tokens.parquet")["attn_n"].eq(0).all()
+    assert pd.read_parquet("features/measure/tokens.parquet")["attn_n"].eq(0).all()
     assert (FIGURES / "mixing_tokens_text_0.svg").is_file()
     shown.close()

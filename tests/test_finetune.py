@@ -240,7 +240,7 @@ def test_longer_texts_than_the_model_takes_are_one_error(workspace: Workspace, t
             {"documents": [500]},
             r"capture\.documents: there is no test review 500; rows 0 to \d+ are",
         ),
-        ("mixing", {"max_length": 65}, r"mixing\.max_length: 65 is more than the 64 tokens"),
+        ("measure", {"max_length": 65}, r"mixing\.max_length: 65 is more than the 64 tokens"),
     ],
 )
 def test_what_later_stages_would_refuse_is_said_before_the_training(

@@ -20,7 +20,7 @@ from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture
 from attnmix.core.errors import InputError
 from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.features import ACTIVATIONS
-from stages import capture, finetune, measure, reduce, render, validate
+from stages import capture, faithfulness, finetune, measure, reduce, render
 from stages.common import resources as machine
 from stages.common.cli import memory_errors_explained
 from stages.common.parameters import read_parameters
@@ -57,7 +57,7 @@ def test_measures_that_do_not_fit_the_disk_are_refused_before_any_is_taken(
     workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixing = {"documents": 2, "max_length": 40, "checkpoints": ["finetuned"]}
-    prepared_for_capture(workspace(capture=CAPTURE, mixing=mixing), tiny_bert)
+    prepared_for_capture(workspace(capture=CAPTURE, measure=mixing), tiny_bert)
     leave(monkeypatch, disk=1e4)
     with pytest.raises(InputError, match=r"^measure: 3 captured texts and 2 drawn reviews need .* reduce capture\.max"):
         measure.main(read_parameters())
@@ -245,7 +245,7 @@ def test_source_archive_is_told_what_makes_it_a_repository(
     assert repro().returncode == 0
 
 
-@pytest.mark.parametrize("stage", [finetune, capture, measure, validate, reduce, render])
+@pytest.mark.parametrize("stage", [finetune, capture, measure, faithfulness, reduce, render])
 @pytest.mark.parametrize("with_models", [False, True])
 def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
     workspace: Workspace, tiny_bert: Path, stage: Any, with_models: bool

@@ -13,7 +13,7 @@ from conftest import digest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.core.points import Site
 from attnmix.figures.animation import write_animation
 from attnmix.figures.atlas import draw_atlas
@@ -24,7 +24,7 @@ from attnmix.figures.style import PAGE_HEIGHT, paper_style
 from attnmix.figures.text_layers import example_text
 from attnmix.figures.tokens import CapturedTexts, read_captured
 
-FIGURES = FiguresParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, points_per_second=4)
+FIGURES = RenderParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, points_per_second=4)
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
 SPECIAL = {"[CLS]": "cls", "[SEP]": "sep"}
 TEXT = ["[CLS]", "time", "flies", "like", "an", "arr", "##ow", "[SEP]"]

@@ -277,8 +277,8 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     assert len(set(positions)) == 1
     assert joint.groupby("document").size().tolist() in ([48, 51], [51, 48])
     assert not (MAPS / "separate.parquet").exists()
-    assert list(read_metrics("maps")) == ["joint"]
-    assert list(read_metrics("maps")["joint"]) == ["trustworthiness", "neighbours_kept"]
+    assert list(read_metrics("reduce")) == ["joint"]
+    assert list(read_metrics("reduce")["joint"]) == ["trustworthiness", "neighbours_kept"]
     whole = read_plot("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
 
@@ -451,7 +451,7 @@ def test_every_map_carries_its_scores(workspace: Workspace) -> None:
     of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
     pd.testing.assert_frame_equal(whole[columns], of_layouts, check_dtype=False)
     by_name = whole.set_index(["layout", "measure"])
-    for layout, numbers in read_metrics("maps").items():
+    for layout, numbers in read_metrics("reduce").items():
         assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
         for name, value in numbers.items():
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
@@ -534,7 +534,7 @@ def test_few_tokens_give_every_layout(workspace: Workspace, tokens: int) -> None
         table = read_map(layout)
         assert len(table) == len(SITES) * tokens
         assert np.isfinite(table[["x", "y"]].to_numpy()).all()
-    separate = read_metrics("maps")["separate"]
+    separate = read_metrics("reduce")["separate"]
     assert (separate["trustworthiness"] is None) == (tokens < 3)
 
 

@@ -43,7 +43,7 @@ def prepare(workspace: Workspace, documents: int, tokens: str, name: str = "work
     """A folder with so many reviews, of one length."""
     folder = workspace(
         name,
-        mixing=SETTINGS | {"documents": documents, "tokens": tokens},
+        measure=SETTINGS | {"documents": documents, "tokens": tokens},
         capture={"documents": [3], "texts": ["time flies ."], "max_length": 20},
     )
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -202,7 +202,7 @@ def test_needed_disk_is_known_before_anything_is_measured(
     measure.main(read_parameters())
     files = (folder / ".unfinished").rglob("measures-*.npz")
     sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())
-    published = sum(path.stat().st_size for path in (folder / "features/mixing").rglob("c/**/*") if path.is_file())
+    published = sum(path.stat().st_size for path in (folder / "features/measure").rglob("c/**/*") if path.is_file())
     assert len(estimates) == 2  # before each checkpoint
     # The estimate leaves out arrays that are small beside vectors, which this model's are not.
     assert 0.6 < estimates[0] / (sums + published) < 1

@@ -31,9 +31,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where two free texts and a few reviews were measured."""
     folder = tmp_path_factory.mktemp("measured")
     changes: dict[str, Any] = {
-        "mixing": {"documents": 4, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0},
+        "measure": {"documents": 4, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0},
         "capture": {"documents": [], "texts": ["time flies like an $ arrow .", "film " * 40], "max_length": 60},
-        "figures": {"formats": ["png", "svg"], "dpi": 60},
+        "render": {"formats": ["png", "svg"], "dpi": 60},
     }
     with pytest.MonkeyPatch.context() as patch:
         write_parameters(folder, **changes)
@@ -51,7 +51,7 @@ def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: p
     captured = read_captured(tokens, read_plot("measure/steps"))
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
-        draw_all([*mixing_figures(captured, read_parameters().figures)], captured)
+        draw_all([*mixing_figures(captured, read_parameters().render)], captured)
         digests.append(digest(figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
@@ -86,7 +86,7 @@ def figure_of(draw: Any, *arguments: Any) -> Any:
     figures: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, paper_style():
         patch.setattr(f"{draw.__module__}.save_figure", lambda figure, *_: figures.append(figure))
-        draw(*arguments, Path("x"), read_parameters(PARAMETERS).figures)
+        draw(*arguments, Path("x"), read_parameters(PARAMETERS).render)
         figures[0].draw_without_rendering()
     return figures[0]
 

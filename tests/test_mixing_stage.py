@@ -37,7 +37,7 @@ from attnmix.store.reports import read_metrics, read_plot
 from stages import measure
 from stages.common.parameters import read_parameters
 
-OUTPUTS = ("features/mixing", "reports")
+OUTPUTS = ("features/measure", "reports")
 
 
 def prepare(folder: Path) -> None:
@@ -56,7 +56,7 @@ def small(workspace: Workspace, name: str = "workspace", **changes: Any) -> Path
         "batch_tokens": 80,
     }
     capture = {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 30}
-    folder = workspace(name, mixing=mixing | changes.get("mixing", {}), capture=capture | changes.get("capture", {}))
+    folder = workspace(name, measure=mixing | changes.get("measure", {}), capture=capture | changes.get("capture", {}))
     prepare(folder)
     return folder
 
@@ -162,7 +162,7 @@ def test_control_tables_hold_every_control_of_the_same_documents(finished: Path)
 
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
-    small(workspace, mixing={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
+    small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
     measure.main(read_parameters())
     tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
@@ -212,7 +212,7 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
 
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
-    metrics = read_metrics("mixing")
+    metrics = read_metrics("measure")
     curves = read_plot("measure/mixing")
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
@@ -258,7 +258,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
         patch.setattr(measure.BatchMeasurer, "measures", killed)
         with pytest.raises(KeyboardInterrupt):
             measure.main(read_parameters())
-    assert not (folder / "features/mixing").exists()
+    assert not (folder / "features/measure").exists()
     again = 0
 
     def counted(self: Any, documents: Any) -> Any:
@@ -311,7 +311,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
                 return folder
 
             mixing = {"documents": 100, "max_length": 6, "gradient_max_length": 6, "matrices": ["norm"]}
-            small(workspace, mixing=mixing, capture=capture | {"max_length": 30})
+            small(workspace, measure=mixing, capture=capture | {"max_length": 30})
             patch.chdir(folder)
             measure.main(read_parameters())
         folders.append(folder)
@@ -421,7 +421,7 @@ def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> 
 def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
-    folder = small(workspace, mixing={"documents": 12, "max_length": 40, "matrices": [], "gradient_documents": 0})
+    folder = small(workspace, measure={"documents": 12, "max_length": 40, "matrices": [], "gradient_documents": 0})
     reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
@@ -470,11 +470,11 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
 
 
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
-    small(workspace, mixing={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
+    small(workspace, measure={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
     shutil.rmtree("models/pretrained")
     measure.main(read_parameters())
-    assert set(read_metrics("mixing")) == {"finetuned", "documents", "computed_on"}
-    assert set(read_metrics("mixing")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
+    assert set(read_metrics("measure")) == {"finetuned", "documents", "computed_on"}
+    assert set(read_metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert pd.read_csv("reports/plots/measure/mixing_difference.csv").empty
     assert pd.read_csv("reports/plots/measure/mixing_gradient.csv").empty
     assert set(pd.read_csv("reports/plots/measure/mixing.csv")["method"]) == {"attn_w", "attn_n"}
@@ -483,19 +483,19 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
     assert set(stored_matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
     alti = read_matrix("finetuned", "test/3", "alti_rollout")
-    small(workspace, mixing={"matrices": ["norm", "alti"], "gradient_documents": 1})
+    small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
     measure.main(read_parameters())
     assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
     assert set(read_plot("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
-    small(workspace, "none", mixing={"matrices": [], "gradient_documents": 0})
+    small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
     measure.main(read_parameters())
     assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
-    small(workspace, mixing={"max_length": 65})
-    with pytest.raises(InputError, match=r"mixing.max_length: 65 is more than the 64 tokens"):
+    small(workspace, measure={"max_length": 65})
+    with pytest.raises(InputError, match=r"measure.max_length: 65 is more than the 64 tokens"):
         measure.main(read_parameters())
 
 

@@ -461,7 +461,7 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
     moved = page.locator("#movement").text_content()
     assert "with moves in the full space" in moved
     assert ("With the mixing ratio: " in moved) == (checkpoint == "finetuned")
-    says = "mixing.checkpoints leaves it out" in page.locator("#map-legend").inner_text()
+    says = "measure.checkpoints leaves it out" in page.locator("#map-legend").inner_text()
     assert says == (checkpoint == "pretrained")
     shown.close()
 
@@ -511,8 +511,8 @@ def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> No
     for other in set(LAYOUTS) - {layout}:
         (MAPS / f"{other}.parquet").unlink()
     parameters = read_parameters()
-    figures = parameters.figures.model_copy(update={"dpi": 40, "formats": ["png"]})
-    render.main(parameters.model_copy(update={"figures": figures}))
+    figures = parameters.render.model_copy(update={"dpi": 40, "formats": ["png"]})
+    render.main(parameters.model_copy(update={"render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
     assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
 
@@ -527,7 +527,7 @@ def test_documents_that_do_not_fit_are_counted(
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
-    assert "features/mixing/contributions" in shown.page.locator("#kept").inner_text()
+    assert "features/measure/contributions" in shown.page.locator("#kept").inner_text()
     shown.close()
 
 

@@ -104,8 +104,8 @@ LAST_PICTURE = """() => {
 
 def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
     parameters = read_parameters()
-    figures = parameters.figures.model_copy(update={"points_per_second": 2})
-    shown = shown_again(chromium, parameters.model_copy(update={"figures": figures}))
+    figures = parameters.render.model_copy(update={"points_per_second": 2})
+    shown = shown_again(chromium, parameters.model_copy(update={"render": figures}))
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()
@@ -153,7 +153,7 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
                 assert cells.pop(1) == "\N{EN DASH}"
                 expected.pop(1)
             assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
-    metrics = read_metrics("maps")
+    metrics = read_metrics("reduce")
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
     assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"], abs=5.1e-4)
 

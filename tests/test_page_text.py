@@ -152,9 +152,9 @@ def test_a_head_stays_chosen_when_the_model_changes(opened: Opened) -> None:
 def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
     shutil.rmtree(MIXING / "contributions")
     shown = shown_again(chromium)
-    assert "contribution matrices in mixing.matrices" in shown.page.locator("#text").inner_text()
+    assert "contribution matrices in measure.matrices" in shown.page.locator("#text").inner_text()
     shown.page.locator("#token-1").click()
-    assert "mixing.matrices" in shown.page.locator("#kept").inner_text()
+    assert "measure.matrices" in shown.page.locator("#kept").inner_text()
     shown.close()
 
 

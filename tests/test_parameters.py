@@ -39,7 +39,7 @@ def test_every_default_is_what_the_shipped_file_says_and_the_other_way_round() -
 
 
 def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
-    changes = {"umap": {"seed": 9, "max_points": None}, "dataset": {"train_limit": 5}, "mixing": {"matrices": []}}
+    changes = {"umap": {"seed": 9, "max_points": None}, "dataset": {"train_limit": 5}, "measure": {"matrices": []}}
     write_parameters(tmp_path, **changes)
     expected = Parameters().model_dump()
     for section, values in changes.items():
@@ -86,23 +86,27 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
         ("capture", "points", [], ["capture.points", "at least 1"]),
         ("capture", "dtype", "float8", ["capture.dtype", "float16", "float32"]),
         (
-            "mixing",
+            "measure",
             "methods",
             ["attn_x"],
-            ["mixing.methods[0]: 'attn_x'", "there is no mixing ratio of that name; allowed: attn_w", "attnresln_n"],
+            ["measure.methods[0]: 'attn_x'", "there is no mixing ratio of that name; allowed: attn_w", "attnresln_n"],
         ),
         (
-            "mixing",
+            "measure",
             "matrices",
             ["alti", "altii"],
-            ["mixing.matrices[1]: 'altii'", "there is no contribution matrix of that name; allowed: attention", "alti"],
+            [
+                "measure.matrices[1]: 'altii'",
+                "there is no contribution matrix of that name; allowed: attention",
+                "alti",
+            ],
         ),
-        ("mixing", "matrices", None, ["mixing.matrices", "list"]),
+        ("measure", "matrices", None, ["measure.matrices", "list"]),
         (
-            "mixing",
+            "measure",
             "checkpoints",
             ["tuned"],
-            ["mixing.checkpoints[0]", "there is no checkpoint of that name; allowed: pretrained, finetuned"],
+            ["measure.checkpoints[0]", "there is no checkpoint of that name; allowed: pretrained, finetuned"],
         ),
         (
             "umap",
@@ -113,7 +117,7 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
         ("umap", "metric", "euclid", ["umap.metric: 'euclid'", "not known to umap-learn", "allowed: braycurtis"]),
         ("umap", "stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
         ("umap", "min_dist", 2, ["umap.min_dist", "less than or equal to 1"]),
-        ("figures", "formats", ["jpg"], ["figures.formats[0]", "png", "pdf", "svg"]),
+        ("render", "formats", ["jpg"], ["render.formats[0]", "png", "pdf", "svg"]),
     ],
 )
 def test_mistake_names_the_key_and_what_is_allowed(
@@ -193,13 +197,13 @@ def test_name_with_an_umlaut_is_set_in_double_quotes(tmp_path: Path) -> None:
 
 
 def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    write_parameters(tmp_path, figures={"formts": ["png"]})
+    write_parameters(tmp_path, render={"formts": ["png"]})
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
-    for stage in ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render"):
+    for stage in ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"):
         run = run_to_its_end([sys.executable, "-m", "stages", stage], tmp_path, path)
-        assert run.stderr.startswith("error: params.yaml: figures.formts is unknown; did you mean figures.formats?")
+        assert run.stderr.startswith("error: params.yaml: figures.formts is unknown; did you mean render.formats?")
         assert (run.returncode, run.stderr.count("\n")) == (1, 1)
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MEASURE = {
-    "mixing": {
+    "measure": {
         **{"documents": 6, "max_length": 20, "bootstrap_samples": 200, "batch_tokens": 80},
         **{"gradient_documents": 2, "gradient_max_length": 9},
     },

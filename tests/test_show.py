@@ -54,10 +54,10 @@ def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
     curves = pd.read_csv(made / "plots/measure/mixing.csv").query("method == 'attn_w'")
     assert set(curves["checkpoint"]) == {"pretrained"}
     np.testing.assert_allclose(curves["mean"], expected, atol=1e-5)
-    features = read_features(made / "features/activations", Site(3, "layer_output"))
+    features = read_features(made / "features/capture", Site(3, "layer_output"))
     np.testing.assert_allclose(features, np.concatenate(last), atol=2e-3)  # float16
     show.main(parameters_for(tiny_bert), [TEXT], Path("out/page"))  # an earlier page gives way
-    assert len(read_features(made / "features/activations", Site(3, "layer_output"))) == len(last[0])
+    assert len(read_features(made / "features/capture", Site(3, "layer_output"))) == len(last[0])
     for path in sorted((folder / "out").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     (folder / "out").rmdir()

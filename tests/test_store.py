@@ -109,5 +109,5 @@ def test_what_is_not_there_is_one_clear_error(
 
 
 def test_a_folder_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="features/activations holds no feature store"):
+    with pytest.raises(InputError, match="features/capture holds no feature store"):
         open_run(tmp_path)

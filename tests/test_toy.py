@@ -216,7 +216,7 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
 ) -> None:
     mixing = {"documents": 4, "bootstrap_samples": 100, "gradient_documents": 2, "gradient_max_length": 9}
     lengths = {"max_length": 30}
-    workspace(mixing=mixing | lengths, capture={"documents": [], "texts": [" film" * tokens], **lengths})
+    workspace(measure=mixing | lengths, capture={"documents": [], "texts": [" film" * tokens], **lengths})
     reviews = toy_reviews(8, 0).assign(text=" film" * tokens)
     Path("data/reviews").mkdir(parents=True)
     reviews.to_parquet("data/reviews/test.parquet", index=False)

@@ -25,10 +25,10 @@ from stages.common.parameters import read_parameters
 LITTLE: dict[str, dict[str, Any]] = {
     "dataset": {"name": "reviews.csv"},
     "capture": {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40},
-    "mixing": {"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+    "measure": {"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
     "faithfulness": {"documents": 2, "max_length": 20, "random_draws": 1},
     "umap": {"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
-    "figures": {"dpi": 30, "formats": ["png"]},
+    "render": {"dpi": 30, "formats": ["png"]},
 }
 NAMES = {0: "negative", 1: "positive"}
 
@@ -60,7 +60,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
     model = {"name": "../copied", "base": str(trained.parent / "bert")}
     stages = ("download", "finetune", "capture", "measure")
     again = run_stages(tmp_path / "again", *stages, model=model, finetune={"epochs": 0, "max_length": 40})
-    outputs = ("models/finetuned", "features/activations", "features/mixing", "data/reviews")
+    outputs = ("models/finetuned", "features/capture", "features/measure", "data/reviews")
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
     first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
     assert second == first | {"best_epoch": 0}
@@ -70,12 +70,12 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
 
 
 def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
-    stages = ("download", "finetune", "capture", "measure", "validate", "reduce", "render")
+    stages = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
     changes = {
         "model": {"name": str(trained / "models/finetuned")},
         "finetune": {"epochs": 0, "max_length": 40},
         "capture": LITTLE["capture"] | {"points": ["embedding_output", "attention_norm", "layer_output"]},
-        "mixing": LITTLE["mixing"] | {"matrices": ["attention"]},
+        "measure": LITTLE["measure"] | {"matrices": ["attention"]},
     }
     folder = run_stages(tmp_path / "alone", *stages, **changes)
     assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")

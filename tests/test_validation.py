@@ -18,19 +18,19 @@ from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.faithfulness import decomposition
+from attnmix.faithfulness import decomposition, tables
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.removal import agreement, first_places, removals
 from attnmix.faithfulness.review import Review
-from attnmix.faithfulness.tables import faithfulness, margin_correlation
+from attnmix.faithfulness.tables import margin_correlation
 from attnmix.measures.documents import CLASSES, Document, chosen_documents
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
 from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
-from stages import measure, validate
+from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,7 +204,7 @@ def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() ->
         np.testing.assert_allclose(found["wrong"][0], [[whole, 3]] * 2)
         drops.append([whole - found[name][..., 0].mean(0) for name in (RANDOM, "right", "wrong")])
     ranks = np.array([[0.1, np.nan, 0.5]] * 6)
-    curves, overall = faithfulness(np.array(drops), ranks, [RANDOM, "right", "wrong"], shares, 200, 0)
+    curves, overall = tables.faithfulness(np.array(drops), ranks, [RANDOM, "right", "wrong"], shares, 200, 0)
     assert list(curves) == ["method", "share", "drop", "ci_low", "ci_high", "documents"]
     table = overall.set_index("method")
     assert table.loc["right", "aopc"] == pytest.approx(whole - left)
@@ -219,7 +219,7 @@ def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() ->
 
 def test_a_review_where_a_score_is_not_defined_does_not_count_for_it() -> None:
     drops = np.array([[[0.1], [0.5]], [[0.3], [np.nan]]])
-    _, overall = faithfulness(drops, np.full((2, 2), np.nan), [RANDOM, "other"], [0.5], 100, 0)
+    _, overall = tables.faithfulness(drops, np.full((2, 2), np.nan), [RANDOM, "other"], [0.5], 100, 0)
     table = overall.set_index("method")
     assert table["documents"].tolist() == [2, 1]
     assert table.loc["other", "aopc"] == pytest.approx(0.5)
@@ -312,18 +312,18 @@ def test_a_correlation_within_classes_is_not_hidden_by_their_levels() -> None:
 def prepared(workspace: Workspace, name: str = "workspace") -> Path:
     mixing = {"documents": 8, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16, "shares": [0.2, 0.5], "random_draws": 2}
-    folder = workspace(name, mixing=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
+    folder = workspace(name, measure=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
     measure.main(read_parameters())
-    validate.main(read_parameters())
+    faithfulness.main(read_parameters())
     return folder
 
 
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     folder = prepared(workspace)
-    curves, overall = read_plot("validate/faithfulness"), read_plot("validate/faithfulness_overall")
+    curves, overall = read_plot("faithfulness/faithfulness"), read_plot("faithfulness/faithfulness_overall")
     assert overall["method"].tolist() == list(ATTRIBUTIONS)
     assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
     assert list(overall) == [
@@ -337,11 +337,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
     model = library(folder / "models/finetuned")
     vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
-    margins = read_plot("validate/margins")
+    margins = read_plot("faithfulness/margins")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    captured = read_plot("validate/captured_texts")
+    captured = read_plot("faithfulness/captured_texts")
     lengths = ["tokens", "whole_tokens", "unknown_tokens"]
     assert list(captured) == ["document", "label", "predicted", "probability", *lengths]
     assert captured["document"].tolist() == ["test/3", "text/0"]
@@ -353,11 +353,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    correlations = read_plot("validate/margin_correlation")
+    correlations = read_plot("faithfulness/margin_correlation")
     predicted = [*sorted(set(margins["predicted"])), "all"]
     expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
-    assert set(read_metrics("validation")) == {"above_random", "margin"}
+    assert set(read_metrics("faithfulness")) == {"above_random", "margin"}
     files = {path: path.read_bytes() for path in (folder / "reports/plots").rglob("*a*.csv")}
-    validate.main(read_parameters())
+    faithfulness.main(read_parameters())
     assert all(path.read_bytes() == content for path, content in files.items())

@@ -180,7 +180,7 @@ class CaptureParameters(_Section):
         return texts
 
 
-class MixingParameters(_Section):
+class MeasureParameters(_Section):
     documents: Count = 40
     max_length: Tokens = 256
     methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
@@ -245,7 +245,7 @@ class UmapParameters(_Section):
         return seeds
 
 
-class FiguresParameters(_Section):
+class RenderParameters(_Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
     dpi: Annotated[int, Field(ge=30, le=1200)] = 300
     frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
@@ -262,12 +262,12 @@ class Parameters(_Section):
     hub: HubParameters = HubParameters()
     finetune: FinetuneParameters = FinetuneParameters()
     capture: CaptureParameters = CaptureParameters()
-    mixing: MixingParameters = MixingParameters()
+    measure: MeasureParameters = MeasureParameters()
     faithfulness: FaithfulnessParameters = FaithfulnessParameters()
     umap: UmapParameters = UmapParameters()
-    figures: FiguresParameters = FiguresParameters()
+    render: RenderParameters = RenderParameters()
 
     def lengths(self) -> dict[str, int]:
-        """Every parameter that cuts texts, and its number of tokens; `mixing.gradient_max_length` goes no further."""
-        sections = {name: getattr(self, name) for name in ("finetune", "capture", "mixing", "faithfulness")}
+        """Every parameter that cuts texts, and its number of tokens; `measure.gradient_max_length` goes no further."""
+        sections = {name: getattr(self, name) for name in ("finetune", "capture", "measure", "faithfulness")}
         return {f"{name}.max_length": section.max_length for name, section in sections.items()}

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from attnmix.core.names import ONE_PLANE, Mark
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.core.points import LAYER_POINTS, Site
 from attnmix.figures.labels import POINT_MARKS, SPECIAL_LOOKS, WORD_MARKS, layer_label
 from attnmix.figures.style import (
@@ -37,7 +37,7 @@ TITLE_CHARACTERS = 19  # in a line
 
 
 def draw_atlas(
-    layout: str, table: pd.DataFrame, captured: CapturedTexts, path: Path, figures: FiguresParameters
+    layout: str, table: pd.DataFrame, captured: CapturedTexts, path: Path, figures: RenderParameters
 ) -> None:
     """Draw the maps of one layout, which may hold a part of the captured tokens; call under `paper_style`.
 

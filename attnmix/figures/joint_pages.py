@@ -11,7 +11,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from attnmix.core.names import Mark
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.figures.labels import POINT_MARKS, site_label
 from attnmix.figures.style import METADATA, TWO_COLUMNS, darken_for_contrast, legend_handles, save_figure, set_limits
 from attnmix.store.maps import map_sites
@@ -20,7 +20,7 @@ HEIGHT = 4.6  # inches
 AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
 
 
-def draw_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, figures: FiguresParameters) -> None:
+def draw_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, figures: RenderParameters) -> None:
     """Write a file for each page, such as `07_layer_01_layer_output.png`, and as PDF one file of all pages.
 
     A PDF's fonts take longer than its points, and one file has them once. `encoder` is the number of an encoder's

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnmix.core.names import Mark
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.figures.label_placement import CurveEnd, label_curves
 from attnmix.figures.labels import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
 from attnmix.figures.style import ONE_COLUMN, TWO_COLUMNS, darken_for_contrast, save_figure
@@ -25,7 +25,7 @@ BETWEEN = LABELS + 0.1  # inches, from panel to panel
 MAX_TICKS = 16
 
 
-def draw_by_layer(mixing: pd.DataFrame, xlabel: str, path: Path, figures: FiguresParameters) -> None:
+def draw_by_layer(mixing: pd.DataFrame, xlabel: str, path: Path, figures: RenderParameters) -> None:
     """Draw `mixing.csv`: a panel for each checkpoint, a curve for each ratio; call under `paper_style`."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _panels(1, len(by_checkpoint), 1.95)
@@ -37,7 +37,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str, path: Path, figures: Figure
     save_figure(figure, path, figures.formats, figures.dpi)
 
 
-def draw_steps(steps: pd.DataFrame, xlabel: str, path: Path, figures: FiguresParameters) -> None:
+def draw_steps(steps: pd.DataFrame, xlabel: str, path: Path, figures: RenderParameters) -> None:
     """Draw `steps.csv`: a row for each checkpoint, a panel for each of two cosines; call under `paper_style`."""
     by_checkpoint = steps.groupby("checkpoint", sort=False)
     figure, panels = _panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), 1.7)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.figures.labels import CHECKPOINTS, layer_label
 from attnmix.figures.style import TWO_COLUMNS, save_figure
 from attnmix.figures.text_layers import LABEL_SIZE, TextLayers, label_tokens
@@ -37,7 +37,7 @@ NOTE = (
 
 
 def draw_matrices(
-    checkpoint: str, document: str, text: TextLayers, methods: Sequence[str], path: Path, figures: FiguresParameters
+    checkpoint: str, document: str, text: TextLayers, methods: Sequence[str], path: Path, figures: RenderParameters
 ) -> None:
     """Draw a row for each measure, a column for the first, a middle and the last layer; call under `paper_style`.
 

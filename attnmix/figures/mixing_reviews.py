@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.figures.labels import CHECKPOINTS
 from attnmix.figures.style import TWO_COLUMNS, high_contrast_cmap, save_figure
 from attnmix.measures.ratios import RATIOS, preferred_ratio
@@ -28,7 +28,7 @@ MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too
 
 
 def draw_reviews(
-    reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str, path: Path, figures: FiguresParameters
+    reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str, path: Path, figures: RenderParameters
 ) -> None:
     """Draw each review's mean ratio at every layer, and the mean of all with its interval; call under `paper_style`.
 

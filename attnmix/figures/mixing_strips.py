@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.figures.label_placement import text_width
 from attnmix.figures.labels import CHECKPOINTS, layer_label
 from attnmix.figures.style import PAGE_HEIGHT, TWO_COLUMNS, save_figure
@@ -28,10 +28,10 @@ DIFFERENCE = "Difference"
 COLORS = {"ratio": "viridis", DIFFERENCE: "RdBu_r"}
 
 
-def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers, path: Path, figures: FiguresParameters) -> None:
+def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers, path: Path, figures: RenderParameters) -> None:
     """Draw a column for each token, wrapped like text, and a row for each layer; call under `paper_style`.
 
-    `rows` are those of `features/mixing/tokens.parquet` of one text and its layers. There is a strip of the preferred
+    `rows` are those of `features/measure/tokens.parquet` of one text and its layers. There is a strip of the preferred
     ratio for each checkpoint, and where there are two, one of fine-tuned minus pretrained.
     """
     method = preferred_ratio(rows.columns)

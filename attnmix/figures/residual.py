@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnmix.core.options import FiguresParameters
+from attnmix.core.options import RenderParameters
 from attnmix.core.points import DECODER_INPUT
 from attnmix.figures.label_placement import place_labels, spread_out
 from attnmix.figures.labels import layer_label, site_label
@@ -34,7 +34,7 @@ LABEL_LOOKS: dict[str, Any] = {
 
 
 def draw_residual(
-    layout: str, table: pd.DataFrame, captured: CapturedTexts, path: Path, figures: FiguresParameters
+    layout: str, table: pd.DataFrame, captured: CapturedTexts, path: Path, figures: RenderParameters
 ) -> None:
     """Draw every level up to a panel's own, with the same words labelled in all panels; call under `paper_style`."""
     document = example_text(table)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.options import MixingParameters
+from attnmix.core.options import MeasureParameters
 from attnmix.core.statistics import resample
 from attnmix.measures.derivatives import FORMS, DocumentDerivatives
 from attnmix.measures.gradients import REFERENCES
@@ -31,7 +31,7 @@ class _Measured(NamedTuple):
 
 
 def derivative_tables(
-    derivatives: Mapping[str, Mapping[str, DocumentDerivatives]], mixing: MixingParameters, seed: int
+    derivatives: Mapping[str, Mapping[str, DocumentDerivatives]], mixing: MeasureParameters, seed: int
 ) -> dict[str, pd.DataFrame]:
     """The csv files by name, from each checkpoint's documents by name; tables without rows where there are none."""
     derivatives = {name: documents for name, documents in derivatives.items() if documents}

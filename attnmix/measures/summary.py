@@ -144,7 +144,7 @@ def _difference(means: Mapping[str, Resampled], methods: Sequence[str]) -> pd.Da
 
 
 def metrics(sums: Mapping[str, Sums], means: Mapping[str, Resampled], methods: Sequence[str]) -> dict[str, Any]:
-    """`reports/metrics/mixing.json`: the headline ratios of each checkpoint, and what fine-tuning changed of one."""
+    """`reports/metrics/measure.json`: the headline ratios of each checkpoint, and what fine-tuning changed of one."""
     headline = {method: place for place, method in enumerate(methods) if RATIOS[method].headline}
     written: dict[str, Any] = {
         name: {method: float(means[name].mean.mean(0)[place]) for method, place in headline.items()}

@@ -38,7 +38,7 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
     run = open_run()
     tokens, left_out = shown_tokens(run.tokens)
     words = told(parameters, tokens)
-    data = page_data(run, tokens, parameters.figures.points_per_second, words.checkpoints)
+    data = page_data(run, tokens, parameters.render.points_per_second, words.checkpoints)
     own = page_script()
     charts = Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():

@@ -132,7 +132,7 @@ def _class_names(captured: CapturedTexts) -> list[str]:
 def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
     # A class may be called NA or None; an empty label is that of a text of one's own.
     names = {"label": str, "predicted": str}
-    table = read_plot("validate/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
+    table = read_plot("faithfulness/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {

@@ -24,7 +24,7 @@ from attnmix.store.reports import read_metrics, read_plot
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
-COMPUTED = {"fine-tuning": "finetune", "the measures": "mixing"}
+COMPUTED = {"fine-tuning": "finetune", "the measures": "measure"}
 ONE_SEED = "Intervals are over reviews, for this one fine-tuning seed; another seed is another model."
 ORIGINS = {
     "model.base": "The pretrained model comes from",
@@ -97,7 +97,7 @@ def facts() -> dict[str, str]:
         "majority baseline": percent(test["majority_accuracy"], 1),
         "training reviews": str(number["train"]),
         "test reviews": str(number["test"]),
-        "reviews measured": str(read_metrics("mixing")["documents"]),
+        "reviews measured": str(read_metrics("measure")["documents"]),
     }
 
 

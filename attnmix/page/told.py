@@ -22,7 +22,7 @@ EXAMPLES = (
 
 OF_REVIEWS = (
     *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
-    *("mixing.documents", "mixing.checkpoints", "mixing.gradient_"),
+    *("measure.documents", "measure.checkpoints", "measure.gradient_"),
 )
 """How parameters begin that say nothing of texts alone."""
 
@@ -95,5 +95,5 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         cautions=[EXAMPLES if each == sentences.ONE_SEED else each for each in sentences.cautions(parameters)],
         changed=[row for row in sentences.changed_parameters(parameters) if not row[0].startswith(OF_REVIEWS)],
         origins=[f"{sentences.ORIGINS['model.name']} {parameters.model.name}."],
-        computed_on=f"All of it on: {read_metrics('mixing')['computed_on']}.",
+        computed_on=f"All of it on: {read_metrics('measure')['computed_on']}.",
     )

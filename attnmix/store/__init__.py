@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-ACTIVATIONS = Path("features/activations")
+ACTIVATIONS = Path("features/capture")

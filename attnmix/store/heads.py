@@ -1,4 +1,4 @@
-"""What `measure` keeps of every head of a captured text, in `features/mixing/heads/<checkpoint>/<document>/`.
+"""What `measure` keeps of every head of a captured text, in `features/measure/heads/<checkpoint>/<document>/`.
 
 A `.zarr` for each part, float32, of the float64 forward pass. Shapes: L layers, H heads, G key heads (fewer than H
 where several heads share a key), T tokens, d head width, D hidden.

@@ -1,4 +1,4 @@
-"""Maps on disk: `features/maps/<layout>.parquet`, one row for each token at each capture point."""
+"""Maps on disk: `features/reduce/<layout>.parquet`, one row for each token at each capture point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnmix.core.names import LAYOUTS
 from attnmix.core.points import Site, in_forward_order
 from attnmix.store.files import read_table, write_table
 
-MAPS = Path("features/maps")
+MAPS = Path("features/reduce")
 QUALITY = MAPS / "quality.parquet"
 NEAREST = MAPS / "nearest.parquet"
 OWN_BASIS = frozenset({"attention_heads"})

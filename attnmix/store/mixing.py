@@ -1,4 +1,4 @@
-"""What `measure` keeps in `features/mixing/`: the ratios of every token, and the contribution matrices."""
+"""What `measure` keeps in `features/measure/`: the ratios of every token, and the contribution matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, open_array, read_array, read_table, writing
 
-MIXING = Path("features/mixing")
+MIXING = Path("features/measure")
 TOKENS = "tokens.parquet"
 GROUP_ROWS = 2**16  # of the table of tokens at least: what a parquet file says of its groups is all in memory
 

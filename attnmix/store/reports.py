@@ -39,9 +39,9 @@ def _rounded(value: Any) -> Any:
 
 
 def read_metrics(name: str) -> dict[str, Any]:
-    """`finetune`, `mixing`, `validation` or `maps`."""
-    stages = {"finetune": "finetune", "mixing": "measure", "validation": "validate", "maps": "reduce"}
-    metrics: dict[str, Any] = json.loads(made(METRICS / f"{name}.json", stages[name]).read_text(encoding="utf-8"))
+    """Return the metrics of the stage `name`."""
+    made_file = made(METRICS / f"{name}.json", name)
+    metrics: dict[str, Any] = json.loads(made_file.read_text(encoding="utf-8"))
     return metrics
 
 

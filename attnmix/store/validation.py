@@ -1,4 +1,4 @@
-"""Scores that `validate` gives each token of the captured texts, in `features/validation/captured.parquet`."""
+"""Scores that `faithfulness` gives each token of the captured texts, in `features/faithfulness/captured.parquet`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnmix.store.files import read_table, write_table
 
-CAPTURED = Path("features/validation/captured.parquet")
+CAPTURED = Path("features/faithfulness/captured.parquet")
 
 
 def write_captured_scores(scores: pd.DataFrame) -> None:
@@ -18,4 +18,4 @@ def write_captured_scores(scores: pd.DataFrame) -> None:
 
 def read_captured_scores() -> pd.DataFrame:
     """Return what `write_captured_scores` wrote."""
-    return read_table(CAPTURED, "validate")
+    return read_table(CAPTURED, "faithfulness")

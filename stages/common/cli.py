@@ -26,8 +26,8 @@ REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *FU
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
-    "measure": "mixing.batch_tokens, capture.max_length or mixing.gradient_max_length",
-    "validate": "mixing.batch_tokens or faithfulness.max_length",
+    "measure": "measure.batch_tokens, capture.max_length or measure.gradient_max_length",
+    "faithfulness": "measure.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }  # what decides how much memory a stage takes
 CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
@@ -37,7 +37,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 """Of Ctrl-C; and of a batch system before it takes the machine away, and of torchrun when another process fails."""
 
 
-STAGES = ("sources", "download", "finetune", "capture", "measure", "validate", "reduce", "render")
+STAGES = ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",  # its transfers bypass `attnmix.hub.retries`

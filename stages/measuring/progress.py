@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from attnmix.core.options import MixingParameters
+from attnmix.core.options import MeasureParameters
 from attnmix.core.statistics import Draws, Resampled, mean_product_across
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import SAME_PASS
@@ -51,7 +51,7 @@ class CheckpointMeasures:
     corpus: Corpus
     batch_tokens: int
     rows_of: Literal["all", "captured", "none"]
-    """The documents whose tokens' ratios are kept, as `mixing.tokens`."""
+    """The documents whose tokens' ratios are kept, as `measure.tokens`."""
     process: int
     processes: int
 
@@ -109,7 +109,9 @@ class CheckpointMeasures:
                 with whole(folder) as part:
                     write_heads(part, record_heads(measurer.base, measurer.folder, document.ids, measurer.layers))
 
-    def gradients(self, measurer: DocumentMeasurer, chosen: Sequence[int], mixing: MixingParameters, seed: int) -> None:
+    def gradients(
+        self, measurer: DocumentMeasurer, chosen: Sequence[int], mixing: MeasureParameters, seed: int
+    ) -> None:
         """The derivatives of the documents `chosen`, cut short; directions are drawn anew for each of them."""
         for number in self._progress(list(self._own(chosen)), "gradients", "document"):
             if not self._gradient(number).exists():

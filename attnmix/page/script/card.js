@@ -10,8 +10,8 @@ import { lookedAt, nameThere, tokenAt } from "./words.js";
 const LISTED = 8;
 const NOT_HERE =
   "What this text's words took from each other is not on the page, which would grow too large; " +
-  "it is in features/mixing/contributions.";
-const NOT_MEASURED = "Contribution matrices were not measured (mixing.matrices).";
+  "it is in features/measure/contributions.";
+const NOT_MEASURED = "Contribution matrices were not measured (measure.matrices).";
 const NOT_TRUSTED = "The row of this token is too small to be told from rounding, so it is not shown.";
 const WIDE = 300; // pixels of the course
 const TALL_COURSE = 84;

@@ -56,7 +56,7 @@ export function drawHeadsSaid() {
 }
 
 const NOT_HERE_HEADS =
-  "This text's queries and keys are not on the page, which would grow too large; they are in features/mixing/heads.";
+  "This text's queries and keys are not on the page, which would grow too large; they are in features/measure/heads.";
 
 export function drawHeadsNote() {
   const heads = headsOf(state.document, state.checkpoint);
@@ -66,7 +66,7 @@ export function drawHeadsNote() {
     const [mean, most] = [heads.mean_error, heads.largest_error].map((off) => off.toPrecision(1));
     notes.push(
       `The text is long: of each head the strongest ${heads.dimensions} of ${data.attention.width} dimensions are here, ` +
-        `and a weight is off by ${mean} on average, by ${most} at most. All are in features/mixing/heads.`,
+        `and a weight is off by ${mean} on average, by ${most} at most. All are in features/measure/heads.`,
     );
   }
   if (data.encoder !== null && state.layer > data.encoder)

@@ -1,11 +1,11 @@
 """Ask which measure deserves belief: of what the class score comes, and how sure the classifier is.
 
-    python -m stages validate
+    python -m stages faithfulness
 
 For a few test reviews, tokens that each measure ranks first are removed, and the fall of the class's probability is
 compared with that of random removal. For all drawn reviews, the margin of the classifier is compared with the last
-layer's mixing ratio, among reviews of one predicted class. Writes `features/validation/captured.parquet`, tables under
-`reports/plots/`, and `reports/metrics/validation.json`; `docs/measures.md` says what each number is.
+layer's mixing ratio, among reviews of one predicted class. Writes `features/faithfulness/captured.parquet`, tables
+under `reports/plots/faithfulness/`, and `reports/metrics/faithfulness.json`; `docs/measures.md` defines each number.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
-    check_max_length("mixing.max_length", parameters.mixing.max_length, FINETUNED)
+    check_max_length("measure.max_length", parameters.measure.max_length, FINETUNED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.mixing.batch_tokens)
-    samples, seed = parameters.mixing.bootstrap_samples, parameters.seed
+    classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
+    samples, seed = parameters.measure.bootstrap_samples, parameters.seed
     methods = _present(classifier)
     drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
     margins, checkpoints = _margins(classifier, parameters)
     correlations = margin_correlation(margins, checkpoints)
-    write_plot("validate/faithfulness", curves)
-    write_plot("validate/faithfulness_overall", overall)
-    write_plot("validate/margins", margins)
-    write_plot("validate/captured_texts", _captured(classifier, parameters))
+    write_plot("faithfulness/faithfulness", curves)
+    write_plot("faithfulness/faithfulness_overall", overall)
+    write_plot("faithfulness/margins", margins)
+    write_plot("faithfulness/captured_texts", _captured(classifier, parameters))
     write_captured_scores(_captured_scores(classifier, parameters))
-    write_plot("validate/margin_correlation", correlations)
+    write_plot("faithfulness/margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
-    write_metrics("validation", {"above_random": float(best), "margin": _margin(correlations)})
+    write_metrics("faithfulness", {"above_random": float(best), "margin": _margin(correlations)})
     logging.info("%d token scores compared in %d reviews", len(methods), len(drops_NMS))
 
 
@@ -110,7 +110,7 @@ def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
 
 def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
     """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
-    mixing = parameters.mixing
+    mixing = parameters.measure
     documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
