@@ -21,6 +21,7 @@ from tqdm import tqdm
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.options import Parameters
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.removal import agreement, probability, removals
@@ -43,10 +44,10 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
-    check_max_length("measure.max_length", parameters.measure.max_length, FINETUNED)
+    check_max_length("capture.max_length", parameters.capture.max_length, FINETUNED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
-    samples, seed = parameters.measure.bootstrap_samples, parameters.seed
+    classifier = Classifier(FINETUNED, device, parameters.capture.batch_tokens)
+    samples, seed = BOOTSTRAP_SAMPLES, parameters.seed
     methods = _present(classifier)
     drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
     shares = parameters.faithfulness.shares
@@ -111,7 +112,7 @@ def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
 def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
     """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
     mixing = parameters.measure
-    documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed)
+    documents = _documents(classifier, mixing.documents, parameters.capture.max_length, parameters.seed)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
     reviews, names = read_split("test"), classifier.base.config.id2label

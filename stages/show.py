@@ -70,8 +70,7 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
-    measured["tokens"] = "captured"
+    measured = {"documents": len(texts), "gradient_documents": 0}
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
@@ -83,7 +82,7 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     tokenizer = load_tokenizer(PRETRAINED)
     # Each is captured, and counts.
     documents = chosen_documents(tokenizer, {}, texts, length, length)
-    measure(parameters, [replace(each, counted=len(each)) for each in documents])
+    measure(parameters, [replace(each, counted=len(each)) for each in documents], [CHECKPOINT])
     read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
     write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"))

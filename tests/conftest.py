@@ -189,7 +189,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SHORT = {section: {"max_length": 40} for section in ("capture", "measure", "faithfulness")}
+SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 """For models whose positions do not reach as far as the default's."""
 
 

@@ -19,6 +19,7 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.gradients import document_calls, jacobian_norms
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.tables import COLUMNS
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.attention import OBSERVED
 from attnmix.store.mixing import read_ratios
@@ -214,9 +215,8 @@ def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
 def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_cannot_say(
     workspace: Workspace, tokens: int
 ) -> None:
-    mixing = {"documents": 4, "bootstrap_samples": 100, "gradient_documents": 2, "gradient_max_length": 9}
-    lengths = {"max_length": 30}
-    workspace(measure=mixing | lengths, capture={"documents": [], "texts": [" film" * tokens], **lengths})
+    mixing = {"documents": 4, "gradient_documents": 2, "gradient_max_length": 9}
+    workspace(measure=mixing, capture={"documents": [], "texts": [" film" * tokens], "max_length": 30})
     reviews = toy_reviews(8, 0).assign(text=" film" * tokens)
     Path("data/reviews").mkdir(parents=True)
     reviews.to_parquet("data/reviews/test.parquet", index=False)
@@ -231,11 +231,15 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     assert read_ratios()["token"].nunique() == 1
     for path in sorted(PLOTS.rglob("*.csv")):
         table = pd.read_csv(path)
-        values = table[[name for name in ("mean", "difference", "ci_low", "ci_high") if name in table]]
-        if path.stem in ("attention_to_first", "mixing_without_first"):
-            assert (values.isna().to_numpy() == (tokens == 1)).all(), path.stem  # of all tokens but the first
-        elif path.stem not in ("geometry", "mixing_gradient"):  # each of its measures says where it is unknown
-            assert values.notna().to_numpy().all(), path.stem
-    assert not {"mixing", "mixing_controls", "mixing_controls_difference", "mixing_difference"} - {
-        path.stem for path in PLOTS.rglob("*.csv")
-    }
+        values = table[[name for name in ("mean", "ci_low", "ci_high", "below") if name in table]]
+        unknown = values.isna().any(axis=1)
+        if "tokens_of" in table:  # of all tokens but the first
+            assert (unknown == ((table["tokens_of"] == "without_first") & (tokens == 1))).all()
+            unknown &= table["tokens_of"] != "without_first"
+        if "quantity" in table:  # a rank correlation of one token, or of equal ones
+            unknown &= table["quantity"] != "agreement"
+        if "control" in table:
+            unknown &= table["checkpoint"] != "random"
+        if path.stem != "geometry":  # each of its measures says where it is unknown
+            assert not unknown.any(), path.stem
+    assert {path.stem for path in PLOTS.rglob("*.csv")} == set(COLUMNS)

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import CHECKPOINT_NAMES, LAYOUTS, MATRIX_NAMES, RATIO_NAMES
+from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
 from attnmix.store import ACTIVATIONS
 
@@ -55,7 +55,6 @@ def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
 Point = Annotated[str, _one_of("capture point", POINTS)]
 Method = Annotated[str, _one_of("mixing ratio", RATIO_NAMES)]
 MatrixName = Annotated[str, _one_of("contribution matrix", MATRIX_NAMES)]
-Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINT_NAMES)]
 Layout = Annotated[str, _one_of("layout", LAYOUTS)]
 
 
@@ -130,9 +129,9 @@ class CaptureParameters(_Section):
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),
     ]
-    max_length: Tokens = 512
+    max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
-    batch_tokens: Count = 8192
+    batch_tokens: Count = 4096
     precision: Literal["fp32", "bf16"] = "fp32"
     store: Annotated[str, Field(min_length=1)] = str(ACTIVATIONS)
 
@@ -182,16 +181,10 @@ class CaptureParameters(_Section):
 
 class MeasureParameters(_Section):
     documents: Count = 40
-    max_length: Tokens = 256
     methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
     matrices: list[MatrixName] = list(MATRIX_NAMES)
-    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINT_NAMES)
-    tokens: Literal["all", "captured", "none"] = "all"
-    batch_tokens: Count = 4096
-    bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
     gradient_documents: Annotated[int, Field(ge=0)] = 4
     gradient_max_length: Tokens = 24
-    gradient_directions: Count = 8
 
 
 class FaithfulnessParameters(_Section):
@@ -269,5 +262,5 @@ class Parameters(_Section):
 
     def lengths(self) -> dict[str, int]:
         """Every parameter that cuts texts, and its number of tokens; `measure.gradient_max_length` goes no further."""
-        sections = {name: getattr(self, name) for name in ("finetune", "capture", "measure", "faithfulness")}
+        sections = {name: getattr(self, name) for name in ("finetune", "capture", "faithfulness")}
         return {f"{name}.max_length": section.max_length for name, section in sections.items()}

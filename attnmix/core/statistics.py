@@ -17,6 +17,7 @@ from attnmix.core.ranks import rank_correlation
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
+BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
 DRAWN_AT_ONCE = 2**18  # documents of samples, so that memory does not grow with their number
@@ -43,6 +44,8 @@ class Resampled(NamedTuple):
     samples: Doubles
     documents: Doubles
     """How many each mean is of `[...]`."""
+    counts: Doubles | float = np.nan
+    """What the documents' sums are divided by `[...]`: their tokens, where a mean is over tokens."""
 
     def interval(self) -> Interval:
         """The percentile interval, widened; samples in which nothing was counted are left out."""
@@ -84,7 +87,8 @@ class Resampled(NamedTuple):
     def minus(self, other: Resampled) -> Resampled:
         """The paired difference: the same documents in each sample of both."""
         documents = np.minimum(self.documents, other.documents)
-        return Resampled(self.mean - other.mean, self.samples - other.samples, documents)
+        counts = np.minimum(self.counts, other.counts)
+        return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
 
 
 class Draws:
@@ -124,7 +128,8 @@ class Draws:
             of_counts.add(counts, weights)
         mean = _ratio(of_sums.total, of_counts.total)
         documents = np.broadcast_to(of_counts.documents.astype(np.float64), mean.shape)
-        return Resampled(mean, _ratio(of_sums.samples, of_counts.samples), documents)
+        counts = np.broadcast_to(of_counts.total, mean.shape)
+        return Resampled(mean, _ratio(of_sums.samples, of_counts.samples), documents, counts)
 
 
 class _Totals:

@@ -13,30 +13,13 @@ directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from attnmix.measures.gradients import JacobianNorms
 
 Tensor = torch.Tensor
-Doubles = npt.NDArray[np.float64]
 
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-
-
-@dataclass(frozen=True)
-class DocumentDerivatives:
-    """One document of the gradient reference in one checkpoint; references in the order of `REFERENCES`."""
-
-    agreement: (
-        Doubles  # [references, layers, methods]: Spearman with ratios, matrices and rollouts, NaN where undefined
-    )
-    levels: Doubles  # [references, layers, forms, tokens]; NaN for a token whose output nothing moves
-    from_input: Doubles  # [layers, rollouts, tokens]: 1 - R_ii of each method's rollout
-    ratios: Doubles  # [layers, ratios, tokens]: the mixing ratios of the same tokens
 
 
 def levels(norms: JacobianNorms) -> Tensor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from attnmix.core.points import STEP_POINTS
+from attnmix.core.points import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 Tensor = torch.Tensor
-
-STEP_MEASURES = ("cosine_previous", "cosine_input", "distance_previous", "norm")
 
 
 def step_measures(seen: LayerPass) -> Tensor:

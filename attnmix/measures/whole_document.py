@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION, Site
 from attnmix.core.ranks import rank_correlation
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.derivatives import FORMS, DocumentDerivatives, levels
+from attnmix.measures.derivatives import FORMS, levels
 from attnmix.measures.gradients import REFERENCES, derivative_norms, document_calls
 from attnmix.measures.layers import LayerPass, Visit, attention_gain, attention_map, run_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, with_rollouts
@@ -51,11 +51,17 @@ class DocumentMeasurer:
         self._run(ids, visit)
         return contributions(self.declared, by_layer, self.starts)
 
-    def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> DocumentDerivatives:
-        """The document's derivatives, their agreement with every ratio and matrix, and its rollouts.
+    def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> dict[str, Doubles]:
+        """Return the document's derivatives and what they are compared with, by quantity.
 
-        A matrix is compared by Spearman row by row (the sources of each token, then the mean over tokens), a ratio
-        over the document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
+        `level`       [references, layers, forms, tokens]: `levels`; NaN for a token whose output nothing moves
+        `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
+        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then the levels by word embeddings
+        `agreement`   [references, layers, methods, 1]: Spearman's correlation with ratios, matrices and rollouts; NaN
+                      where it is not defined
+
+        A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over the
+        document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
         """
         by_layer: list[dict[str, Tensor]] = []
         ratios: list[dict[str, Tensor]] = []
@@ -80,12 +86,14 @@ class DocumentMeasurer:
                     row = [_spearman_of_rows(ratio, others) for ratio in ratios[layer].values()]
                     row += [_spearman_of_rows(matrices[name][layer], jacobian) for name in names]
                     agreement[place, layer] = row
-        from_input = np.empty((len(by_layer), 0, len(ids)))
-        rolled = [1 - matrices[name].diagonal(dim1=-2, dim2=-1) for name in names if name in ROLLOUTS]
-        if rolled:
-            from_input = torch.stack(rolled, dim=1).cpu().numpy()
-        of_tokens = torch.stack([torch.stack(list(each.values())) for each in ratios]).cpu().numpy()
-        return DocumentDerivatives(agreement, by_form, from_input, of_tokens)
+        rolled = [1 - matrices[name].diagonal(dim1=-2, dim2=-1).cpu().numpy() for name in names if name in ROLLOUTS]
+        from_words = by_form[REFERENCES.index("word_embedding")]
+        return {
+            "level": by_form,
+            "ratio": torch.stack([torch.stack(list(each.values())) for each in ratios]).cpu().numpy(),
+            "from_input": np.concatenate([each[:, None] for each in rolled] + [from_words], axis=1),
+            "agreement": agreement[..., None],
+        }
 
     def gains(self) -> Doubles:
         """`attention_gain` of each layer."""

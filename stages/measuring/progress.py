@@ -7,11 +7,11 @@ the number of processes, so the numbers do not either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import reduce
+from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -19,13 +19,13 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from attnmix.core.options import MeasureParameters
-from attnmix.core.statistics import Draws, Resampled, mean_product_across
+from attnmix.core.statistics import mean_product_across
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import SAME_PASS
-from attnmix.measures.derivatives import DocumentDerivatives
+from attnmix.measures.controls import CONTROLS, SAME_PASS
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.neurons import record_heads
-from attnmix.measures.sums import Sums, document_sums
+from attnmix.measures.sums import document_sums
+from attnmix.measures.tables import Block, CheckpointSums
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.store.heads import heads_folder, write_heads
 from attnmix.store.mixing import contributions_folder, write_matrix
@@ -36,7 +36,8 @@ Doubles = npt.NDArray[np.float64]
 
 MEASURES = "measures"
 IDENTITIES, RATIOS = "identities", "ratios"  # arrays beside those of `document_sums`
-CONTROLS = "controls"
+CORPUS_ARRAYS = ("document", "label", "tokens")
+GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,6 @@ class CheckpointMeasures:
     checkpoint: str
     corpus: Corpus
     batch_tokens: int
-    rows_of: Literal["all", "captured", "none"]
-    """The documents whose tokens' ratios are kept, as `measure.tokens`."""
     process: int
     processes: int
 
@@ -60,14 +59,13 @@ class CheckpointMeasures:
         for batch, file in self._left(MEASURES):
             documents = [self.corpus.document(number) for number in batch]
             errors: list[Doubles] = []
-            kept = [np.zeros((len(measurer.methods), measurer.layers, 0), np.float32)]
+            kept = []
             sums = []
             for document, measures in zip(documents, measurer.measures(documents), strict=True):
                 errors.append(measures.identities)
                 if document.counted:
                     sums.append(document_sums(document, measures))
-                if self.keeps(document.captured):
-                    kept.append(measures.ratios)
+                kept.append(measures.ratios)
             arrays = {name: np.stack([each[name] for each in sums]) for name in (sums[0] if sums else ())}
             write_arrays(file, arrays | {IDENTITIES: np.stack(errors).max(0), RATIOS: np.concatenate(kept, axis=-1)})
 
@@ -75,7 +73,7 @@ class CheckpointMeasures:
         """The ratios of a control that takes a forward pass of its own, of the documents that count, as `changed`."""
         for batch, file in self._left(name):
             documents = [changed(self.corpus.document(number)) for number in batch]
-            write_arrays(file, {CONTROLS: np.stack(list(measurer.ratio_sums(documents)))[:, None]})
+            write_arrays(file, {name: np.stack(list(measurer.ratio_sums(documents)))})
 
     def contributions(self, measurer: DocumentMeasurer) -> None:
         """The contribution matrices of the captured documents, as they are published."""
@@ -119,33 +117,23 @@ class CheckpointMeasures:
                 ids = _cut(document, min(mixing.gradient_max_length, document.counted))
                 # The same for a review in both checkpoints, so that they are compared along the same directions.
                 own_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
-                derivatives = measurer.derivatives(ids, mixing.gradient_directions, int(own_seed))
-                write_arrays(self._gradient(number), asdict(derivatives))
+                derivatives = measurer.derivatives(ids, GRADIENT_DIRECTIONS, int(own_seed))
+                write_arrays(self._gradient(number), derivatives)
 
-    def sums(self, gains: Doubles) -> Sums:
-        """What `measure` wrote of the documents that count; `gains` of the layers."""
+    def sums(self, gains: Doubles) -> CheckpointSums:
+        """Return what `measure` and `control` wrote of the documents in the statistics; `gains` are of the layers."""
         across = mean_product_across(self.unit_sums, self.unit_counts())
-        counted = self.corpus.counted[self.corpus.counted > 0]
-        return Sums(self.read, counted, self._identities(), gains, across)
+        return CheckpointSums(self.blocks, self._identities(), gains, across)
 
-    def read(self, *names: str) -> Iterator[tuple[Doubles, ...]]:
-        """Arrays of `document_sums`, block by block of the documents that count, in their order `[documents, ...]`."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""
         for block in self.corpus.counted_blocks:
-            yield tuple(self._in_order(MEASURES, block, name) for name in names)
+            yield partial(self._array, block)
 
-    def same_pass_controls(self, draws: Draws) -> dict[str, Resampled]:
-        """By name the mean ratios `[layers, methods]` of the controls that have no forward pass of their own."""
-        return {name: self._of_control(MEASURES, place, draws) for place, name in enumerate(SAME_PASS)}
-
-    def own_pass_control(self, name: str, draws: Draws) -> dict[str, Resampled]:
-        """Likewise those of `control`."""
-        return {name: self._of_control(name, 0, draws)}
-
-    def _of_control(self, what: str, place: int, draws: Draws) -> Resampled:
-        blocks = self.corpus.counted_blocks
-        sums = (self._in_order(what, block, CONTROLS)[:, place].swapaxes(1, 2) for block in blocks)
-        tokens = (self.corpus.tokens(block).astype(np.float64)[:, None, None] for block in blocks)
-        return draws.resample(zip(sums, tokens, strict=True))
+    def _array(self, block: int, name: str) -> npt.NDArray[Any]:
+        if name in CORPUS_ARRAYS:
+            return self.corpus.array(name, block)
+        return self._in_order(name if name in CONTROLS and name not in SAME_PASS else MEASURES, block, name)
 
     def _in_order(self, what: str, block: int, name: str) -> npt.NDArray[Any]:
         """The array of a block's documents that count, from those of its batches."""
@@ -179,30 +167,22 @@ class CheckpointMeasures:
         return np.asarray(reduce(np.maximum, (read_array(file, IDENTITIES) for _, file in self._all(MEASURES))))
 
     def ratios(self) -> Iterator[tuple[Document, npt.NDArray[np.float32]]]:
-        """The documents whose ratios are kept, in their order, and these `[methods, layers, tokens]`."""
+        """Yield the documents in their order, with the ratios of their tokens `[methods, layers, tokens]`."""
         for block in self.corpus.blocks:
-            rows = self.corpus.rows(block)
-            if any(map(self.keeps, self.corpus.captured[rows].tolist())):
-                found: dict[int, npt.NDArray[np.float32]] = {}
-                for batch, file in self._batches(MEASURES, block):
-                    kept = [number for number in batch if self.keeps(bool(self.corpus.captured[number]))]
-                    if kept:
-                        ends = np.cumsum(self.corpus.lengths[kept])[:-1]
-                        found |= dict(zip(kept, np.split(read_array(file, RATIOS), ends, axis=-1), strict=True))
-                for number in sorted(found):
-                    yield self.corpus.document(number), found.pop(number)
+            ratios: dict[int, npt.NDArray[np.float32]] = {}
+            for batch, file in self._batches(MEASURES, block):
+                ends = np.cumsum(self.corpus.lengths[batch])[:-1]
+                ratios |= dict(zip(batch, np.split(read_array(file, RATIOS), ends, axis=-1), strict=True))
+            for number in sorted(ratios):
+                yield self.corpus.document(number), ratios.pop(number)
 
-    def keeps(self, captured: bool) -> bool:
-        """Whether the ratios of a document's tokens are kept."""
-        return self.rows_of == "all" or (self.rows_of == "captured" and captured)
-
-    def derivatives(self, chosen: Sequence[int]) -> dict[str, DocumentDerivatives]:
-        """What `gradients` wrote, by the name of the review."""
-        found = {}
+    def derivatives(self, chosen: Sequence[int]) -> dict[str, dict[str, Doubles]]:
+        """Return what `gradients` wrote, by the name of the review."""
+        derivatives = {}
         for number in chosen:
             with np.load(self._gradient(number)) as arrays:
-                found[self.corpus.document(number).name] = DocumentDerivatives(**arrays)
-        return found
+                derivatives[self.corpus.document(number).name] = dict(arrays)
+        return derivatives
 
     def _gradient(self, number: int) -> Path:
         return self.folder / self.checkpoint / f"gradient-{number}.npz"
