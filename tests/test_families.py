@@ -15,8 +15,7 @@ from family_reference import Reference, run_reference
 from attnmix.core.errors import InputError
 from attnmix.core.points import DECODER_INPUT, POINTS, Site
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
-from attnmix.measures.control_passes import random_base
-from attnmix.measures.controls import SAME_PASS
+from attnmix.measures.controls import SAME_PASS, random_base
 from attnmix.measures.documents import Document
 from attnmix.measures.gradients import document_calls, jacobian_norms
 from attnmix.measures.identities import IDENTITIES

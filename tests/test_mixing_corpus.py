@@ -117,7 +117,7 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
     weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
     expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
     np.testing.assert_allclose(together.samples, expected)
-    monkeypatch.setattr("attnmix.core.statistics.DRAWN_AT_ONCE", 20)  # two samples
+    monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
     with io.BytesIO() as file:
         draws = Draws([4, 2, 3], 50, 7, file)
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,16 +210,16 @@ def test_mean_product_across_documents_is_that_of_all_their_pairs() -> None:
         pairs = [(a, b) for d in chosen for e in chosen if d != e for a in units[d][:, site] for b in units[e][:, site]]
         return float(np.mean([a @ b for a, b in pairs]))
 
-    found = mean_product_across(lambda: (each.sum(0) for each in units), np.array(counts, float))
+    found = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units))
     for site in (0, 1):
         assert found.mean[site] == pytest.approx(by_pairs([0, 1, 2, 3], site))
         without = np.array([by_pairs([e for e in range(4) if e != d], site) for d in range(4)])
         error = np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
         assert found.high[site] - found.mean[site] == pytest.approx(3.182446 * error, rel=1e-6)
         assert found.mean[site] - found.low[site] == pytest.approx(3.182446 * error, rel=1e-6)
-    two = mean_product_across(lambda: (each.sum(0) for each in units[:2]), np.array(counts[:2], float))
+    two = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:2]))
     assert two.mean[0] == pytest.approx(by_pairs([0, 1], 0))
-    one = mean_product_across(lambda: (each.sum(0) for each in units[:1]), np.array(counts[:1], float))
+    one = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:1]))
     assert np.isnan([two.low, two.high, one.mean, one.low, one.high]).all()
 
 
@@ -229,8 +230,7 @@ def test_the_interval_across_documents_covers() -> None:
     truth = float(np.mean(_circle(generator, 200_000, 1)[:, 0, 0]) ** 2)
     for _ in range(300):
         units = _circle(generator, 25, 4)
-        # mypy cannot infer a lambda with a default.
-        found = mean_product_across(lambda units=units: iter(units.sum(1)), np.full(25, 4.0))
+        found = mean_product_across(partial(zip, units.sum(1), [4] * 25))
         covered += bool(found.low <= truth <= found.high)
     assert 0.91 < covered / 300 < 0.985
 

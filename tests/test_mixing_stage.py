@@ -18,8 +18,7 @@ from transformers import AutoTokenizer
 from attnmix.core.errors import InputError
 from attnmix.core.points import STEP_MEASURES
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.control_passes import random_base
-from attnmix.measures.controls import shuffled_words
+from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Document, chosen_documents
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS

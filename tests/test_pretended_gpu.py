@@ -20,8 +20,7 @@ from transformers import AutoConfig, AutoModel
 
 from attnmix.core.points import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.control_passes import attended_without_bias
-from attnmix.measures.controls import Sources, control_ratios
+from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
 from attnmix.measures.geometry import Cloud, geometry, words_of
 from attnmix.measures.gradients import document_calls
 from attnmix.measures.identities import identity_errors, vector_errors

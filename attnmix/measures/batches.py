@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, PREACTIVATION, Site
-from attnmix.measures.control_passes import attended_without_bias
-from attnmix.measures.controls import Sources, control_ratios
+from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
 from attnmix.measures.documents import Document
 from attnmix.measures.geometry import Cloud, Words, geometry, words_of
 from attnmix.measures.heads import head_factors, head_ratios
