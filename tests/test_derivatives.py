@@ -227,7 +227,7 @@ def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> N
                     others = np.linalg.norm(sum(given[:i] + given[i + 1 :]))
                     own = np.linalg.norm(given[i])
                     expected[place, h] += others / (others + own) if others + own else 0
-        np.testing.assert_allclose(measured.by_head, expected, atol=1e-4)
+        np.testing.assert_allclose(measured.counted["by_head"], expected, atol=1e-4)
 
 
 def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
@@ -237,9 +237,9 @@ def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
     ids = np.array([7, 9, 11], np.int32)
     document = Document("test/0", ids, np.zeros(3, np.int8), 3, captured=False, words=np.arange(3, dtype=np.int32))
     (measures,) = BatchMeasurer(base, tiny_bert, ["attn_w"], 0).measures([document])
-    assert measures.by_head.shape == (3, 4)
-    assert measures.by_head[1, 0] == 0
-    assert (measures.by_head[1, 1:] > 0).all()
+    assert measures.counted["by_head"].shape == (3, 4)
+    assert measures.counted["by_head"][1, 0] == 0
+    assert (measures.counted["by_head"][1, 1:] > 0).all()
 
 
 def test_the_references_reviews_have_every_class_of_a_sorted_set(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def ratios(base: Any, *ids: int) -> dict[str, Any]:
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
     """Of the first layer, the means by control and method."""
-    means = measured(base, *ids).controls[..., 0] / len(ids)
+    means = measured(base, *ids).counted["controls"][..., 0] / len(ids)
     return {control: dict(zip(RATIOS, row, strict=True)) for control, row in zip(SAME_PASS, means, strict=True)}
 
 
@@ -167,7 +167,7 @@ def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> 
         layer.attention.output.dense.weight.div_(8)
     before, after = (measured(model, X1, X2, X3, X1) for model in (base, scaled))
     np.testing.assert_allclose(after.ratios, before.ratios, atol=1e-6)
-    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
     assert not np.allclose(before.ratios, measured(toy(layers=3), X1, X2, X3, X1).ratios, atol=0.01)
 
 
@@ -177,7 +177,7 @@ def test_without_positions_ratios_follow_their_tokens() -> None:
     order = np.array([3, 0, 4, 2, 1])
     before, after = measured(base, *ids), measured(base, *ids[order])
     np.testing.assert_allclose(after.ratios, before.ratios[..., order], atol=1e-6)
-    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
     assert not np.allclose(after.ratios, before.ratios, atol=0.01)
 
 

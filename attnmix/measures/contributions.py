@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from attnmix.measures.declared import LayerMatrix
-from attnmix.measures.layers import Block, LayerPass, Norm
+from attnmix.measures.layers import Block, LayerPass
 
 Tensor = torch.Tensor
 
@@ -119,7 +119,7 @@ class SourceBlock:
     @cached_property
     def F_JTD(self) -> Tensor:
         """The F_ij: where a norm stands on attention's output, through its linear part."""
-        return _through(self._block.attention_output_norm, self.projected_JTD, self.full.projected)
+        return self._block.attention_output_norm.part(self.projected_JTD, self.full.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
@@ -128,15 +128,15 @@ class SourceBlock:
         rows = torch.arange(R_JTD.shape[0], device=R_JTD.device)
         R_JTD[rows, rows + self.sources.start] += self.seen.x[self.sources]
         whole = self.seen.x + self.seen.features["attention_output"]
-        return _through(self._block.attention_norm, R_JTD, whole)
+        return self._block.attention_norm.part(R_JTD, whole)
 
     def through_output_norm(self) -> Tensor:
         """The T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
         features, attended, parts = self.seen.features, self.full.attended, self.T_JTD
-        if self._block.cross_attention_norm is not None:
-            whole = attended + features["cross_attention_output"]
-            parts, attended = _through(self._block.cross_attention_norm, parts, whole), features["cross_attention_norm"]
-        return _through(self._block.output_norm, parts, attended + features["ffn_output"])
+        if "cross_attention_norm" in features:
+            parts = self._block.cross_attention_norm.part(parts, attended + features["cross_attention_output"])
+            attended = features["cross_attention_norm"]
+        return self._block.output_norm.part(parts, attended + features["ffn_output"])
 
     def output_without(self) -> Tensor:
         """The layer's output `[J, T, D]` with value j zero in all heads."""
@@ -144,8 +144,3 @@ class SourceBlock:
         if path := self._block.stack.attention_output_norm:
             projected_JTD = self._block.layer.get_submodule(path)(projected_JTD)
         return self._block.rest(self.seen.call, self.seen.x, projected_JTD)
-
-
-def _through(norm: Norm | None, parts: Tensor, whole_TD: Tensor) -> Tensor:
-    """The linear part of a norm whose deviation is that of `whole_TD`."""
-    return parts if norm is None else norm.linear(parts) / norm.deviation(whole_TD)

@@ -41,7 +41,8 @@ class Linear(NamedTuple):
     b: Tensor
 
 
-class Norm(NamedTuple):
+@dataclass(frozen=True)
+class Norm:
     """A LayerNorm, or an RMSNorm, which does not centre: gamma and beta `[hidden]`."""
 
     gamma: Tensor
@@ -50,13 +51,33 @@ class Norm(NamedTuple):
     centred: bool
 
     def linear(self, part: Tensor) -> Tensor:
-        """The norm's linear part of a part of a vector, but for the deviation of the whole."""
+        """Return the norm's linear part of a part of a vector, but for the deviation of the whole."""
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """What the norm divides a whole vector by, `[..., 1]`."""
+        """Return what the norm divides a whole vector by, `[..., 1]`."""
         centre = whole.mean(-1, keepdim=True) if self.centred else 0
         return ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def part(self, part: Tensor, whole: Tensor) -> Tensor:
+        """Return what the norm makes of a part of the vectors `whole`; the parts and beta sum to the norm's output."""
+        return self.linear(part) / self.deviation(whole)
+
+
+class NoNorm(Norm):
+    """In the place of a norm that a family does not have: it changes nothing."""
+
+    def linear(self, part: Tensor) -> Tensor:
+        return part
+
+    def deviation(self, whole: Tensor) -> Tensor:
+        return self.gamma
+
+    def part(self, part: Tensor, whole: Tensor) -> Tensor:
+        return part
+
+
+NO_NORM = NoNorm(torch.tensor(1.0), torch.tensor(0.0), 0.0, centred=False)
 
 
 class Block:
@@ -109,8 +130,8 @@ class Block:
                 vectors = self.layer.get_submodule(path)(vectors)
         return vectors
 
-    def _norm(self, path: str | None) -> Norm | None:
-        return None if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
+    def _norm(self, path: str | None) -> Norm:
+        return NO_NORM if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
 
 
 @dataclass(frozen=True)

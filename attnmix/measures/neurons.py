@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
-from attnmix.measures.layers import LayerPass, Norm, run_layers
+from attnmix.measures.layers import LayerPass, NoNorm, run_layers
 from attnmix.models.attention import AttentionCall
 from attnmix.models.families import PROJECTED
 from attnmix.store.heads import VECTOR_BYTES
@@ -76,14 +76,12 @@ def _behind_heads(seen: LayerPass) -> dict[str, Tensor]:
     block = seen.block
     result = next(seen.features[point] for point in RESULTS if point in seen.features)
     norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
-    there = {name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if norm}
-    constants = torch.tensor([_constants(norm) for norm in norms.values()], dtype=torch.float64)
+    weights = {
+        name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not isinstance(norm, NoNorm)
+    }
+    constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
     vectors = {"output_bias": block.output.b, "input": seen.x, "result": result}
-    return {**vectors, **there, **({"norm_constants": constants} if there else {})}
-
-
-def _constants(norm: Norm | None) -> list[float]:
-    return [norm.eps, float(norm.centred)] if norm else [0.0, 0.0]
+    return {**vectors, **weights, **({"norm_constants": constants} if weights else {})}
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from attnmix.core.names import Mark
 from attnmix.core.points import PREACTIVATION
 from attnmix.measures.declared import Ratio
-from attnmix.measures.feed_forward import AfterAttention
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
@@ -146,10 +145,7 @@ class Parts:
     def attention(self) -> Split:
         """The F_ij."""
         norm = self.block.attention_output_norm
-        if norm is None:
-            return self.projected
-        deviation = norm.deviation(self.projected_ND)
-        return Split(*(part / deviation for part in self.projected.normalised(norm)))
+        return Split(*(norm.part(part, self.projected_ND) for part in self.projected))
 
     @cached_property
     def residual(self) -> Split:
@@ -159,23 +155,20 @@ class Parts:
     @cached_property
     def attention_norm(self) -> Split:
         """The T_ij, in a post-LN family."""
-        assert self.block.attention_norm is not None
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
         """The T_ij through the LayerNorms that follow; cross-attention and feed-forward network belong to no source."""
-        split = self.attention_norm
-        for norm in (self.block.cross_attention_norm, self.block.output_norm):
-            split = split if norm is None else split.normalised(norm)
-        return split
+        return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
-        attention_ND, norm = self.projected_ND, self.block.attention_output_norm
-        if norm is not None:
-            attention_ND = norm.linear(attention_ND) / norm.deviation(attention_ND) + norm.beta
+        norm = self.block.attention_output_norm
+        attention_ND = norm.part(self.projected_ND, self.projected_ND) + norm.beta
+        from attnmix.measures.feed_forward import AfterAttention  # needs torch
+
         cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
         rest = AfterAttention(self.block, self.x_ND + attention_ND, cross_ND, preactivation_NW)
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))

@@ -31,17 +31,13 @@ def document_sums(document: Document, measures: DocumentMeasures) -> dict[str, n
     `token_class` and `position`   sums of the ratios `[layers, methods, groups]`
     `token_class_tokens` and `position_tokens`   numbers of tokens `[groups]`
     `to_first`   `[layers]`: attention's weight on the first token, of all tokens but that
-    `geometry`, `steps`, `controls`, `by_head`, `unit_sums`   as in `DocumentMeasures`
+    and those of `DocumentMeasures.counted`
     """
     ratios_MLT = measures.ratios[..., : document.counted].astype(np.float64)
     positions = np.searchsorted(POSITION_STARTS, np.arange(document.counted), side="right") - 1
     sums: dict[str, npt.NDArray[np.floating]] = {
         "to_first": measures.to_first[:, 1 : document.counted].sum(-1, dtype=np.float64),
-        "geometry": measures.geometry,
-        "steps": measures.steps,
-        "controls": measures.controls,
-        "by_head": measures.by_head,
-        "unit_sums": measures.unit_sums,
+        **measures.counted,
     }
     for grouping, numbers in (("token_class", document.classes[: document.counted]), ("position", positions)):
         membership_TG = np.eye(len(GROUPS[grouping]))[numbers]
