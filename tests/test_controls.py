@@ -14,7 +14,7 @@ import pytest
 from families import make_tokenizer
 
 from attnmix.core.statistics import Draws
-from attnmix.measures.controls import CONTROLS, shuffled_words
+from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Document, chosen_documents
 from attnmix.measures.tables import COLUMNS, Blocks, Mean, below, mean_tables, no_columns, resample_checkpoints
 from attnmix.models.loading import load_tokenizer
@@ -132,8 +132,3 @@ def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() ->
     rise = table.loc[("difference", "shuffled_words", 2, "attn_n"), "mean"]
     before, after = (controls[name]["shuffled_words"][:, 1, 1].sum() / 33 for name in ("pretrained", "finetuned"))
     assert rise == pytest.approx(after - before)
-
-
-def test_the_declarations_are_complete() -> None:
-    assert set(CONTROLS) == {"random_weights", "shuffled_words", "text_mean_value", "without_value_bias"}
-    assert all(each.label and each.definition for each in CONTROLS.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,14 @@ from scipy import stats
 
 from attnmix.measures import gradients
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.derivatives import FORMS, levels
 from attnmix.measures.documents import Document
-from attnmix.measures.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
+from attnmix.measures.gradients import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_calls, levels
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
-from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
 from attnmix.page.evidence import derivatives
 from attnmix.store.reports import write_plot
-from stages.measuring.corpus import Corpus, write_corpus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
@@ -122,15 +118,6 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path, monkeypatch: pytest
     assert "with the norms of single tokens added it shows no change (" in sentence
 
 
-def test_a_layer_whose_values_are_zero_has_levels_of_zero(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
-    for layer in base.encoder.layer:
-        layer.attention.self.value.weight.zero_()
-    with torch.no_grad():
-        for reference in REFERENCES:
-            assert levels(derivative_norms(document_calls(base, IDS), reference, 3, seed=0)).max() < 1e-12
-
-
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     base = load_base(tiny_bert).requires_grad_(False)
     calls, directions, seeds = document_calls(base, IDS), 4, 60
@@ -144,18 +131,6 @@ def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     assert of_levels.mean(-1).abs().max() < 0.01
 
 
-def test_an_estimate_of_a_jacobian_of_rank_one_is_corrected() -> None:
-    # |J r|^2 is W times a squared coordinate of a random direction: the root alone is 1 / 4K too small.
-    generator = torch.Generator().manual_seed(5)
-    width, directions = 400, 16
-    coordinates = torch.randn(20_000, width, generator=generator).double()
-    squares = (coordinates / coordinates.norm(dim=-1, keepdim=True))[:, :directions].square()
-    raw = (squares.sum(-1) * width / directions).sqrt()
-    found = gradients._root(squares.sum(-1), squares.square().sum(-1), directions, width)
-    assert raw.mean() - 1 == pytest.approx(-1 / (4 * directions), abs=0.003)
-    assert abs(found.mean() - 1) < 0.004
-
-
 def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base(tiny_bert).double().requires_grad_(False)
     calls = document_calls(base, IDS)
@@ -167,14 +142,6 @@ def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, m
                 for found, expected in zip(derivative_norms(calls, reference, 5, seed=1), whole, strict=True):
                     torch.testing.assert_close(found, expected)
             monkeypatch.undo()
-
-
-def test_a_text_of_one_token_depends_on_itself_alone(tiny_bert: Path) -> None:
-    measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
-    found = measurer.derivatives(np.array([7], np.int32), directions=3, seed=0)
-    assert not found["level"].any()
-    np.testing.assert_allclose(found["from_input"], 0, atol=1e-12)
-    assert np.isnan(found["agreement"]).all()
 
 
 def rolled(matrices: list[Any]) -> list[Any]:
@@ -228,36 +195,6 @@ def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> N
                     own = np.linalg.norm(given[i])
                     expected[place, h] += others / (others + own) if others + own else 0
         np.testing.assert_allclose(measured.counted["by_head"], expected, atol=1e-4)
-
-
-def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert).requires_grad_(False)
-    attention = base.encoder.layer[1].attention
-    attention.output.dense.weight[:, :6].zero_()  # what the first head gives does not leave W_O
-    ids = np.array([7, 9, 11], np.int32)
-    document = Document("test/0", ids, np.zeros(3, np.int8), 3, captured=False, words=np.arange(3, dtype=np.int32))
-    (measures,) = BatchMeasurer(base, tiny_bert, ["attn_w"], 0).measures([document])
-    assert measures.counted["by_head"].shape == (3, 4)
-    assert measures.counted["by_head"][1, 0] == 0
-    assert (measures.counted["by_head"][1, 1:] > 0).all()
-
-
-def test_the_references_reviews_have_every_class_of_a_sorted_set(tmp_path: Path) -> None:
-    labels = np.repeat([0, 1], [30, 10])
-    one, none = np.ones(1, np.int32), np.zeros(1, np.int8)
-    reviews = [
-        Document(f"test/{row}", one, none, 1, captured=False, words=one, label=label)
-        for row, label in enumerate(labels.tolist())
-    ]
-    write_corpus(tmp_path, [replace(reviews[0], counted=0, captured=True), *reviews])
-    corpus = Corpus(tmp_path)
-    chosen = corpus.drawn(8, seed=1)
-    assert np.bincount(corpus.labels[chosen]).tolist() == [6, 2]
-    assert chosen == sorted(chosen)
-    assert 0 not in chosen  # it does not count
-    assert corpus.drawn(8, seed=1) == chosen != corpus.drawn(8, seed=2)
-    assert corpus.drawn(99, seed=1) == list(range(1, 41))
-    assert corpus.drawn(0, seed=1) == []
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:

@@ -293,19 +293,6 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_a_document_whose_two_cuts_are_the_same_is_measured_once(finished: Path) -> None:
-    tokenizer = load_tokenizer(finished / "models/finetuned")
-    both = {"test/0": "the film was dull ."}
-    for drawn_length, captured_length, expected in (
-        (20, 30, [(7, 7)]),
-        (5, 30, [(7, 0), (5, 5)]),
-        (20, 4, [(4, 0), (7, 7)]),
-    ):
-        documents = chosen_documents(tokenizer, both, both, drawn_length, captured_length)
-        assert [(len(document), document.counted) for document in documents] == expected
-        assert [document.captured for document in documents] == [True, False][: len(documents)]
-
-
 def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
     table = read_ratios().query("in_statistics")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")

@@ -18,12 +18,11 @@ from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
 from attnmix.measures.documents import Document
-from attnmix.measures.geometry import Cloud, Words, geometry, words_of
+from attnmix.measures.geometry import Cloud, Words, geometry, step_measures, words_of
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, run_layers, value_bias
 from attnmix.measures.ratios import mixing_ratios, ratio_points
-from attnmix.measures.steps import step_measures
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of, optional_modules

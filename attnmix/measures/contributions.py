@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from attnmix.measures.declared import LayerMatrix
 from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.matrices import LayerMatrix
 
 Tensor = torch.Tensor
 

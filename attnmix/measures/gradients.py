@@ -9,6 +9,17 @@ eighth of the square's relative variance, to first order (1 / 4K for a Jacobian 
 differ gives that variance, entry by entry, and the root is corrected by it (`_root`). Norms over several sources are
 estimated from the same directions, the same one at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
+`levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
+differ in how the other tokens' Jacobians become one norm:
+
+    form             others
+    sum_of_norms     sum_{j != i} |J_ij|            the norms added (Brunner et al., ICLR 2020, equation 3)
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
+    norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
+
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios: in both, sources that push in opposite
+directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt(n); the other two do not.
+
 Shapes: K directions, S source tokens, T tokens, D hidden, W width of what is moved.
 """
 
@@ -30,6 +41,7 @@ Tensor = torch.Tensor
 Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
+FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
 PASS_TOKENS = 4096
 
 
@@ -91,6 +103,21 @@ def derivative_norms(document: DocumentCalls, reference: Reference, directions: 
         basis_KW = _directions(width, min(directions, width), seed).to(start.summed_TW)
         found.append(_norms(start, calls, basis_KW))
     return JacobianNorms(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def levels(norms: JacobianNorms) -> Tensor:
+    """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
+
+    NaN for a token whose output nothing moves.
+    """
+    own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
+    added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
+    forms = (added_LT, norms.block_LT, norms.sum_LT)
+    return torch.stack([_share(others_LT, own_LT) for others_LT in forms], dim=1)
+
+
+def _share(others: Tensor, own: Tensor) -> Tensor:
+    return others / (others + own)  # 0 / 0 is NaN
 
 
 def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Start, list[LayerCall]]]:

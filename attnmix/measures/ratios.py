@@ -13,14 +13,13 @@ In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnmix.core.names import Mark
 from attnmix.core.points import PREACTIVATION
-from attnmix.measures.declared import Ratio
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
@@ -28,6 +27,27 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
     from attnmix.measures.layers import Block, LayerPass, Norm
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
+
+    name: str
+    mark: Mark
+    formula: Callable[[Any], Any]
+    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
+    definition: str
+    """The formula as it stands in the documents."""
+    source: str
+    sentence: str
+    """What one value says; `{layer}` and `{share}` are filled in."""
+    covers: Literal["attention", "layer"] = "attention"
+    """The part of a layer after which it is taken."""
+    points: tuple[str, ...] = ()
+    """What it reads of a forward pass beyond what all of them do."""
+    headline: bool = False
+    """Whether its mean is among the metrics."""
 
 
 _DECLARED = (

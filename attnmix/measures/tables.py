@@ -20,10 +20,9 @@ import pandas as pd
 from attnmix.core.points import STEP_MEASURES, STEP_POINTS, Site
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Interval, Resampled, spearman_with_depth
 from attnmix.measures.controls import CONTROLS, RANDOM, SAME_PASS
-from attnmix.measures.derivatives import FORMS
 from attnmix.measures.documents import CLASSES
 from attnmix.measures.geometry import GEOMETRY_MEASURES
-from attnmix.measures.gradients import REFERENCES
+from attnmix.measures.gradients import FORMS, REFERENCES
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION, Site
 from attnmix.core.ranks import rank_correlation
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.derivatives import FORMS, levels
-from attnmix.measures.gradients import REFERENCES, derivative_norms, document_calls
+from attnmix.measures.gradients import FORMS, REFERENCES, derivative_norms, document_calls, levels
 from attnmix.measures.layers import LayerPass, Visit, attention_gain, attention_map, run_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import mixing_ratios
@@ -38,15 +37,12 @@ class DocumentMeasurer:
         self.layers = max(site.layer for site in sites)
         self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
 
-    def contributions(
-        self, ids: npt.NDArray[np.int32], after_layer: Callable[[], object] = lambda: None
-    ) -> dict[str, Tensor]:
+    def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return the document's matrices `[layers, tokens, tokens]` by name."""
         by_layer: list[dict[str, Tensor]] = []
 
         def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
             by_layer.append(layer_contributions(self.declared, seen.document(0)))
-            after_layer()
 
         self._run(ids, visit)
         return contributions(self.declared, by_layer, self.starts)

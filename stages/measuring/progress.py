@@ -22,7 +22,7 @@ from attnmix.core.statistics import mean_product_across
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import OWN_PASS
 from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.neurons import record_heads
+from attnmix.measures.heads import record_heads
 from attnmix.measures.sums import document_sums
 from attnmix.measures.tables import Block, CheckpointSums
 from attnmix.measures.whole_document import DocumentMeasurer
