@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import gelu, layer_norm, relu
 
 from attnmix.measures.feed_forward import AfterAttention, slopes
-from attnmix.measures.layers import NO_NORM, Norm
 from attnmix.measures.layers import Linear as Affine
+from attnmix.measures.layers import NoNorm, Norm, no_norm
 
 TOKENS, HIDDEN, WIDTH = 5, 6, 11
 NORMS = ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]
@@ -39,7 +39,7 @@ def norm(seed: int) -> Norm:
 
 
 def normed(norm: Norm, x: torch.Tensor) -> torch.Tensor:
-    return x if norm is NO_NORM else layer_norm(x, (HIDDEN,), norm.gamma, norm.beta, norm.eps)
+    return x if isinstance(norm, NoNorm) else layer_norm(x, (HIDDEN,), norm.gamma, norm.beta, norm.eps)
 
 
 @pytest.mark.parametrize("present", ["none", "post", "cross", "pre", "sandwich", "all"])
@@ -51,7 +51,7 @@ def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) 
         "sandwich": ["feed_forward_norm", "feed_forward_output_norm"],
         "all": NORMS,
     }.get(present, [])
-    named = {name: norm(3 * place) if name in kept else NO_NORM for place, name in enumerate(NORMS)}
+    named = {name: norm(3 * place) if name in kept else no_norm(random(1)) for place, name in enumerate(NORMS)}
     up = Affine(random(HIDDEN, WIDTH, seed=20), random(WIDTH, seed=21))
     down = Affine(random(WIDTH, HIDDEN, seed=22), random(HIDDEN, seed=23))
     block: Any = SimpleNamespace(**named, feed_forward=(up, down), activation=torch.sigmoid)
@@ -70,7 +70,7 @@ def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) 
 
 def test_a_network_that_gives_nothing_leaves_the_skip_connection() -> None:
     nothing = Affine(torch.zeros(HIDDEN, WIDTH).double(), torch.zeros(WIDTH).double())
-    norms = dict.fromkeys(NORMS, NO_NORM)
+    norms = dict.fromkeys(NORMS, no_norm(random(1)))
     down = Affine(random(WIDTH, HIDDEN), random(HIDDEN))
     block: Any = SimpleNamespace(**norms, feed_forward=(nothing, down), activation=gelu)
     own = random(TOKENS, HIDDEN)

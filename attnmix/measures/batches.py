@@ -21,7 +21,7 @@ from attnmix.measures.documents import Document
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures, words_of
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, identity_errors, vector_errors
-from attnmix.measures.layers import RATIO_POINTS, LayerPass, run_layers, value_bias
+from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_bias
 from attnmix.measures.ratios import mixing_ratios, ratio_points
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
@@ -65,12 +65,8 @@ class BatchMeasurer:
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
-        ratios: list[Tensor] = []
         points = (*RATIO_POINTS, *ratio_points(self.methods))
-        with torch.inference_mode():
-            batch = self._batch(documents)
-            run_layers(self.base, self.folder, batch, lambda each, _: ratios.append(self.of_layer(each)), points)
-            return torch.stack(ratios)
+        return torch.stack(map_layers(self.of_layer, self.base, self.folder, self._batch(documents), points))
 
     def ratio_sums(self, documents: Sequence[Document]) -> Iterator[Doubles]:
         """Yield the sums `[methods, layers]` of the ratios over each document's counted tokens."""
@@ -81,12 +77,7 @@ class BatchMeasurer:
     @cached_property
     def value_biases(self) -> list[Tensor]:
         """b_V of each layer `[E]`."""
-        biases: list[Tensor] = []
-        ids = torch.ones(1, 1, dtype=torch.long, device=self.base.device)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        with torch.inference_mode():
-            run_layers(self.base, self.folder, batch, lambda each, _: biases.append(value_bias(each)))
-        return biases
+        return map_layers(value_bias, self.base, self.folder, padded([[1]], self.pad_token_id, self.base.device))
 
     def measures(self, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
         """Yield everything for each document of one padded batch.

@@ -13,7 +13,6 @@ Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
-from attnmix.measures.layers import Block, LayerPass, NoNorm, run_layers
+from attnmix.measures.layers import Block, LayerPass, NoNorm, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
 from attnmix.models.families import PROJECTED
@@ -64,15 +62,13 @@ def record_heads(
 
     `InputError` naming `folder` for scores that hold a bias.
     """
-    by_layer: list[dict[str, Tensor]] = []
     tokens = torch.as_tensor(ids[None], dtype=torch.long, device=base.device)
     batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-    def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-        by_layer.append(_of_layer(seen.document(0), folder, getattr(base.config, "num_key_value_heads", None), layers))
-
-    with torch.inference_mode():
-        run_layers(base, folder, batch, visit, ("attention_heads", "attention_output", PROJECTED, *RESULTS))
+    key_heads = getattr(base.config, "num_key_value_heads", None)
+    points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
+    by_layer = map_layers(
+        lambda each: _layer_parts(each.document(0), folder, key_heads, layers), base, folder, batch, points
+    )
     kinds = {"reach": np.int32}
     return {
         name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy().astype(kinds.get(name, np.float32))
@@ -80,7 +76,7 @@ def record_heads(
     }
 
 
-def _of_layer(seen: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
+def _layer_parts(seen: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
     call = seen.attention
     heads = len(call.query)
     shared = slice(None, None, heads // (key_heads or heads))

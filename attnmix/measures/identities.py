@@ -67,7 +67,7 @@ def _document_errors(layer_pass: LayerPass, mask_T1: Tensor) -> dict[str, Tensor
         stream_TD = features["cross_attention_norm"]
     if PREACTIVATION in features:
         rest = AfterAttention(block, residual_TD, features.get("cross_attention_output"), features[PREACTIVATION])
-        sources_added_TD = rest.added(rest.stream(layer_pass.x + summed_TD - bias_TD))
+        sources_added_TD = rest.added(rest.stream(layer_pass.x + (summed_TD - bias_TD)))
         expected["ffn_output"] = sources_added_TD + rest.biases(bias_TD)
     expected["layer_output"] = _normed(layer_pass, block.stack.output_norm, stream_TD + features["ffn_output"])
     errors = {

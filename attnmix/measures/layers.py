@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn import LayerNorm, Module
@@ -28,6 +28,7 @@ from attnmix.models.capture_points import LayerCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack
 
 Tensor = torch.Tensor
+Result = TypeVar("Result")
 
 Visit = Callable[["LayerPass", Mapping[Site, Tensor]], None]
 """What `run_layers` shows each layer to, and the features of the forward pass so far."""
@@ -75,9 +76,6 @@ class NoNorm(Norm):
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
         return part
-
-
-NO_NORM = NoNorm(torch.tensor(1.0), torch.tensor(0.0), 0.0, centred=False)
 
 
 class Block:
@@ -131,7 +129,7 @@ class Block:
         return vectors
 
     def _norm(self, path: str | None) -> Norm:
-        return NO_NORM if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
+        return no_norm(self.output.W) if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
 
 
 @dataclass(frozen=True)
@@ -216,6 +214,20 @@ def run_layers(
         return (model or base)(**batch, **options)
 
 
+def map_layers(
+    function: Callable[[LayerPass], Result],
+    base: PreTrainedModel,
+    folder: Path,
+    batch: Mapping[str, Tensor],
+    points: Collection[str] = RATIO_POINTS,
+) -> list[Result]:
+    """Return what `function` makes of each layer of one forward pass, without derivatives."""
+    results: list[Result] = []
+    with torch.inference_mode():
+        run_layers(base, folder, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
+    return results
+
+
 def attention_map(seen: LayerPass) -> Linear:
     """x -> (x W_V + b_V) W_O + b_O, of the pass of a text of one token."""
     value, output = value_map(seen), seen.block.output
@@ -276,6 +288,11 @@ def norm_of(module: Module, like: Tensor) -> Norm:
     with torch.inference_mode():
         gamma = parameters(torch.ones_like(parameters.weight)).to(like) * (1 + eps) ** 0.5
     return Norm(gamma, torch.zeros_like(gamma), eps, centred=False)
+
+
+def no_norm(like: Tensor) -> NoNorm:
+    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
+    return NoNorm(like.new_ones(()), like.new_zeros(()), 0.0, centred=False)
 
 
 def _linear(module: Module) -> Linear:

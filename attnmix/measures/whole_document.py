@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION, Site
+from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
 from attnmix.core.ranks import rank_correlation
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.gradients import FORMS, REFERENCES, derivative_norms, document_calls, levels
-from attnmix.measures.layers import LayerPass, Visit, attention_gain, attention_map, run_layers
+from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import mixing_ratios
 from attnmix.models.capture_points import widths
@@ -39,13 +39,11 @@ class DocumentMeasurer:
 
     def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return the document's matrices `[layers, tokens, tokens]` by name."""
-        by_layer: list[dict[str, Tensor]] = []
 
-        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-            by_layer.append(layer_contributions(self.declared, seen.document(0)))
+        def raw(layer_pass: LayerPass) -> dict[str, Tensor]:
+            return layer_contributions(self.declared, layer_pass.document(0))
 
-        self._run(ids, visit)
-        return contributions(self.declared, by_layer, self.starts)
+        return contributions(self.declared, self._map_layers(raw, ids), self.starts)
 
     def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> dict[str, Doubles]:
         """Return the document's derivatives and what they are compared with, by quantity.
@@ -59,14 +57,12 @@ class DocumentMeasurer:
         A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over the
         document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
         """
-        by_layer: list[dict[str, Tensor]] = []
-        ratios: list[dict[str, Tensor]] = []
 
-        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-            by_layer.append(layer_contributions(self.declared, seen.document(0)))
-            ratios.append(mixing_ratios(self.methods, seen.document(0)))
+        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            document = layer_pass.document(0)
+            return layer_contributions(self.declared, document), mixing_ratios(self.methods, document)
 
-        self._run(ids, visit)
+        by_layer, ratios = zip(*self._map_layers(measure, ids), strict=True)
         matrices = contributions(self.declared, by_layer, self.starts)
         names = with_rollouts(self.matrices)
         agreement = np.empty((len(REFERENCES), len(by_layer), len(self.methods) + len(names)))
@@ -92,20 +88,14 @@ class DocumentMeasurer:
         }
 
     def gains(self) -> Doubles:
-        """`attention_gain` of each layer."""
-        maps: list[float] = []
+        """Return `attention_gain` of each layer."""
+        one_token = np.ones(1, dtype=np.int32)
+        return np.array(self._map_layers(lambda each: attention_gain(attention_map(each)), one_token))
 
-        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-            maps.append(attention_gain(attention_map(seen)))
-
-        self._run(np.ones(1, dtype=np.int32), visit)
-        return np.array(maps)
-
-    def _run(self, ids: npt.NDArray[np.int32], visit: Visit) -> None:
+    def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         tokens = self._ids(ids)
         batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        with torch.inference_mode():
-            run_layers(self.base, self.folder, batch, visit, (*LAYER_POINTS, PROJECTED, PREACTIVATION))
+        return map_layers(function, self.base, self.folder, batch, (*LAYER_POINTS, PROJECTED, PREACTIVATION))
 
     def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
         return torch.as_tensor(ids[None], dtype=torch.long, device=self.base.device)
