@@ -66,7 +66,7 @@ class BatchMeasurer:
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
         points = (*RATIO_POINTS, *ratio_points(self.methods))
-        return torch.stack(map_layers(self.of_layer, self.base, self.folder, self._batch(documents), points))
+        return torch.stack(map_layers(self.layer_ratios, self.base, self.folder, self._batch(documents), points))
 
     def ratio_sums(self, documents: Sequence[Document]) -> Iterator[Doubles]:
         """Yield the sums `[methods, layers]` of the ratios over each document's counted tokens."""
@@ -92,7 +92,7 @@ class BatchMeasurer:
             work.compare(output)
             yield from work.results()
 
-    def of_layer(self, layer_pass: LayerPass) -> Tensor:
+    def layer_ratios(self, layer_pass: LayerPass) -> Tensor:
         """Return the ratios `[methods, batch, tokens]` of one layer."""
         return torch.stack(list(mixing_ratios(self.methods, layer_pass).values()))
 
@@ -118,7 +118,7 @@ class _BatchWork:
         """Read one layer."""
         if layer_pass.number == 1:
             self._check_identities(0, self._embedding_errors(features))
-        self.ratios.append(self.measurer.of_layer(layer_pass))
+        self.ratios.append(self.measurer.layer_ratios(layer_pass))
         self.to_first.append(layer_pass.attention.to_first().mean(-1))
         self._check_finite(layer_pass.number, self.ratios[-1])
         self._check_identities(layer_pass.number, identity_errors(layer_pass, self.mask_BT))

@@ -138,10 +138,10 @@ def shuffled_words(document: Document, seed: int) -> Document:
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
     places = np.flatnonzero(document.words >= 0)
-    numbers, of_place = np.unique(document.words[places], return_inverse=True)
+    numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
     new_rank = generator.permutation(len(numbers))
     source = np.arange(len(document))
-    source[places] = places[np.argsort(new_rank[of_place], kind="stable")]
+    source[places] = places[np.argsort(new_rank[word_of_place], kind="stable")]
     return replace(document, ids=document.ids[source], classes=document.classes[source], words=document.words[source])
 
 

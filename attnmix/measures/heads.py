@@ -45,12 +45,12 @@ def head_factors(block: Block, heads: int) -> Tensor:
     return factors
 
 
-def head_ratios(seen: LayerPass, factors_HdR: Tensor) -> Tensor:
+def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     """Return the ratio `[T, H]` of one document's tokens in one layer; 0 where nothing contributes to a token."""
-    heads_THd = seen.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
+    heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
     tokens = len(heads_THd)
-    weights_TH = seen.attention.diagonal()[:tokens]
-    own_THd = weights_TH.unsqueeze(-1) * seen.attention.value.transpose(0, 1)[:tokens]
+    weights_TH = layer_pass.attention.diagonal()[:tokens]
+    own_THd = weights_TH.unsqueeze(-1) * layer_pass.attention.value.transpose(0, 1)[:tokens]
     through = (torch.einsum("thd,hdr->thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
     return Split(*through).share()
 
@@ -76,18 +76,18 @@ def record_heads(
     }
 
 
-def _layer_parts(seen: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
-    call = seen.attention
+def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
+    call = layer_pass.attention
     heads = len(call.query)
     shared = slice(None, None, heads // (key_heads or heads))
-    W_HdD = seen.block.output.W.unflatten(0, (heads, -1))
-    attended_HTd = seen.features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
+    W_HdD = layer_pass.block.output.W.unflatten(0, (heads, -1))
+    attended_HTd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
     given_HTD = attended_HTd @ W_HdD
     parts = {
         "query": call.query,
         "key": call.key[shared],
         "log_sums": call.log_sums,
-        "reach": _reach(call, f"{folder}: layer {seen.number}"),
+        "reach": _reach(call, f"{folder}: layer {layer_pass.number}"),
         "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
         "source_norms": (call.value @ W_HdD).norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
@@ -95,34 +95,39 @@ def _layer_parts(seen: LayerPass, folder: Path, key_heads: int | None, layers: i
     if not torch.equal(parts["key"].repeat_interleave(shared.step, 0), call.key):
         raise AssertionError("heads do not share keys as the configuration says")
     if 4 * given_HTD.numel() * layers <= VECTOR_BYTES:
-        parts |= {"value": call.value[shared], "attended": attended_HTd, "given": given_HTD, **_behind_heads(seen)}
+        parts |= {
+            "value": call.value[shared],
+            "attended": attended_HTd,
+            "given": given_HTD,
+            **_behind_heads(layer_pass),
+        }
     return parts
 
 
-def _behind_heads(seen: LayerPass) -> dict[str, Tensor]:
-    """What stands between the heads and the end of attention's part of the layer."""
-    block = seen.block
-    result = next(seen.features[point] for point in RESULTS if point in seen.features)
+def _behind_heads(layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return what stands between the heads and the end of attention's part of the layer."""
+    block = layer_pass.block
+    result = next(layer_pass.features[point] for point in RESULTS if point in layer_pass.features)
     norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
     weights = {
         name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not isinstance(norm, NoNorm)
     }
     constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
-    vectors = {"output_bias": block.output.b, "input": seen.x, "result": result}
+    vectors = {"output_bias": block.output.b, "input": layer_pass.x, "result": result}
     return {**vectors, **weights, **({"norm_constants": constants} if weights else {})}
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:
-    """The first and the last key `[T, 2]` that the mask leaves to each token; `InputError` where it does more."""
+    """Return the first and last key `[T, 2]` that the mask leaves to each token; `InputError` where it does more."""
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
         last = tokens if call.causal else tokens[-1].expand(len(tokens))
         return torch.stack([torch.zeros_like(tokens), last], dim=-1)
-    seen = (call.mask == 0).all(0)
+    visible = (call.mask == 0).all(0)
     hidden = (call.mask < FAR_BELOW).all(0)
-    first, last = seen.int().argmax(-1), tokens[-1] - seen.flip(-1).int().argmax(-1)
+    first, last = visible.int().argmax(-1), tokens[-1] - visible.flip(-1).int().argmax(-1)
     inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
-    if not torch.equal(seen, inside) or not torch.equal(hidden, ~inside):
+    if not torch.equal(visible, inside) or not torch.equal(hidden, ~inside):
         raise InputError(
             f"{where} adds numbers of its own to attention's scores, or leaves out tokens between others; heads can be "
             "kept only where a mask leaves each token one row of neighbours"

@@ -26,7 +26,7 @@ IDENTITIES = {
 """Each identity, and what it says; those of points that a family does not have are absent."""
 
 
-def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
+def identity_errors(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
     """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
@@ -36,8 +36,8 @@ def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
     # One document at a time, so that its vectors stay in the cache.
     rows = []
     for place, mask_T in enumerate(mask_BT):
-        errors = _document_errors(seen.document(place), mask_T.unsqueeze(-1))
-        rows.append(torch.stack([errors.get(name, seen.x.new_full((), torch.nan)) for name in IDENTITIES]))
+        errors = _document_errors(layer_pass.document(place), mask_T.unsqueeze(-1))
+        rows.append(torch.stack([errors.get(name, layer_pass.x.new_full((), torch.nan)) for name in IDENTITIES]))
     return torch.stack(rows)
 
 
@@ -78,22 +78,22 @@ def _document_errors(layer_pass: LayerPass, mask_T1: Tensor) -> dict[str, Tensor
     return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
 
 
-def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     """F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and the sum of each row of attention weights, the furthest
     from 1."""
-    own_TE = scaled_heads(seen.attention.diagonal(), seen.value)
+    own_TE = scaled_heads(layer_pass.attention.diagonal(), layer_pass.value)
     heads, row_sums = [], []
-    for rows in seen.attention.blocks():
-        weights_HRT = seen.attention.weights(rows)
-        heads.append((weights_HRT @ seen.attention.value).transpose(0, 1).flatten(-2))
+    for rows in layer_pass.attention.blocks():
+        weights_HRT = layer_pass.attention.weights(rows)
+        heads.append((weights_HRT @ layer_pass.attention.value).transpose(0, 1).flatten(-2))
         sums_HR = weights_HRT.sum(-1)
         row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
-    W_ED = seen.block.output.W
+    W_ED = layer_pass.block.output.W
     return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
 
 
-def _normed(seen: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
-    normed: Tensor = vectors if path is None else seen.block.layer.get_submodule(path)(vectors)
+def _normed(layer_pass: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
+    normed: Tensor = vectors if path is None else layer_pass.block.layer.get_submodule(path)(vectors)
     return normed
 
 

@@ -39,7 +39,7 @@ class LayerMatrix(Matrix):
     """How its product over the layers is taken, if it is."""
 
     def rolled_out(self) -> Matrix:
-        """The rollout's own declaration."""
+        """Return the declaration of the rollout."""
         return Matrix(
             name=f"{self.name}_rollout",
             label=f"{self.label} rollout",
@@ -118,5 +118,5 @@ MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
 
 
 def with_rollouts(names: Collection[str]) -> list[str]:
-    """Those of `names` and their rollouts, in the order of `MATRICES`."""
+    """Return those of `names` and their rollouts, in the order of `MATRICES`."""
     return [name for name in MATRICES if name.removesuffix("_rollout") in names]

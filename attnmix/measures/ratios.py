@@ -130,13 +130,13 @@ class Split(NamedTuple):
     others: Tensor
 
     def share(self) -> Tensor:
-        """|others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
+        """Return |others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
         others_norm = length(self.others)
         total = others_norm + length(self.own)
         return (others_norm / total).masked_fill(total == 0, 0)
 
     def normalised(self, norm: Norm) -> Split:
-        """Through the norm's linear part, but for the standard deviation, which cancels in `share`."""
+        """Return both through the norm's linear part, but for the standard deviation, which cancels in `share`."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
@@ -194,18 +194,24 @@ class Parts:
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))
 
 
-def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
-    """The ratio `[..., T]` by each of `methods`, in their order."""
-    diagonal_TH = seen.attention.diagonal()
+def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return the ratio `[..., T]` by each of `methods`, in their order."""
+    diagonal_TH = layer_pass.attention.diagonal()
     mixed_weight_T = 1 - diagonal_TH.mean(-1)
-    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.projected))
+    each_token = (
+        tensor.flatten(0, -2) for tensor in (diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
+    )
     weight_N, diagonal_NH, x_ND, value_NE, projected_ND = mixed_weight_T.flatten(), *each_token
-    features = {point: seen.features[point].flatten(0, -2) for point in ratio_points(methods) if point in seen.features}
+    features = {
+        point: layer_pass.features[point].flatten(0, -2)
+        for point in ratio_points(methods)
+        if point in layer_pass.features
+    }
     ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
     for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         parts = Parts(
-            seen.block,
+            layer_pass.block,
             weight_N[rows],
             diagonal_NH[rows],
             x_ND[rows],
@@ -219,24 +225,24 @@ def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """What `methods` read of a forward pass beyond attention's output."""
+    """Return what `methods` read of a forward pass beyond attention's output."""
     return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """The one of `methods` that sentences and first views are about: the most of what attention's block does."""
+    """Return the one of `methods` that sentences and first views are about: the most of what attention's block does."""
     methods = list(methods)
-    of_attention = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
-    return (of_attention or [name for name in RATIOS if name in methods])[-1]
+    covering = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
+    return (covering or [name for name in RATIOS if name in methods])[-1]
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Every head's values times its weight `[N, E]`."""
+    """Return every head's values times its weight `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)
 
 
 def length(vectors: Tensor) -> Tensor:
-    """Euclidean norms of the last axis."""
+    """Return Euclidean norms of the last axis."""
     norms: Tensor = vectors.norm(dim=-1)
     return norms

@@ -244,48 +244,48 @@ def _control_means(ratios: Labels, true_means: Mapping[str, Resampled]) -> Itera
 def _group_means(ratios: Labels, heads: int, checkpoints: Sequence[str]) -> Iterator[Mean]:
     """Means over the tokens of each class, at each position, of reviews of each length, and of each head."""
 
-    def of_tokens(grouping: str, block: Block) -> Totals:
+    def group_totals(grouping: str, block: Block) -> Totals:
         sums = np.moveaxis(block(grouping), -1, 1)
         return sums, block(f"{grouping}_tokens")[..., None, None]
 
-    def of_length(block: Block) -> Totals:
+    def length_totals(block: Block) -> Totals:
         sums, tokens = _ratios("all", block)
         membership_DG = np.eye(len(LENGTHS))[length_class(tokens.ravel())]
         return sums[:, None] * membership_DG[..., None, None], tokens[:, None] * membership_DG[..., None, None]
 
-    def of_head(block: Block) -> Totals:
+    def head_totals(block: Block) -> Totals:
         sums = block("by_head").swapaxes(1, 2)[..., None]  # NaN where a stack has fewer heads
         return sums, _cells(block("tokens"), sums)
 
     for grouping, groups in GROUPS.items():
         labels: Labels = {"grouping": [grouping], "group": groups} | ratios
-        yield Mean("mixing_by_group", labels, partial(of_tokens, grouping), checkpoints, complete=False)
+        yield Mean("mixing_by_group", labels, partial(group_totals, grouping), checkpoints, complete=False)
     labels = {"grouping": ["length"], "group": LENGTHS} | ratios
-    yield Mean("mixing_by_group", labels, of_length, checkpoints, complete=False)
+    yield Mean("mixing_by_group", labels, length_totals, checkpoints, complete=False)
     labels = {"grouping": ["head"], "group": range(1, heads + 1), "layer": ratios["layer"], "method": ["attn_n"]}
-    yield Mean("mixing_by_group", labels, of_head, checkpoints, complete=False)
+    yield Mean("mixing_by_group", labels, head_totals, checkpoints, complete=False)
 
 
 def _geometry_means(layers: Sequence[int], sites: Sequence[Site], checkpoints: Sequence[str]) -> Iterator[Mean]:
     """Means over documents at the capture points, over tokens after each step, and of attention to the first token."""
 
-    def of_documents(block: Block) -> Totals:
+    def document_totals(block: Block) -> Totals:
         values = block("geometry")
         return np.nan_to_num(values), (~np.isnan(values)).astype(np.float64)
 
-    def of_steps(block: Block) -> Totals:
+    def step_totals(block: Block) -> Totals:
         sums = block("steps")
         return sums, _cells(block("tokens"), sums)
 
-    def to_first(block: Block) -> Totals:
+    def to_first_totals(block: Block) -> Totals:
         sums = block("to_first")
         return sums, _cells(block("tokens") - 1, sums)
 
-    yield Mean("geometry", {"site": sites, "measure": GEOMETRY_MEASURES}, of_documents, checkpoints)
+    yield Mean("geometry", {"site": sites, "measure": GEOMETRY_MEASURES}, document_totals, checkpoints)
     labels = {"layer": layers, "point": STEP_POINTS, "measure": STEP_MEASURES}
-    yield Mean("geometry", labels, of_steps, checkpoints, complete=False)
+    yield Mean("geometry", labels, step_totals, checkpoints, complete=False)
     labels = {"layer": layers, "point": ["attention"], "measure": ["attention_to_first"]}
-    yield Mean("geometry", labels, to_first, checkpoints)
+    yield Mean("geometry", labels, to_first_totals, checkpoints)
 
 
 def _across(sums: CheckpointSums) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class LayerTangents:
     def __init__(self, call: LayerCall) -> None:
         self.call, self.block, self.x_TD = call, Block(call.module, call.stack), call.whole.hidden[0]
         calls: list[AttentionCall] = []
-        with attention_by(observed(lambda _module, seen: calls.append(seen))):
+        with attention_by(observed(lambda _module, layer_pass: calls.append(layer_pass))):
             self._attend(self.x_TD)
         attention = calls[0].document(0)
         self.query_HTd, self.key_HTd, self.value_HTd = attention.query, attention.key, attention.value
@@ -42,7 +42,7 @@ class LayerTangents:
         self.pull_HTT = self.weights_HTT * attention.slopes()
         self.heads_HTd = self.weights_HTT @ attention.value
 
-    def of_all_tokens(self, moved_RTD: Tensor) -> Tensor:
+    def move_all_tokens(self, moved_RTD: Tensor) -> Tensor:
         """Return the derivative of the layer's output along tangents at all tokens, `[R, T, D]`."""
         query, key, value = tangents(self._project, (self.x_TD,), (moved_RTD,))  # [R, H, T, d]
         pull_RHTT = (query @ self.key_HTd.mT + self.query_HTd @ key.mT) * self.pull_HTT
@@ -54,7 +54,7 @@ class LayerTangents:
         moved: tuple[Tensor, Tensor, Tensor] = tangents(self._project, (self.x_TD,), (moved_KTD,))
         return moved
 
-    def of_one_token(self, moved_KTD: Tensor, projected: tuple[Tensor, Tensor, Tensor], sources_S: Tensor) -> Tensor:
+    def move_one_token(self, moved_KTD: Tensor, projected: tuple[Tensor, Tensor, Tensor], sources_S: Tensor) -> Tensor:
         """Return the output's derivative along tangents each of which moves one source only, `[S * K, T, D]`.
 
         Where token j moves, another token's scores change for j only, and only j's own for all tokens.

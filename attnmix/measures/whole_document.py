@@ -71,10 +71,10 @@ class DocumentMeasurer:
         with torch.no_grad():
             for place, reference in enumerate(REFERENCES):
                 norms = derivative_norms(calls, reference, directions, seed)
-                of_layers = levels(norms)
-                by_form[place] = of_layers.cpu().numpy()
+                shares = levels(norms)
+                by_form[place] = shares.cpu().numpy()
                 for layer, jacobian in enumerate(norms.entries_LTT):
-                    others = of_layers[layer, FORMS.index("sum_of_norms")]
+                    others = shares[layer, FORMS.index("sum_of_norms")]
                     row = [_spearman_of_rows(ratio, others) for ratio in ratios[layer].values()]
                     row += [_spearman_of_rows(matrices[name][layer], jacobian) for name in names]
                     agreement[place, layer] = row
@@ -102,7 +102,7 @@ class DocumentMeasurer:
 
 
 def _spearman_of_rows(first: Tensor, second: Tensor) -> float:
-    """Mean over rows; those that are constant or not to be trusted (NaN) are left out."""
-    of_rows = np.atleast_1d(rank_correlation(first.cpu().numpy(), second.cpu().numpy()))
-    defined = ~np.isnan(of_rows)
-    return float(of_rows[defined].mean()) if defined.any() else float("nan")
+    """Return the mean over rows; those that are constant or not to be trusted (NaN) are left out."""
+    correlations = np.atleast_1d(rank_correlation(first.cpu().numpy(), second.cpu().numpy()))
+    defined = ~np.isnan(correlations)
+    return float(correlations[defined].mean()) if defined.any() else float("nan")
