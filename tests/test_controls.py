@@ -77,14 +77,6 @@ def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
     assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]
 
 
-def test_one_word_and_none_stay_as_they_are() -> None:
-    for words in ([-1, 0, 0, -1], [-1, -1]):
-        numbers = np.array(words, dtype=np.int32)
-        ids = np.arange(len(words), dtype=np.int32)
-        plain = Document("test/0", ids, np.zeros(len(words), np.int8), len(words), captured=False, words=numbers)
-        np.testing.assert_array_equal(shuffled_words(plain, 0).ids, ids)
-
-
 def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
     generator = np.random.default_rng(0)
     counts, methods = np.array([3, 9, 5, 4, 12]), ["attn_w", "attn_n"]

@@ -281,18 +281,6 @@ def test_one_document_has_no_interval() -> None:
     assert found.mean.tolist() == [4.0, 4.0]
 
 
-def test_the_paired_difference_is_narrower_than_its_parts() -> None:
-    generator = np.random.default_rng(3)
-    before = generator.normal(size=(30, 1))
-    after = before + 0.1 + 0.01 * generator.normal(size=(30, 1))
-    one = np.ones((30, 1))
-    first, second = (resample(values, one, 1000, 7) for values in (before, after))
-    difference = second.minus(first).interval()
-    assert difference.low[0] > 0.09
-    assert difference.high[0] < 0.11
-    assert first.interval().high[0] - first.interval().low[0] > 0.3
-
-
 def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     samples = np.tile(np.array([[0.1, 0.9], [0.2, 0.5], [0.9, 0.4]]), (50, 1, 1))
     found = spearman_with_depth(Resampled(samples[0], samples, np.full((3, 2), 9.0)))
