@@ -17,6 +17,7 @@ from attnmix.core.ranks import rank_correlation
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
+BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
 DRAWN_AT_ONCE = 2**18  # documents of samples, so that memory does not grow with their number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half 
 MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
 
 Vectors = npt.NDArray[np.float32]
+Blocks = Vectors | Sequence[Vectors]
+"""Vectors of each point, `[points, tokens, hidden]` where all are equally wide."""
 Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 
