@@ -45,23 +45,20 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
     run = open_run()
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
-    tokens = run.tokens.iloc[rows].reset_index(drop=True)
-    by_width = _read(run, rows)
-    vectors = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
-    stream = _residual_stream(by_width)
-    everywhere = run.sites, [vectors[site] for site in run.sites]
+    tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
+    stream = _residual_stream(vectors)
     shutil.rmtree(MAPS, ignore_errors=True)
     layouts = {}
     for layout in umap.layouts:
-        sites, vectors_STD = everywhere if layout == "separate" else stream
-        layouts[layout] = fit_layout(layout, sites, vectors_STD, umap)
-        write_map(layout, tokens, layouts[layout].maps[umap.seed])
-        logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(sites), len(sites))
+        layouts[layout] = fit_layout(layout, vectors if layout == "separate" else stream, umap)
+        places = layouts[layout].maps[umap.seed]
+        write_map(layout, tokens, places)
+        logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(places), len(places))
     nearest = in_parallel(_nearest, [(vectors_TD, umap) for vectors_TD in vectors.values()], "nearest vectors")
     write_nearest(tokens, {site: rows[indices] for site, indices in zip(vectors, nearest, strict=True)})
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
-        compared = {site: vectors[site] for site in stream[0] if site.point not in OWN_BASIS}
+        compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
         moved |= linear_projections(compared, [umap.seed, *umap.stability_seeds])
     write_plot("reduce/movement", movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint), umap))
     _write_quality(layouts, len(tokens))
@@ -86,33 +83,27 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _read(run: Run, rows: Rows) -> dict[int, tuple[list[Site], Vectors]]:
-    """Return the sites of each width and the drawn tokens' vectors `[sites, tokens, width]`.
-
-    One block of a store is in memory beside them at a time.
-    """
-    widths = {site: run.width(site) for site in run.sites}
-    by_width = {}
-    for width in dict.fromkeys(widths.values()):
-        sites = [site for site in run.sites if widths[site] == width]
-        vectors_STD = np.empty((len(sites), len(rows), width), dtype=np.float32)
-        for vectors_TD, site in zip(vectors_STD, sites, strict=True):
-            vectors_TD[:] = run.read(site, rows)
-            if not np.isfinite(vectors_TD).all():
-                raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
-        by_width[width] = sites, vectors_STD
-    return by_width
+def _read(run: Run, rows: Rows) -> dict[Site, Vectors]:
+    """Return the vectors `[tokens, width]` of the drawn tokens at each capture point."""
+    vectors = {}
+    for site in run.sites:
+        vectors[site] = run.read(site, rows).astype(np.float32)
+        if not np.isfinite(vectors[site]).all():
+            raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
+    return vectors
 
 
-def _residual_stream(by_width: Mapping[int, tuple[list[Site], Vectors]]) -> tuple[list[Site], Vectors]:
-    """Return the sites as wide as the residual stream, the only ones that one plane can hold, and their vectors."""
-    points = {width: dict.fromkeys(site.point for site in sites) for width, (sites, _) in by_width.items()}
+def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
+    """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
+    points: dict[int, dict[str, None]] = {}  # by width, in forward order
+    for site, vectors_TD in vectors.items():
+        points.setdefault(vectors_TD.shape[1], {})[site.point] = None
     stream = max(points, key=lambda width: len(points[width].keys() - OTHER_WIDTHS))
     left_out = [f"{point} ({width})" for width in points if width != stream for point in points[width]]
     if left_out:
         layouts, names = " and ".join(ONE_PLANE), ", ".join(left_out)
         logging.info("%s: without %s, which are not as wide as the residual stream (%d)", layouts, names, stream)
-    return by_width[stream]
+    return {site: vectors_TD for site, vectors_TD in vectors.items() if vectors_TD.shape[1] == stream}
 
 
 def _ratios(tokens: pd.DataFrame, checkpoint: str) -> pd.DataFrame:

@@ -9,7 +9,8 @@ umap-learn's own start calls SciPy's `eigsh` without a seed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numba
@@ -28,7 +29,7 @@ from umap.umap_ import (
 from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site
 from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
-from attnmix.maps.neighbours import METRICS, Blocks, Vectors, neighbours
+from attnmix.maps.neighbours import METRICS, Vectors, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import Maps, score_layout
 
@@ -101,14 +102,12 @@ def lay_out_aligned(
     vectors: Sequence[Vectors], near: Sequence[Neighbourhood | None], umap: UmapParameters, seed: int
 ) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point; one without neighbourhoods is laid on a line and tied to none."""
-    maps = [_line(len(each)) for each in vectors]
-    connected = [(point, each) for point, each in enumerate(near) if each is not None]
-    if connected:
-        graphs, starts = zip(*((each.graph, start(each, seed)) for _, each in connected), strict=True)
-        fitted = fit_aligned(graphs, starts, _curve(umap), N_EPOCHS, seed)
-        for (point, _), xy in zip(connected, fitted, strict=True):
-            maps[point] = xy
-    return maps
+    connected = [each for each in near if each is not None]
+    if not connected:
+        return [_line(len(each)) for each in vectors]
+    starts = [start(each, seed) for each in connected]
+    fitted = iter(fit_aligned([each.graph for each in connected], starts, _curve(umap), N_EPOCHS, seed))
+    return [_line(len(x)) if each is None else next(fitted) for x, each in zip(vectors, near, strict=True)]
 
 
 def _curve(umap: UmapParameters) -> tuple[float, float]:
@@ -128,21 +127,18 @@ class Fitted(NamedTuple):
     n_scored: int
 
 
-def fit_layout(layout: str, sites: Sequence[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
-    """Return a layout of the vectors of each of `sites`, with every seed; only `separate` takes several widths."""
-    blocks = np.asarray(vectors_STD).reshape(1, -1, vectors_STD[0].shape[-1]) if layout == "joint" else vectors_STD
+def fit_layout(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Fitted:
+    """Return a layout of each point's vectors `[tokens, width]`; only `separate` takes several widths."""
+    blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
     near = in_parallel(neighbourhood, [(block, umap) for block in blocks], f"{layout}: neighbours")
     seeds = [umap.seed, *umap.stability_seeds]
     if layout == "aligned":
-        calls = [(blocks, near, umap, seed) for seed in seeds]
-        by_seed = in_parallel(lay_out_aligned, calls, "aligned: maps by seed")
+        maps = in_parallel(lay_out_aligned, [(blocks, near, umap, seed) for seed in seeds], "aligned: maps by seed")
+        places = [xy for of_seed in maps for xy in of_seed]
     else:
         pairs = list(zip(blocks, near, strict=True))
-        each = in_parallel(lay_out, [(*pair, umap, seed) for seed in seeds for pair in pairs], f"{layout}: maps")
-        by_seed = [each[first : first + len(blocks)] for first in range(0, len(each), len(blocks))]
-    points_of_map = len(sites) // len(blocks)
-    maps = {}
-    for seed, of_seed in zip(seeds, by_seed, strict=True):
-        by_point = [xy for whole in of_seed for xy in np.split(whole, points_of_map)]
-        maps[seed] = dict(zip(sites, by_point, strict=True))
-    return Fitted(maps, *score_layout(layout, sites, vectors_STD, maps, umap))
+        wholes = in_parallel(lay_out, [(*pair, umap, seed) for seed in seeds for pair in pairs], f"{layout}: maps")
+        places = [xy for whole in wholes for xy in np.split(whole, len(vectors) // len(blocks))]
+    left = iter(places)
+    by_seed = {seed: dict(zip(vectors, islice(left, len(vectors)), strict=True)) for seed in seeds}
+    return Fitted(by_seed, *score_layout(layout, vectors, by_seed, umap))

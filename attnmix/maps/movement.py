@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,6 @@ PERMUTATIONS = 1000
 
 Doubles = npt.NDArray[np.float64]
 Transition = tuple[int, str, Site, Site]
-Cell = tuple[int, str, str]  # layer, step, and what its moves are set against
 
 
 def transitions(sites: Sequence[Site]) -> list[Transition]:
@@ -100,50 +98,44 @@ def movement_table(
     by_layer = dict(list(ratios.groupby("layer"))) if len(ratios) else {}
     rows: list[tuple[object, ...]] = []
     for layout, maps in layouts.items():
-        cells: dict[Cell, list[_Correlations]] = {}
         for layer, step, before, after in transitions(list(next(iter(maps.values())))):
             moves = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
             moved_ST = np.linalg.norm(np.stack(moves), axis=-1)
             full = _distances(features[before], features[after], umap.metric)
-            against = {FULL_SPACE: full}
             of_layer = by_layer.get(layer, pd.DataFrame())
             covering = [name for name, ratio in RATIOS.items() if name in of_layer and ratio.covers == step]
-            against |= {name: of_layer[name].to_numpy(np.float64) for name in covering}
+            against = {FULL_SPACE: full} | {name: of_layer[name].to_numpy(np.float64) for name in covering}
             for name, values in against.items():
-                cells[layer, step, name] = [
+                parts = [
                     _correlate(moved_ST[:, part], values[part], full[part], position[part], (umap.seed, number))
                     for number, part in enumerate(documents)
                 ]
-        rows += [(layout, *row) for row in _summary(cells, umap.seed)] if cells else []
+                measures_DMS, null_DP, tokens_D = (np.array(each) for each in zip(*parts, strict=True))
+                summary = _summary(measures_DMS, null_DP, tokens_D, umap.seed)
+                # Nothing is left of a variable given itself.
+                kept = (row for row in summary if (name, row[0]) != (FULL_SPACE, GIVEN_FULL_SPACE))
+                rows += [(layout, layer, step, name, *row) for row in kept]
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-class _Correlations(NamedTuple):
-    """Correlations within one document."""
-
-    measures_MS: Doubles
-    """By measure, in the order of `MEASURES`, and seed."""
-    null_P: Doubles
-    """Of each permutation, the mean over seeds."""
-    n_tokens: int
-    """Those with a value."""
 
 
 def _correlate(
     moved_ST: Doubles, values_T: Doubles, full_T: Doubles, position_T: Doubles, seed: tuple[int, int]
-) -> _Correlations:
-    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out."""
+) -> tuple[Doubles, Doubles, int]:
+    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out.
+
+    Return the correlations `[measures, seeds]`, the permutations' means over seeds, and the number of tokens.
+    """
     known = np.isfinite(values_T)
     n_tokens = int(known.sum())
     if n_tokens < MIN_TOKENS:
-        return _Correlations(np.full((len(MEASURES), len(moved_ST)), np.nan), np.full(PERMUTATIONS, np.nan), 0)
+        return np.full((len(MEASURES), len(moved_ST)), np.nan), np.full(PERMUTATIONS, np.nan), 0
     moved, values, full, position = (_unit_ranks(each[..., known]) for each in (moved_ST, values_T, full_T, position_T))
     null_P = values[_orders(n_tokens, *seed)] @ moved.mean(axis=0)
     plain = moved @ values
     partial = [partial_correlation(plain, moved @ given, values @ given) for given in (full, position)]
     if n_tokens == MIN_TOKENS:
         partial = [np.full_like(plain, np.nan)] * 2
-    return _Correlations(np.stack([plain, *partial]), null_P, n_tokens)
+    return np.stack([plain, *partial]), null_P, n_tokens
 
 
 def _unit_ranks(values: Doubles) -> Doubles:
@@ -163,27 +155,25 @@ def _orders(size: int, *seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).permuted(np.tile(np.arange(size), (PERMUTATIONS, 1)), axis=1)
 
 
-def _summary(cells: Mapping[Cell, Sequence[_Correlations]], seed: int) -> Iterator[tuple[object, ...]]:
-    """Yield `COLUMNS` after `layout`, for every measure and, after `spearman`, for the permutations."""
-    values_CDMS = np.ma.masked_invalid([[part.measures_MS for part in parts] for parts in cells.values()])
-    means_DCM, by_seed_CMS = values_CDMS.mean(axis=3).swapaxes(0, 1), values_CDMS.mean(axis=1)
-    defined_DCM = ~np.ma.getmaskarray(means_DCM)
-    resampled = resample(means_DCM.filled(0), defined_DCM.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
-    low_CM, high_CM = resampled.correlations()[1:]
-    for number, (cell, parts) in enumerate(cells.items()):
-        for column, measure in enumerate(MEASURES):
-            if (measure, cell[2]) == (GIVEN_FULL_SPACE, FULL_SPACE):
-                continue  # nothing is left of a variable given itself
-            defined, of_seeds = defined_DCM[:, number, column], by_seed_CMS[number, column]
-            n_tokens = sum(part.n_tokens for part, known in zip(parts, defined, strict=True) if known)
-            counts = (int(defined.sum()), n_tokens, len(of_seeds))
-            interval = np.ma.filled(of_seeds.mean(), np.nan), low_CM[number, column], high_CM[number, column]
-            extremes = [reduce(of_seeds.filled(np.nan)) for reduce in (np.fmin.reduce, np.fmax.reduce)]
-            yield *cell, measure, *interval, *counts, *extremes
-            if measure == "spearman":
-                null_P = np.ma.masked_invalid([part.null_P for part in parts]).mean(axis=0).filled(np.nan)
-                ends = np.quantile(null_P, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                yield *cell, NULL, null_P.mean(), *ends, *counts, np.nan, np.nan
+def _summary(
+    measures_DMS: Doubles, null_DP: Doubles, tokens_D: npt.NDArray[np.int64], seed: int
+) -> Iterator[tuple[object, ...]]:
+    """Yield `COLUMNS` from `measure` on, for every measure and, after `spearman`, for the permutations."""
+    known_DMS = np.ma.masked_invalid(measures_DMS)
+    means_DM, by_seed_MS = known_DMS.mean(axis=2), known_DMS.mean(axis=0)
+    defined_DM = ~np.ma.getmaskarray(means_DM)
+    resampled = resample(means_DM.filled(0), defined_DM.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
+    _, low_M, high_M = resampled.correlations()
+    for number, measure in enumerate(MEASURES):
+        defined, of_seeds = defined_DM[:, number], by_seed_MS[number].filled(np.nan)
+        counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(of_seeds))
+        mean = np.ma.filled(by_seed_MS[number].mean(), np.nan)
+        extremes = np.fmin.reduce(of_seeds), np.fmax.reduce(of_seeds)
+        yield measure, mean, low_M[number], high_M[number], *counts, *extremes
+        if measure == "spearman":
+            null_P = np.ma.masked_invalid(null_DP).mean(axis=0).filled(np.nan)
+            ends = np.quantile(null_P, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            yield NULL, null_P.mean(), *ends, *counts, np.nan, np.nan
 
 
 def _distances(before: Vectors, after: Vectors, metric: str) -> Doubles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,6 @@ MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half 
 MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
 
 Vectors = npt.NDArray[np.float32]
-Blocks = Vectors | Sequence[Vectors]
-"""Vectors of each point, `[points, tokens, hidden]` where all are equally wide."""
 Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 
@@ -40,7 +38,7 @@ def _unit(x_ND: Doubles) -> Doubles:
     return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
 
 
-def _half_square(distances: Doubles) -> Doubles:
+def _cosine_distance(distances: Doubles) -> Doubles:
     """Return 1 - cosine from the distance of unit vectors."""
     return np.asarray(distances**2 / 2)
 
@@ -52,8 +50,8 @@ METRICS: dict[str, Metric] = {
     # Of zero vectors it would be 0 / 0.
     "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
     "canberra": Metric("canberra"),
-    "cosine": Metric("euclidean", _unit, _half_square),
-    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _half_square),
+    "cosine": Metric("euclidean", _unit, _cosine_distance),
+    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _cosine_distance),
     "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
 }
 """By umap-learn's names."""

@@ -17,7 +17,7 @@ from attnmix.core.points import OWN_BASIS, Site
 from attnmix.core.ranks import rank_correlation
 from attnmix.data.draw import stratified_draw
 from attnmix.maps.aligned import Coordinates
-from attnmix.maps.neighbours import METRICS, Blocks, Indices, Vectors, neighbours
+from attnmix.maps.neighbours import METRICS, Indices, Vectors, neighbours
 from attnmix.maps.parallel import in_parallel
 
 N_NEIGHBOURS = 15
@@ -98,7 +98,7 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameter
 
 
 def score_layout(
-    layout: str, sites: Sequence[Site], vectors_STD: Blocks, maps: Maps, umap: UmapParameters
+    layout: str, vectors: Mapping[Site, Vectors], maps: Maps, umap: UmapParameters
 ) -> tuple[pd.DataFrame, int]:
     """Return `COLUMNS`, a layout's rows before those of its points, and how many vectors were scored.
 
@@ -107,27 +107,28 @@ def score_layout(
     among its own vectors under the names of `WITHIN`.
     """
     by_seed = list(maps.values())
-    seeds_scored = by_seed[:1] if layout == "joint" else by_seed
-    calls = [
-        (vectors, [of_seed[site] for of_seed in seeds_scored], umap)
-        for site, vectors in zip(sites, vectors_STD, strict=True)
-    ]
+    within = by_seed[:1] if layout == "joint" else by_seed
+    calls = [(each, [places[site] for places in within], umap) for site, each in vectors.items()]
     frames = in_parallel(score_map, calls, f"{layout}: scores by point")
-    by_site = pd.concat(dict(zip(sites, frames, strict=True)), names=["layer", "point"])
-    n_scored = sum(min(len(vectors), MAX_SCORED_VECTORS) for vectors in vectors_STD)
+    by_site = pd.concat(dict(zip(vectors, frames, strict=True)), names=["layer", "point"])
+    n_scored = sum(min(len(each), MAX_SCORED_VECTORS) for each in vectors.values())
     if layout == "joint":
         by_site = by_site.rename(index=WITHIN, level="measure")
     whole = by_site.groupby("measure", sort=False).mean()
     if layout == "joint":
-        compared = [number for number, site in enumerate(sites) if site.point not in OWN_BASIS]
-        rows = np.repeat(compared, len(vectors_STD[0])).astype(np.int64)
-        drawn = stratified_draw(rows, MAX_SCORED_VECTORS, umap.seed)
-        places = rows[drawn], drawn % len(vectors_STD[0])
-        together = np.asarray(vectors_STD)[places], [np.stack(list(xy.values()))[places] for xy in by_seed], umap
-        (among_all,) = in_parallel(score_map, [together], "joint: scores")
-        whole, n_scored = pd.concat([among_all, whole.loc[list(WITHIN.values())]]), len(drawn)
+        compared = [site for site in vectors if site.point not in OWN_BASIS]
+        numbers = np.repeat(np.arange(len(compared)), len(next(iter(vectors.values()))))
+        rows = stratified_draw(numbers, MAX_SCORED_VECTORS, umap.seed)
+        drawn = [_together(each, compared)[rows] for each in (vectors, *by_seed)]
+        (among_all,) = in_parallel(score_map, [(drawn[0], drawn[1:], umap)], "joint: scores")
+        whole, n_scored = pd.concat([among_all, whole.loc[list(WITHIN.values())]]), len(rows)
     table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
     return table.astype({"layer": "Int32", "point": "string"}), n_scored
+
+
+def _together(parts: Mapping[Site, npt.NDArray[np.float32]], sites: Sequence[Site]) -> npt.NDArray[np.float32]:
+    """Return the rows of some sites, one after the other."""
+    return np.concatenate([next(iter(parts.values()))[:0], *(parts[site] for site in sites)])
 
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
