@@ -11,8 +11,7 @@ classifier is compared with the last layer's mixing ratio, among reviews of one 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from tqdm import tqdm
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.options import CaptureParameters, Parameters
-from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Attribution, Review, present_attributions
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import ALL, agreement, faithfulness_table, margin_correlation, probability_drops
 from attnmix.measures.documents import Document, chosen_documents
@@ -43,104 +42,81 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     """Compare the token scores and the margins, and write the stage's files."""
     use(parameters.arithmetic)
-    measure, removal, seed = parameters.measure, parameters.faithfulness, parameters.seed
-    check_max_length("faithfulness.max_length", removal.max_length, FINETUNED)
-    check_max_length("measure.max_length", measure.max_length, FINETUNED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, measure.batch_tokens)
-    methods = present_attributions(classifier.family)
-    documents = _documents(classifier, removal.documents, removal.max_length, seed)
-    removed = _removals(classifier, documents, methods, seed)
-    margins, checkpoints = _margins(classifier, _documents(classifier, measure.documents, measure.max_length, seed))
+    classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
+    documents = {}
+    for name, section in (("faithfulness", parameters.faithfulness), ("measure", parameters.measure)):
+        length = section.max_length
+        check_max_length(f"{name}.max_length", length, FINETUNED)
+        drawn = drawn_reviews(section.documents, parameters.seed)
+        documents[name] = chosen_documents(classifier.tokenizer, drawn, {}, length, length)
+    removed = _removals(classifier, documents["faithfulness"], parameters.seed)
+    margins, checkpoints = _margins(classifier, documents["measure"])
     correlations = margin_correlation(margins, checkpoints)
+    predictions, scores = _captured(classifier, parameters.capture, parameters.seed)
     write_plot("faithfulness/faithfulness", removed)
     write_plot("faithfulness/margins", margins)
     write_plot("faithfulness/margin_correlation", correlations)
-    write_table(PREDICTIONS, _predictions(classifier, parameters.capture, seed))
-    write_captured_scores(_captured_scores(classifier, parameters.capture, seed))
+    write_table(PREDICTIONS, predictions)
+    write_captured_scores(scores)
     best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
-    write_metrics("faithfulness", {"above_random": float(best), "margin": _margin(correlations)})
-    logging.info("%d token scores compared in %d reviews", len(methods), len(documents))
+    overall = correlations[correlations["predicted"] == ALL].set_index("checkpoint")["given_length"]
+    write_metrics("faithfulness", {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))})
 
 
-def _documents(classifier: Classifier, documents: int, max_length: int, seed: int) -> list[Document]:
-    drawn = drawn_reviews(documents, seed)
-    return chosen_documents(classifier.tokenizer, drawn, {}, max_length, max_length)
-
-
-def _removals(
-    classifier: Classifier, documents: list[Document], methods: Mapping[str, Attribution], seed: int
-) -> pd.DataFrame:
+def _removals(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
     """Return `faithfulness.csv` of the reviews in which tokens are removed."""
-    generator = np.random.default_rng(seed)
+    methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     drops, agreements = [], []
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, generator)
         scores = {name: each.scores(review) for name, each in methods.items()}
-        falls, reference_T = probability_drops(review, scores), scores[REFERENCE][0]
-        drops.append([falls[name] for name in scores])
-        agreements.append(
-            [np.nan if name == REFERENCE else agreement(review, each, reference_T) for name, each in scores.items()]
-        )
-    return faithfulness_table(np.array(drops), np.array(agreements), list(methods), seed)
+        drops.append(list(probability_drops(review, scores).values()))
+        agreements.append([agreement(review, each, scores[REFERENCE][0]) for each in scores.values()])
+    agreement_NM = np.array(agreements)
+    agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # with itself
+    return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier, documents: list[Document]) -> tuple[pd.DataFrame, list[str]]:
-    """Return `margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
-    logits_NC, predicted = classifier.predictions([document.ids.tolist() for document in documents])
-    highest = logits_NC.topk(2).values
-    numbers = [int(document.name.removeprefix("test/")) for document in documents]
+def _margins(classifier: Classifier, documents: Sequence[Document]) -> tuple[pd.DataFrame, list[str]]:
+    """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
+    logits_NC = classifier.logits([document.ids.tolist() for document in documents])
+    highest, names = logits_NC.topk(2).values, [document.name for document in documents]
     table = pd.DataFrame(
         {
-            "document": [document.name for document in documents],
-            "label": read_split("test")["label_name"].to_numpy()[numbers],
-            "predicted": predicted,
+            "document": names,
+            "label": read_split("test")["label_name"].to_numpy()[[int(name.removeprefix("test/")) for name in names]],
+            "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
         }
     )
-    last = _last_layer()
-    return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
-
-
-def _last_layer() -> dict[str, pd.Series]:
-    """Return each measured checkpoint's mean ratio of every measured review after the last layer, by review."""
     means = read_plot("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    reviews = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
-    by_checkpoint = reviews.set_index("document").groupby("checkpoint", sort=False)["mean"]
-    return {str(name): of_checkpoint for name, of_checkpoint in by_checkpoint}
+    ratios = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
+    checkpoints = ratios["checkpoint"].unique().tolist()
+    by_review = ratios.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
+    return table.join(by_review, on="document"), checkpoints
 
 
-def _predictions(classifier: Classifier, capture: CaptureParameters, seed: int) -> pd.DataFrame:
-    """Return `predictions.parquet`: what the classifier says of each captured text, and what of it the model sees."""
+def _captured(classifier: Classifier, capture: CaptureParameters, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return `predictions.parquet`, the captured texts' classes, and `captured.parquet`, scores of their tokens.
+
+    The scores are those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be.
+    """
     texts, labels = chosen_texts(capture, seed), read_split("test")["label_name"]
-    encoded, read = readings(classifier.tokenizer, list(texts.values()), capture.max_length)
-    logits_NC, predicted = classifier.predictions(encoded)
-    table = pd.DataFrame({"document": list(texts), "predicted": predicted})
-    return table.assign(
-        probability=logits_NC.softmax(-1).amax(-1).numpy(),
-        label=[labels[row] for row in chosen_rows(capture, seed)] + [None] * len(capture.texts),
-        tokens=[each.tokens for each in read],
-        whole_tokens=[each.whole for each in read],
-        unknown_tokens=[each.unknown for each in read],
-    )
-
-
-def _captured_scores(classifier: Classifier, capture: CaptureParameters, seed: int) -> pd.DataFrame:
-    """Return the scores of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be."""
-    tables, generator = [], np.random.default_rng(seed)
-    texts = chosen_texts(capture, seed)
-    for document in chosen_documents(classifier.tokenizer, {}, texts, capture.max_length, capture.max_length):
+    label_names = [labels[row] for row in chosen_rows(capture, seed)] + [None] * len(capture.texts)
+    _, read = readings(classifier.tokenizer, list(texts.values()), capture.max_length)
+    documents = chosen_documents(classifier.tokenizer, {}, texts, capture.max_length, capture.max_length)
+    generator = np.random.default_rng(seed)
+    predictions, tables = [], []
+    for document, label, (tokens, whole, unknown) in zip(documents, label_names, read, strict=True):
         review = Review(classifier, document, generator)
+        predicted = classifier.classes[review.predicted]
+        predictions.append((document.name, predicted, review.probability, label, tokens, whole, unknown))
+        columns = {"document": document.name, "position": np.arange(len(document), dtype=np.int32)}
         for name in IMPORTANCE_NAMES:
             (scores_T,) = ATTRIBUTIONS[name].scores(review)
-            columns = {"document": document.name, "position": np.arange(len(document), dtype=np.int32)}
             tables.append(pd.DataFrame({**columns, "method": name, "score": scores_T}))
-    return pd.concat(tables, ignore_index=True)
-
-
-def _margin(correlations: pd.DataFrame) -> float:
-    """Return the fine-tuned ratio's, within classes and given the length; the pretrained one's if measured alone."""
-    rows = correlations[correlations["predicted"] == ALL].set_index("checkpoint")["given_length"]
-    return float(rows.get("finetuned", rows.iloc[0]))
+    names = ["document", "predicted", "probability", "label", "tokens", "whole_tokens", "unknown_tokens"]
+    return pd.DataFrame(predictions, columns=names), pd.concat(tables, ignore_index=True)

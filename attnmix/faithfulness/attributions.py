@@ -40,8 +40,11 @@ class Review:
         special = [CLASSES.index(name) for name in ("cls", "sep")]
         self.words = np.flatnonzero(~np.isin(document.classes, special))
         """Positions of the tokens that are not special."""
-        self.logits_C: Doubles = classifier.logits([self.ids])[0].numpy()
-        self.predicted = int(self.logits_C.argmax())
+        logits_C = classifier.logits([self.ids])[0]
+        self.logits_C: Doubles = logits_C.numpy()
+        self.predicted = int(logits_C.argmax())
+        self.probability = float(logits_C.softmax(-1)[self.predicted])
+        """Of the predicted class."""
         self.random: Doubles = generator.random((RANDOM_DRAWS, len(self.ids)))
 
     @cached_property

@@ -54,6 +54,7 @@ class Classifier:
         model: Any = load_classifier(folder, attn_implementation=OBSERVED)
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
+        self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
         self.layers = [module for path, module in self.base.named_modules() if stack.is_layer(path)]
@@ -70,11 +71,6 @@ class Classifier:
                 inputs = padded([texts[place] for place in chosen], self.tokenizer.pad_token_id, self.model.device)
                 logits[chosen] = self.model(**inputs).logits.double().cpu()
         return logits
-
-    def predictions(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[str]]:
-        """Return the logits `[texts, C]` of token ids, and the name of the class that each text is given."""
-        logits = self.logits(texts)
-        return logits, [self.base.config.id2label[label] for label in logits.argmax(-1).tolist()]
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of the class `label` in one text."""

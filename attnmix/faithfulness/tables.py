@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 from scipy.stats import norm
 
 from attnmix.core.ranks import partial_correlation, rank_correlation
@@ -45,19 +44,14 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
                 for share in SHARES:
                     texts[name, draw, share] = tuple(review.without(first_places(review, scores_T, share)))
     distinct = list(dict.fromkeys(texts.values()))  # those that several scores leave are classified once
-    by_text = dict(zip(distinct, _probability(review.classifier.logits(distinct), review.predicted), strict=True))
+    probabilities = review.classifier.logits(distinct).softmax(-1)[:, review.predicted].tolist()
+    by_text = dict(zip(distinct, probabilities, strict=True))
     left = {key: by_text[text] for key, text in texts.items()}
-    whole = _probability(torch.from_numpy(review.logits_C), review.predicted)
     drops = {}
     for name, drawn in scores.items():
         left_DS = [[left.get((name, draw, share), np.nan) for share in SHARES] for draw in range(len(drawn))]
-        drops[name] = whole - np.mean(left_DS, axis=0)
+        drops[name] = review.probability - np.mean(left_DS, axis=0)
     return drops
-
-
-def _probability(logits: torch.Tensor, label: int) -> Doubles:
-    """Return the probability `[...]` of a class, from logits `[..., C]`."""
-    return np.asarray(torch.softmax(logits, -1)[..., label].numpy())
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
