@@ -23,7 +23,7 @@ from attnmix.core.points import OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import Fitted, fit_layout
 from attnmix.maps.movement import linear_projections, movement_table
-from attnmix.maps.neighbours import Indices, Vectors, neighbours
+from attnmix.maps.neighbours import Vectors, neighbours
 from attnmix.maps.parallel import check_cluster, in_parallel
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.maps import MAPS, write_map, write_nearest, write_quality
@@ -54,21 +54,15 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
         places = layouts[layout].maps[umap.seed]
         write_map(layout, tokens, places)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(places), len(places))
-    nearest = in_parallel(_nearest, [(vectors_TD, umap) for vectors_TD in vectors.values()], "nearest vectors")
-    write_nearest(tokens, {site: rows[indices] for site, indices in zip(vectors, nearest, strict=True)})
+    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
+    nearest = in_parallel(neighbours, searches, "nearest vectors")
+    write_nearest(tokens, {site: rows[indices] for site, (indices, _) in zip(vectors, nearest, strict=True)})
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
         moved |= linear_projections(compared, [umap.seed, *umap.stability_seeds])
     write_plot("reduce/movement", movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint), umap))
     _write_quality(layouts, len(tokens))
-
-
-def _nearest(vectors_TD: Vectors, umap: UmapParameters) -> Indices:
-    """Return the nearest others of each vector at its capture point, by `umap.metric`: `[tokens, neighbours]`."""
-    if len(vectors_TD) == 1:
-        return np.empty((1, 0), dtype=np.int32)
-    return neighbours(vectors_TD, min(NEAREST_VECTORS, len(vectors_TD) - 1), umap.metric, umap.seed)[0]
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:

@@ -203,8 +203,8 @@ def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() ->
     ranks = np.array([[0.1, np.nan, 0.5]] * 6)
     drops_NMS = np.array([[each[name] for name in methods] for each in drops])
     table = faithfulness_table(drops_NMS, ranks, methods, 0)
-    assert table["share"].tolist() == ["all"] * 3 + [*SHARES] * 3
-    curves, overall = table[3:], table[:3].set_index("method")
+    assert table["share"].tolist() == [*SHARES, "all"] * 3
+    curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
     assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
     assert overall.loc["right", "drop"] == pytest.approx(whole - left)
     assert overall.loc["right", "above_random"] == pytest.approx(whole - left - drops_NMS[:, 0].mean())
@@ -216,7 +216,8 @@ def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() ->
 
 def test_a_review_where_a_score_is_not_defined_does_not_count_for_it() -> None:
     drops = np.repeat([[[0.1], [0.5]], [[0.3], [np.nan]]], len(SHARES), axis=-1)
-    table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM, "other"], 0)[:2].set_index("method")
+    table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM, "other"], 0)
+    table = table[table["share"] == "all"].set_index("method")
     assert table["documents"].tolist() == [2, 1]
     assert table.loc["other", ["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 

@@ -7,6 +7,7 @@ is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M metho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -67,23 +68,20 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     Intervals resample reviews, with the same draws for all. A review where a method gives nothing does not count for
     its difference to random removal, which also has an interval that holds for all methods at once.
     """
-    aopc_NM = drops_NMS.mean(-1)
-    above = _means(aopc_NM - aopc_NM[:, [methods.index(RANDOM)]], seed)
-    by_share, overall = _means(drops_NMS, seed).interval(), _means(aopc_NM, seed).interval()
-    every, ranks = above.simultaneous(), _means(agreement_NM, seed).correlations()
-    counts = (~np.isnan(aopc_NM)).sum(0)
-    columns = ["drop", "ci_low", "ci_high"]
-    curves = pd.DataFrame([(name, share) for name in methods for share in SHARES], columns=["method", "share"])
-    curves = curves.assign(**_columns(columns, by_share), documents=np.repeat(counts, len(SHARES)))
-    table = pd.DataFrame({"method": methods, "share": ALL}).assign(
-        **_columns(columns, overall),
+    aopc_NM = drops_NMS.mean(-1, keepdims=True)
+    above = _means((aopc_NM - aopc_NM[:, [methods.index(RANDOM)]])[..., 0], seed)
+    drops = _means(np.concatenate([drops_NMS, aopc_NM], -1), seed).interval()
+    table = pd.DataFrame(list(product(methods, [*SHARES, ALL])), columns=["method", "share"])
+    overall = {
         **_columns(["above_random", "above_random_low", "above_random_high"], above.interval()),
-        simultaneous_low=every.low,
-        simultaneous_high=every.high,
-        **_columns(["derivative_spearman", "derivative_low", "derivative_high"], ranks),
-        documents=counts,
-    )
-    return pd.concat([table, curves], ignore_index=True)
+        **_columns(["above_random", "simultaneous_low", "simultaneous_high"], above.simultaneous()),
+        **_columns(
+            ["derivative_spearman", "derivative_low", "derivative_high"], _means(agreement_NM, seed).correlations()
+        ),
+    }
+    table = table.assign(**_columns(["drop", "ci_low", "ci_high"], drops))
+    table = table.join(pd.DataFrame(overall, index=table.index[table["share"] == ALL]))
+    return table.assign(documents=np.repeat((~np.isnan(aopc_NM)).sum(0), len(SHARES) + 1))
 
 
 def _means(values: Doubles, seed: int) -> Resampled:

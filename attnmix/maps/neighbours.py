@@ -60,10 +60,12 @@ METRICS: dict[str, Metric] = {
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
     """Return indices and distances `[vectors, k]` of each vector's `k` nearest others, the nearest first.
 
-    Exact up to `MAX_EXACT_VECTORS`. `seed` draws where the approximate search starts.
+    All others where there are fewer. Exact up to `MAX_EXACT_VECTORS`; `seed` draws where the approximate search starts.
     """
     known = METRICS[metric]
-    x_ND = known.prepared(vectors)
+    x_ND, k = known.prepared(vectors), min(k, len(vectors) - 1)
+    if k == 0:
+        return np.empty((1, 0), np.int32), np.empty((1, 0))
     if len(x_ND) > MAX_EXACT_VECTORS:
         indices, distances = _approximate(x_ND, k, known.distance, seed)
     else:

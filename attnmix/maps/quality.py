@@ -69,8 +69,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     """
     order = np.random.default_rng(seed).permutation(len(maps[0]))
     place = np.argsort(order)
-    k = min(N_NEIGHBOURS, len(order) - 1)
-    near = [neighbours(xy, k, "euclidean", 0)[0] for xy in maps]
+    near = [neighbours(xy, N_NEIGHBOURS, "euclidean", 0)[0] for xy in maps]
     pairs = []
     for one, other in combinations(range(len(maps)), 2):
         permuted = maps[other][order], place[near[other][order]]
