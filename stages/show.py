@@ -32,7 +32,9 @@ from attnmix.page.assembly import write_page
 from attnmix.page.told import of_texts
 from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
-from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
+from attnmix.store.files import write_table
+from attnmix.store.reports import PAGE, PLOTS, SHOWN
+from attnmix.store.validation import PREDICTIONS
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
@@ -85,7 +87,7 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     measure(parameters, [replace(each, counted=len(each)) for each in documents], [CHECKPOINT])
     read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"))
+    write_table(PREDICTIONS, read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT)
     write_page(parameters, of_texts)
 

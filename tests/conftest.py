@@ -32,8 +32,9 @@ from transformers import (
 )
 
 from attnmix.arithmetic import kernels
+from attnmix.store.files import write_table
 from attnmix.store.reports import PAGE, write_plot
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.validation import PREDICTIONS, write_captured_scores
 
 kernels.use(settings.PORTABLE)
 
@@ -118,7 +119,7 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("faithfulness/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    write_table(PREDICTIONS, pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
     write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 

@@ -49,7 +49,7 @@ def make_run(folder: Path) -> Path:
         folder,
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
         measure={"documents": 4, "gradient_documents": 0},
-        umap={"n_epochs": 20, "layouts": LAYOUTS},
+        umap={"layouts": LAYOUTS},
         render={"points_per_second": 20},
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)

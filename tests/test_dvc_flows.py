@@ -36,9 +36,8 @@ READ_BY = {
     "capture: points dtype precision store": "capture render",
     "measure: documents": "measure faithfulness render",
     "measure: methods matrices gradient_documents gradient_max_length": "measure render",
-    "faithfulness: documents max_length shares random_draws": "faithfulness render",
-    "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
-    "umap: joint_points max_points stability_seeds": "reduce render",
+    "faithfulness: documents max_length": "faithfulness render",
+    "umap: metric seed n_neighbors min_dist layouts max_points stability_seeds": "reduce render",
     "render: formats dpi frequent_words points_per_second": "render",
 }
 # The stages that run again after one whose outputs have changed.
@@ -274,7 +273,7 @@ def test_real_stages_pull_what_they_read_and_write_the_same(tmp_path: Path) -> N
         capture={"documents": [0], "texts": ["the film was great ."], "max_length": 40},
         measure={"documents": 3, "gradient_documents": 1},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 20, "layouts": ["joint"], "stability_seeds": []},
+        umap={"layouts": ["joint"], "stability_seeds": []},
         render={"dpi": 50, "formats": ["png"]},
     )
     assert stages_run(author.dvc("repro")) == list(FOLLOWED_BY)

@@ -80,7 +80,7 @@ def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
             "gradient_max_length": 8,
         },
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 5, "layouts": ["joint", "separate"], "stability_seeds": []},
+        umap={"layouts": ["joint", "separate"], "stability_seeds": []},
         render={"formats": ["png"], "dpi": 30},
     )
     parameters = read_parameters()

@@ -32,7 +32,7 @@ def finished(folder: Path, family: FamilyRun) -> Path:
     write_parameters(
         folder,
         capture={"documents": [], "texts": ["The film was dull."]},
-        umap={"n_epochs": 20, "stability_seeds": [3]},
+        umap={"stability_seeds": [3]},
         render={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -227,7 +227,7 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
     assert set(read_plot("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
 
-    workspace(umap={"n_epochs": 1, "layouts": ["joint"], "stability_seeds": []})
+    workspace(umap={"layouts": ["joint"], "stability_seeds": []})
     write_family_run(OTHER_WIDTHS)
     with caplog.at_level(logging.INFO):
         reduce.main(read_parameters())

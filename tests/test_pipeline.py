@@ -114,7 +114,6 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
         capture={"documents": [0, 1], "max_length": 40},
         measure={"documents": 3, "gradient_documents": 1},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 20},
         render={"dpi": 50},
     )
     found = {}

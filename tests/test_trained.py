@@ -26,8 +26,8 @@ LITTLE: dict[str, dict[str, Any]] = {
     "dataset": {"name": "reviews.csv"},
     "capture": {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40},
     "measure": {"documents": 3, "gradient_documents": 1},
-    "faithfulness": {"documents": 2, "max_length": 20, "random_draws": 1},
-    "umap": {"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+    "faithfulness": {"documents": 2, "max_length": 20},
+    "umap": {"layouts": ["joint"], "stability_seeds": []},
     "render": {"dpi": 30, "formats": ["png"]},
 }
 NAMES = {0: "negative", 1: "positive"}

@@ -190,8 +190,6 @@ class MeasureParameters(_Section):
 class FaithfulnessParameters(_Section):
     documents: Count = 8
     max_length: Tokens = 48
-    shares: Annotated[list[Fraction], Field(min_length=1)] = [0.1, 0.2, 0.3, 0.4, 0.5]
-    random_draws: Count = 3
 
 
 METRIC_NAMES = (
@@ -216,9 +214,7 @@ class UmapParameters(_Section):
     seed: Seed = 2
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
-    n_epochs: Count = 200
     layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
-    joint_points: list[Point] = []
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
     stability_seeds: list[Seed] = [3, 4]
 

@@ -21,10 +21,12 @@ from attnmix.page.heads import heads_data
 from attnmix.page.importance import importance
 from attnmix.page.nearest import nearest
 from attnmix.page.sentences import captured_text, strongest_layer
+from attnmix.store.files import read_table
 from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
 from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
 from attnmix.store.reports import read_mixing, read_plot, read_steps
 from attnmix.store.runs import Run
+from attnmix.store.validation import PREDICTIONS
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -126,9 +128,7 @@ def _class_names(captured: CapturedTexts) -> list[str]:
 
 
 def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    # A class may be called NA or None; an empty label is that of a text of one's own.
-    names = {"label": str, "predicted": str}
-    table = read_plot("faithfulness/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
+    table = read_table(PREDICTIONS, "faithfulness")  # the label of a text of one's own is missing
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {
