@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from attnmix.core.errors import InputError
 from attnmix.models.convert import convert
-from attnmix.models.trained_classifier import load_trained
+from attnmix.models.loading import load_trained
 
 IDS = torch.tensor([[2, 9, 14, 31, 3]])
 NAMES = {0: "negative", 1: "positive"}

@@ -17,8 +17,7 @@ from families import EACH_FAMILY, write_family
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.models.loading import load_classifier, load_tokenizer
-from attnmix.models.trained_classifier import load_trained
+from attnmix.models.loading import load_classifier, load_tokenizer, load_trained
 from stages import download, finetune
 from stages.common.parameters import read_parameters
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.models.trained_classifier import last_linear
+from attnmix.models.loading import last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
 
