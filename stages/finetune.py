@@ -88,7 +88,7 @@ def main(parameters: Parameters) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     if finetune.epochs:
-        trainer.add_callback(_Callback)
+        trainer.add_callback(TrainingGuard)
         trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
@@ -122,7 +122,7 @@ def _check(parameters: Parameters, own: Path) -> None:
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
 
 
-class _Callback(TrainerCallback):
+class TrainingGuard(TrainerCallback):
     """Stop where the loss explodes, and keep the processes of one run in step."""
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
