@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +12,6 @@ from transformers import AutoConfig
 
 from attnmix.core.points import POINTS
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.measures.ratios import RATIOS
 from attnmix.store.features import ACTIVATIONS, stored_sites
 from attnmix.store.mixing import read_ratios, stored_matrices
 from stages.common.parameters import read_parameters
@@ -57,45 +55,29 @@ def expected_matrices(name: str) -> set[str]:
     )
 
 
-def run_pipeline(folder: Path, workspace: Workspace, name: str) -> None:
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> None:
     """Every stage in this process; parameters name all that any family has."""
-    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
-    write_family(name, folder / "model")
-    workspace(
+    folder = workspace(
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
         capture={
-            "documents": [],
-            "texts": ["time flies like an arrow"],
-            "max_length": 40,
-            "points": list(POINTS),
-            "dtype": "float32",
+            **{"documents": [], "texts": ["time flies like an arrow"], "max_length": 40},
+            **{"points": list(POINTS), "dtype": "float32"},
         },
         measure={
-            "documents": 2,
-            "max_length": 40,
-            "checkpoints": ["finetuned"],
-            "methods": list(RATIOS),
-            "matrices": list(LAYER_MATRICES),
-            "bootstrap_samples": 100,
-            "gradient_documents": 1,
-            "gradient_max_length": 8,
-            "gradient_directions": 1,
+            **{"documents": 2, "max_length": 40, "checkpoints": ["finetuned"], "bootstrap_samples": 100},
+            **{"gradient_documents": 1, "gradient_max_length": 8, "gradient_directions": 1},
         },
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 5, "layouts": ["joint", "separate"], "stability_seeds": []},
         render={"formats": ["png"], "dpi": 30},
     )
-    parameters = read_parameters()
+    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
+    write_family(name, folder / "model")
     for stage in STAGES:
-        import_module(f"stages.{stage}").main(parameters)
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> None:
-    folder = workspace()
-    run_pipeline(folder, workspace, name)
+        import_module(f"stages.{stage}").main(read_parameters())
     layers = 4 if name == "bart" else AutoConfig.from_pretrained(folder / "model").num_hidden_layers
     stored: dict[int, set[str]] = {}
     for site in stored_sites(ACTIVATIONS):
