@@ -45,13 +45,7 @@ from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
 from attnmix.core.options import FinetuneParameters, Parameters
 from attnmix.models.encoding import encode
-from attnmix.models.loading import (
-    SINGLE_LABEL,
-    check_max_length,
-    load_classifier,
-    load_tokenizer,
-    load_trained,
-)
+from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.checkpoints import FINETUNED, start
 from attnmix.store.reports import write_metrics, write_plot
 from attnmix.store.reviews import read_split

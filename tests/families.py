@@ -129,11 +129,7 @@ TOKENS = {
         padding_side="left",
     ),
     "olmo2": Tokens(
-        "bytes",
-        f"{END} <|pad|>",
-        {**END_ROLES, "pad": "<|pad|>"},
-        config={"eos": END, "pad": "<|pad|>"},
-        at_end=True,
+        "bytes", f"{END} <|pad|>", {**END_ROLES, "pad": "<|pad|>"}, config={"eos": END, "pad": "<|pad|>"}, at_end=True
     ),
     "phi3": Tokens(
         "metaspace",

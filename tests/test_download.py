@@ -235,11 +235,7 @@ def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
         ("a.csv", b'text,label\na,0\n"b,1\nc,0\n', r"a\.csv: .*Expected 2 columns, got 1"),
         ("a.csv", b"text,label\n", r"a\.csv: it holds no reviews"),
         ("A.CSV", b"text,labels\na,0\n", r"A\.CSV \(train\) has no column 'label'; it has 'text', 'labels'"),
-        (
-            "a.csv",
-            b"text,label\na,0\nb\x00c,1\n",
-            r"\(train\): the text holds a NUL .* in column 'text', row 2$",
-        ),
+        ("a.csv", b"text,label\na,0\nb\x00c,1\n", r"\(train\): the text holds a NUL .* in column 'text', row 2$"),
         ("a.csv", "text,label\na,0\n\u200b\u0301\x00,1\n".encode(), r"the text is empty in column 'text', row 2"),
         ("a.csv", b'text,label\n"two\nlines",0\n\n" ",1\n', r"the text is empty in column 'text', row 2"),
         ("a.tsv", b"text\tlabel\na\t\nb\t1\n", r"the label is missing in column 'label', row 1$"),
@@ -393,10 +389,7 @@ def test_default_weights_come_from_their_package_with_the_published_digest(
         ("./no/such/model/folder", "there is no folder ./no/such/model/folder, and it is no hub identifier"),
         ("empty", "empty holds no config.json"),
         ("pickled", r"pickled holds no model\.safetensors; other formats"),
-        (
-            "bare",
-            r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt, or vocab",
-        ),
+        ("bare", r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt, or vocab"),
     ],
 )
 def test_missing_model_is_one_error(workspace: Workspace, tiny_bert: Path, name: str, expected: str) -> None:

@@ -50,7 +50,7 @@ def test_files_that_download_reads_stand_there_by_their_own_names(workspace: Wor
     assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
     assert found == {
         "dataset.name": {
-            str(folder / "data"): {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")},
+            str(folder / "data"): {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")}
         },
         "model.name": {"./bert/": {name: model[name] for name in model if "README" not in name and ".bin" not in name}},
     }

