@@ -23,7 +23,7 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
 """The `attn_implementation` of models whose attention is observed."""
-BLOCK_NUMBERS = 2**24  # of the largest block of attention weights
+BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AttentionCall:
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""
         *shape, tokens, _ = self.key.shape
-        size = max(1, BLOCK_NUMBERS // (tokens * torch.Size(shape).numel()))
+        size = max(1, BLOCK_ELEMENTS // (tokens * torch.Size(shape).numel()))
         for start in range(0, tokens, size):
             yield slice(start, min(start + size, tokens))
 
