@@ -73,7 +73,7 @@ class _Section(BaseModel):
     @classmethod
     def _no_repeated_item(cls, value: Any) -> Any:
         if isinstance(value, list) and any(value.count(item) > 1 for item in value):
-            raise ValueError("a value stands there more than once")
+            raise ValueError("it holds a value more than once")
         return value
 
 
@@ -96,7 +96,7 @@ class DatasetParameters(_Section):
 
     @property
     def configuration(self) -> str | None:
-        """What stands behind a colon in the name: one of several configurations of a folder or hub dataset."""
+        """The part of the name behind a colon: one of several configurations of a folder or hub dataset."""
         return self.name.partition(":")[2] or None
 
     @model_validator(mode="after")
