@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -63,10 +63,9 @@ class Repository:
 
     def _file(self, path: str) -> Path:
         listed, backoff, spoilt = self._listing[path], Backoff(), 0
+        bar, kind = _bar(progress=backoff.restart, desc=path), self.kind  # the client's would show a signed address
         while spoilt < 2:
             try:
-                # The client's own bar would show a signed address.
-                bar, kind = _bar(desc=path), self.kind
                 file = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
             except httpx2.TransportError as error:
                 backoff.wait(failure(error))
@@ -135,12 +134,18 @@ class Repository:
         return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
 
 
-def _bar(**fixed: Any) -> type[tqdm]:
-    """Return the client's progress bar with options that override the client's."""
+def _bar(progress: Callable[[], None] | None = None, **fixed: Any) -> type[tqdm]:
+    """Return the client's progress bar, which calls `progress` for each part that arrives; `fixed` are its options."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if progress:
+                progress()
+            shown: bool | None = super().update(n)
+            return shown
 
     return Bar
 

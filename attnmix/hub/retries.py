@@ -35,6 +35,10 @@ class Backoff:
     """Waits between the tries of one request, twice as long each time, within `TIME_LIMIT_SECONDS`."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, as after progress."""
         self._ends = time.monotonic() + TIME_LIMIT_SECONDS
         self._wait = FIRST_WAIT_SECONDS
 
