@@ -33,7 +33,7 @@ from transformers import (
 
 from attnmix.arithmetic import kernels
 from attnmix.store.files import write_table
-from attnmix.store.reports import PAGE, write_plot
+from attnmix.store.reports import PAGE, write_metrics
 from attnmix.store.validation import PREDICTIONS, write_captured_scores
 
 kernels.use(settings.PORTABLE)
@@ -126,10 +126,10 @@ def write_captured_texts(documents: Sequence[str]) -> None:
 COMMIT = "c" * 40
 
 
-def write_commits(model: str = "owner/bert") -> None:
-    """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
-    rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
-    write_plot("download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
+def write_download_metrics() -> None:
+    """As `download` writes them into the current folder, of a model of the hub and a folder of reviews."""
+    counts = {"train": 277, "validation": 49, "test": 101}
+    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts})
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:
