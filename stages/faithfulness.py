@@ -11,6 +11,7 @@ under `reports/plots/faithfulness/`, and `reports/metrics/faithfulness.json`; `d
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -31,36 +32,37 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.models.encoding import readings
 from attnmix.models.loading import check_max_length
-from attnmix.store.checkpoints import FINETUNED
-from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
+from attnmix.store.files import write_table
 from attnmix.store.reviews import read_split
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_plot
 from stages.common.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
 
 
 def main(parameters: Parameters) -> None:
+    run = Run(Path())
     use(parameters.arithmetic)
-    check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
-    check_max_length("measure.max_length", parameters.measure.max_length, FINETUNED)
+    check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, run.finetuned)
+    check_max_length("measure.max_length", parameters.measure.max_length, run.finetuned)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
+    classifier = Classifier(run.finetuned, device, parameters.measure.batch_tokens)
     samples, seed = parameters.measure.bootstrap_samples, parameters.seed
     methods = _present(classifier)
-    drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
+    drops_NMS, agreement_NM = _removed(classifier, methods, parameters, run)
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
-    margins, checkpoints = _margins(classifier, parameters)
+    margins, checkpoints = _margins(classifier, parameters, run)
     correlations = margin_correlation(margins, checkpoints)
-    write_plot("faithfulness/faithfulness", curves)
-    write_plot("faithfulness/faithfulness_overall", overall)
-    write_plot("faithfulness/margins", margins)
-    write_plot("faithfulness/captured_texts", _captured(classifier, parameters))
-    write_captured_scores(_captured_scores(classifier, parameters))
-    write_plot("faithfulness/margin_correlation", correlations)
+    write_plot("faithfulness/faithfulness", curves, run.tables)
+    write_plot("faithfulness/faithfulness_overall", overall, run.tables)
+    write_plot("faithfulness/margins", margins, run.tables)
+    write_plot("faithfulness/captured_texts", _captured(classifier, parameters, run), run.tables)
+    write_table(run.token_scores_file, _captured_scores(classifier, parameters, run))
+    write_plot("faithfulness/margin_correlation", correlations, run.tables)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
-    write_metrics("faithfulness", {"above_random": float(best), "margin": _margin(correlations)})
+    write_metrics("faithfulness", {"above_random": float(best), "margin": _margin(correlations)}, run.metrics_folder)
     logging.info("%d token scores compared in %d reviews", len(methods), len(drops_NMS))
 
 
@@ -76,12 +78,14 @@ def _present(classifier: Classifier) -> list[Attribution]:
     return found
 
 
-def _documents(classifier: Classifier, documents: int, max_length: int, seed: int) -> list[Document]:
-    drawn = drawn_reviews(documents, seed)
+def _documents(classifier: Classifier, documents: int, max_length: int, seed: int, run: Run) -> list[Document]:
+    drawn = drawn_reviews(documents, seed, run.reviews)
     return chosen_documents(classifier.tokenizer, drawn, {}, max_length, max_length)
 
 
-def _removed(classifier: Classifier, methods: list[Attribution], parameters: Parameters) -> tuple[Doubles, Doubles]:
+def _removed(
+    classifier: Classifier, methods: list[Attribution], parameters: Parameters, run: Run
+) -> tuple[Doubles, Doubles]:
     """Falls of the probability `[N, methods, shares]` and agreement with the derivative `[N, methods]`."""
     faithfulness, seed = parameters.faithfulness, parameters.seed
     generator = np.random.default_rng(seed)
@@ -89,7 +93,7 @@ def _removed(classifier: Classifier, methods: list[Attribution], parameters: Par
     matrices = matrices if len(classifier.family.stacks) == 1 else []
     values = classifier.values() if any(each.name == "decompx" for each in methods) else None
     drops, agreements = [], []
-    documents = _documents(classifier, faithfulness.documents, faithfulness.max_length, seed)
+    documents = _documents(classifier, faithfulness.documents, faithfulness.max_length, seed, run)
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, matrices, values, generator, faithfulness.random_draws)
         scores = {each.name: np.atleast_2d(each.formula(review)) for each in methods}
@@ -108,13 +112,13 @@ def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
     return pd.concat([pd.DataFrame({**frame, "method": name, "score": each.mean(0)}) for name, each in scores.items()])
 
 
-def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier, parameters: Parameters, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
     mixing = parameters.measure
-    documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed)
+    documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed, run)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
-    reviews, names = read_split("test"), classifier.base.config.id2label
+    reviews, names = read_split("test", run.reviews), classifier.base.config.id2label
     numbers = [int(document.name.removeprefix("test/")) for document in documents]
     table = pd.DataFrame(
         {
@@ -125,14 +129,17 @@ def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFra
             "tokens": [len(document) for document in documents],
         }
     )
-    last = _last_layer()
+    last = _last_layer(run)
     return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
 
 
-def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
+def _captured(classifier: Classifier, parameters: Parameters, run: Run) -> pd.DataFrame:
     """`captured_texts.csv`: what the classifier says of each captured text, and what of it the model sees."""
-    texts, reviews = chosen_texts(parameters.capture, parameters.seed), read_split("test")["label_name"]
-    rows = chosen_rows(parameters.capture, parameters.seed)
+    texts, reviews = (
+        chosen_texts(parameters.capture, parameters.seed, run.reviews),
+        read_split("test", run.reviews)["label_name"],
+    )
+    rows = chosen_rows(parameters.capture, parameters.seed, run.reviews)
     encoded, read = readings(classifier.tokenizer, list(texts.values()), parameters.capture.max_length)
     probability_NC = classifier.logits(encoded).softmax(-1)
     names = classifier.base.config.id2label
@@ -148,9 +155,9 @@ def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
     return pd.concat([table, pd.DataFrame(read).rename(columns=named)], axis=1)
 
 
-def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
+def _captured_scores(classifier: Classifier, parameters: Parameters, run: Run) -> pd.DataFrame:
     """Those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be."""
-    texts, length = chosen_texts(parameters.capture, parameters.seed), parameters.capture.max_length
+    texts, length = chosen_texts(parameters.capture, parameters.seed, run.reviews), parameters.capture.max_length
     generator = np.random.default_rng(parameters.seed)
     tables = []
     for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
@@ -166,10 +173,10 @@ def _margin(correlations: pd.DataFrame) -> float:
     return float(rows.get("finetuned", rows.iloc[0]))
 
 
-def _last_layer() -> dict[str, pd.Series]:
+def _last_layer(run: Run) -> dict[str, pd.Series]:
     """Each measured checkpoint's mean ratio of every review in the statistics, after the last layer, by review."""
-    means = read_plot("measure/mixing")
+    means = run.table("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    reviews = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
+    reviews = run.table_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
     by_checkpoint = reviews.set_index("document").groupby("checkpoint", sort=False)["mean"]
     return {str(name): of_checkpoint for name, of_checkpoint in by_checkpoint}

@@ -43,10 +43,9 @@ from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.capture_points import widths
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.mixing import MIXING, TokenRatios, write_ratios
-from attnmix.store.reports import write_long_plot, write_metrics, write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import TokenRatios, write_long_plot, write_metrics, write_plot, write_ratios
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
 from stages.common.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
@@ -58,16 +57,17 @@ FLOAT32_BYTES = 4
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    measure(parameters, _documents(parameters))
+    run = Run(Path())
+    measure(parameters, _documents(parameters, run), run)
 
 
-def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
+def measure(parameters: Parameters, documents: Iterable[Document], run: Run) -> None:
     """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
-    weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
+    weights = {checkpoint: run.checkpoints[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
-    folder = unfinished_folder("measure", parameters)
+    folder = unfinished_folder("measure", parameters, run.root)
     corpus = _corpus(folder / "documents", documents, state)
     chosen = corpus.drawn(mixing.gradient_documents, seed)
     measured: dict[str, CheckpointMeasures] = {}
@@ -91,10 +91,10 @@ def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
     work.control("random_weights", batches, lambda document: document)
     state.wait_for_everyone()
     if state.is_main_process:
-        _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"measure": mixing}))
-        write_plot("measure/layer_parts", _layer_parts(batches.family))
+        _write_tables(measured, work, gains, sites, chosen, parameters.model_copy(update={"measure": mixing}), run)
+        write_plot("measure/layer_parts", _layer_parts(batches.family), run.tables)
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
-        publish(folder / "mixing", MIXING)
+        publish(folder / "mixing", run.measured)
         clear(folder)
         logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
 
@@ -106,6 +106,7 @@ def _write_tables(
     sites: Sequence[Site],
     chosen: Sequence[int],
     parameters: Parameters,
+    run: Run,
 ) -> None:
     """Everything under `reports/`, from what all processes have left."""
     mixing, seed, corpus = parameters.measure, parameters.seed, random.corpus
@@ -123,10 +124,10 @@ def _write_tables(
     tables |= control_tables(controls, means, methods, corpus.counted[corpus.counted > 0])
     tables |= derivative_tables({name: each.derivatives(chosen) for name, each in measured.items()}, mixing, seed)
     for name, table in tables.items():
-        write_plot(f"measure/{name}", table)
-    write_long_plot("measure/mixing_by_review", by_review(sums, corpus.reviews, methods))
+        write_plot(f"measure/{name}", table, run.tables)
+    write_long_plot("measure/mixing_by_review", by_review(sums, corpus.reviews, methods), run.tables)
     numbers = metrics(sums, means, methods)
-    write_metrics("measure", numbers | {"computed_on": computed_on(parameters.arithmetic)})
+    write_metrics("measure", numbers | {"computed_on": computed_on(parameters.arithmetic)}, run.metrics_folder)
 
 
 def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) -> Corpus:
@@ -190,18 +191,18 @@ def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParamet
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
-def _documents(parameters: Parameters) -> Iterator[Document]:
+def _documents(parameters: Parameters, run: Run) -> Iterator[Document]:
     """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
     mixing, capture = parameters.measure, parameters.capture
-    weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints]
+    weights = [run.checkpoints[checkpoint] for checkpoint in mixing.checkpoints]
     for path in weights:
         check_max_length("measure.max_length", mixing.max_length, path)
         check_max_length("measure.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
-    rows, labels = drawn_rows(mixing.documents, parameters.seed), review_labels()
+    rows, labels = drawn_rows(mixing.documents, parameters.seed, run.reviews), review_labels(run.reviews)
     drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}
-    captured = chosen_texts(capture, parameters.seed)
-    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows)
+    captured = chosen_texts(capture, parameters.seed, run.reviews)
+    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows, run.reviews)
     documents = each_chosen_document(tokenizer, drawn.keys(), texts, captured, mixing.max_length, capture.max_length)
     return (replace(each, label=drawn[each.name]) if each.counted else each for each in documents)
 

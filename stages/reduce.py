@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
 from attnmix.core.options import Parameters, UmapParameters
-from attnmix.core.points import Site
+from attnmix.core.points import OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import LAYOUT_FITTERS, Blocks, Fitted
 from attnmix.maps.movement import Maps, linear_projections, movement_table
@@ -27,10 +28,8 @@ from attnmix.maps.neighbours import Indices, Vectors, neighbours
 from attnmix.maps.parallel import check_cluster, in_parallel
 from attnmix.maps.quality import quality_table
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
-from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import write_metrics, write_plot
-from attnmix.store.runs import Run, open_run
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 Points = tuple[list[Site], Vectors]
@@ -40,12 +39,11 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 
 def main(parameters: Parameters) -> None:
     check_cluster()
-    reduce(parameters.umap, CAPTURED_CHECKPOINT)
+    reduce(parameters.umap, CAPTURED_CHECKPOINT, Run(Path()))
 
 
-def reduce(umap: UmapParameters, checkpoint: str) -> None:
+def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
-    run = open_run()
     tokens, sites = run.tokens, run.sites
     rows = _drawn_tokens(tokens, len(sites), umap)
     by_width = _read(run, rows)
@@ -53,22 +51,24 @@ def reduce(umap: UmapParameters, checkpoint: str) -> None:
     everywhere = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
     drawn = tokens.iloc[rows].reset_index(drop=True)
     in_joint = _joint_points(sites, in_stream, umap)
-    shutil.rmtree(MAPS, ignore_errors=True)
+    shutil.rmtree(run.maps, ignore_errors=True)
     layouts: dict[str, Fitted] = {}
     in_layout: dict[str, tuple[list[Site], Blocks]]
     in_layout = {"joint": in_joint, "aligned": in_stream, "separate": (sites, [everywhere[site] for site in sites])}
     for layout in umap.layouts:
         chosen, vectors = in_layout[layout]
         fitted = layouts[layout] = LAYOUT_FITTERS[layout](chosen, vectors, umap)
-        write_map(layout, drawn, fitted.maps[umap.seed])
+        write_map(layout, drawn, fitted.maps[umap.seed], run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
     nearest = in_parallel(_nearest, [(vectors_TD, umap) for vectors_TD in everywhere.values()], "nearest vectors")
-    write_nearest(drawn, {site: rows[indices] for site, indices in zip(everywhere, nearest, strict=True)})
+    write_nearest(drawn, {site: rows[indices] for site, indices in zip(everywhere, nearest, strict=True)}, run.maps)
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         moved |= _projections(*in_joint, umap)
-    write_plot("reduce/movement", movement_table(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap))
-    _write_quality(layouts, len(drawn))
+    write_plot(
+        "reduce/movement", movement_table(moved, everywhere, drawn, _ratios(drawn, checkpoint, run), umap), run.tables
+    )
+    _write_quality(layouts, len(drawn), run)
 
 
 def _nearest(vectors_TD: Vectors, umap: UmapParameters) -> Indices:
@@ -122,7 +122,9 @@ def _read(run: Run, rows: Rows) -> dict[int, Points]:
         for vectors_TD, site in zip(vectors_STD, chosen, strict=True):
             vectors_TD[:] = run.read(site, rows)
             if not np.isfinite(vectors_TD).all():
-                raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
+                raise InputError(
+                    f"{run.activations}: {site} holds a value that is no number; run `dvc repro -f capture`"
+                )
         read[width] = chosen, vectors_STD
     return read
 
@@ -138,10 +140,10 @@ def _residual_stream(by_width: Mapping[int, Points]) -> Points:
     return by_width[stream]
 
 
-def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
+def _ratios(drawn: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
     """`layer` and the ratios of the drawn tokens in `checkpoint`, in the maps' order; empty without any."""
     documents = drawn["document"].unique().tolist()
-    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
+    ratios = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
         logging.info(
             "no ratios of the fine-tuned model for the maps: measure.checkpoints or measure.tokens leaves them out"
@@ -155,16 +157,17 @@ def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
     return pd.concat(by_layer, ignore_index=True)[["layer", *methods]]
 
 
-def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
+def _write_quality(layouts: Mapping[str, Fitted], tokens: int, run: Run) -> None:
     """Every map's scores, the whole layouts' where a person reads them, and the three that say most."""
     quality = quality_table([row for fitted in layouts.values() for row in fitted.quality])
-    write_quality(quality)
+    write_quality(quality, run.maps)
     scored = pd.Series({layout: fitted.n_scored for layout, fitted in layouts.items()})
     points = {layout: len(next(iter(fitted.maps.values()))) for layout, fitted in layouts.items()}
     whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]]
     of_layout = {"points": whole["layout"].map(points), "scored_vectors": whole["layout"].map(scored)}
     counted = whole.assign(tokens=tokens, **of_layout)
-    write_plot("reduce/map_quality", counted)
+    write_plot("reduce/map_quality", counted, run.tables)
     values = whole.set_index(["layout", "measure"])["value"].to_dict()
     shown = {layout: [name for name in METRICS if (layout, name) in values] for layout in layouts}
-    write_metrics("reduce", {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()})
+    numbers = {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()}
+    write_metrics("reduce", numbers, run.metrics_folder)

@@ -6,10 +6,14 @@ DVC can watch no path that may as well be a hub's identifier, so this stage runs
 such a source; else dvc.yaml has no such stage. Writes `reports/sources.json`.
 """
 
+from pathlib import Path
+
 from attnmix.core.options import Parameters
-from attnmix.store.sources import write_sources
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_sources
 from stages.common.source_hashes import look_at_sources
 
 
 def main(parameters: Parameters) -> None:
-    write_sources(look_at_sources(parameters))
+    run = Run(Path())
+    write_sources(look_at_sources(parameters, run), run.sources_file)

@@ -32,8 +32,9 @@ from transformers import (
 )
 
 from attnmix.arithmetic import kernels
-from attnmix.store.reports import PAGE, write_plot
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.files import write_table
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_plot
 
 kernels.use(settings.PORTABLE)
 
@@ -118,8 +119,12 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("faithfulness/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
-    write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
+    write_plot(
+        "faithfulness/captured_texts",
+        pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2),
+        Run(Path()).tables,
+    )
+    write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
 COMMIT = "c" * 40
@@ -128,7 +133,9 @@ COMMIT = "c" * 40
 def write_commits(model: str = "owner/bert") -> None:
     """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
     rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
-    write_plot("download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
+    write_plot(
+        "download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]), Run(Path()).tables
+    )
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:
@@ -255,7 +262,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(run: Path, chromium: Any) -> Iterator[Opened]:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
     yield shown
     shown.close()
 

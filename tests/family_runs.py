@@ -18,9 +18,9 @@ from attnmix.measures.derivatives import FORMS
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.store import features as store
-from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
-from attnmix.store.reports import write_plot
+from attnmix.store.layout import contributions_folder, heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads, write_matrix, write_plot
 
 CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
@@ -120,14 +120,16 @@ def write_family_run(family: FamilyRun) -> pd.DataFrame:
     for method in family.ratios:
         ratios[method] = np.where(ratios["position"] == 0, 0, generator.uniform(size=len(ratios)))  # it sees itself
     classes = [family.special.get(token, "word") for token in ratios["token"]]
-    MIXING.mkdir(parents=True)
-    ratios.assign(token_class=classes, in_statistics=True).to_parquet(MIXING / "tokens.parquet", index=False)
+    Run(Path()).measured.mkdir(parents=True)
+    ratios.assign(token_class=classes, in_statistics=True).to_parquet(
+        Run(Path()).measured / "tokens.parquet", index=False
+    )
     for checkpoint in CHECKPOINTS:
-        place, length = contributions_folder(checkpoint, "text/0"), len(tokens)
+        place, length = contributions_folder(checkpoint, "text/0", Run(Path()).measured), len(tokens)
         for method in with_rollouts(family.matrices):
             write_matrix(place, method, _causal(generator, family.layers, length), ("layer", "token", "source"), {})
         parts = random_parts(generator, (family.layers, HEADS_NUMBER, length, 4), causal=True)
-        write_heads(heads_folder(checkpoint, "text/0"), parts)
+        write_heads(heads_folder(checkpoint, "text/0", Run(Path()).measured), parts)
     _write_reports(family, ratios, generator)
     return tokens
 
@@ -163,25 +165,29 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")
     means = by_layer.groupby(["checkpoint", "layer", "method"], sort=False)["mean"].mean().reset_index()
     intervals = means.assign(ci_low=means["mean"] - 0.05, ci_high=means["mean"] + 0.05)
-    write_plot("measure/mixing", intervals.assign(tokens=100, documents=4))
+    write_plot("measure/mixing", intervals.assign(tokens=100, documents=4), Run(Path()).tables)
     weighed = intervals.assign(weight="review", tokens_of="all", documents=4)
-    write_plot("measure/mixing_weighted", weighed)
-    write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100))
+    write_plot("measure/mixing_weighted", weighed, Run(Path()).tables)
+    write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100), Run(Path()).tables)
     differences = intervals[intervals["checkpoint"] == "finetuned"].drop(columns="checkpoint")
     ends = {"simultaneous_low": differences["ci_low"] - 0.05, "simultaneous_high": differences["ci_high"] + 0.05}
-    write_plot("measure/mixing_difference", differences.rename(columns={"mean": "difference"}).assign(**ends))
+    write_plot(
+        "measure/mixing_difference",
+        differences.rename(columns={"mean": "difference"}).assign(**ends),
+        Run(Path()).tables,
+    )
     changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
     random = changes.assign(checkpoint="random", control="random_weights")
     own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
-    write_plot("measure/mixing_controls", pd.concat([random, *own]))
+    write_plot("measure/mixing_controls", pd.concat([random, *own]), Run(Path()).tables)
     left = changes.assign(control="text_mean_value").rename(columns={"mean": "difference"})
-    write_plot("measure/mixing_controls_difference", left)
+    write_plot("measure/mixing_controls_difference", left, Run(Path()).tables)
     levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
     levels = levels.assign(reference="layer_input", documents=4)
     forms = [levels.assign(form=form) for form in FORMS]
-    write_plot("measure/derivative_levels", pd.concat(forms))
+    write_plot("measure/derivative_levels", pd.concat(forms), Run(Path()).tables)
     agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
-    write_plot("measure/mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6))
+    write_plot("measure/mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6), Run(Path()).tables)
     steps: list[dict[str, Any]] = []
     for checkpoint in CHECKPOINTS:
         for layer in range(1, family.layers + 1):
@@ -192,7 +198,7 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
                         value = np.nan
                     where = {"checkpoint": checkpoint, "layer": layer, "step": step, "measure": measure}
                     steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
-    write_plot("measure/steps", pd.DataFrame(steps))
+    write_plot("measure/steps", pd.DataFrame(steps), Run(Path()).tables)
     stacks = (0, 1) if family.decoder_start else (0,)
     parts = [(stack, part) for stack in stacks for part in family.parts if stack or not part.startswith("cross")]
-    write_plot("measure/layer_parts", pd.DataFrame(parts, columns=["stack", "part"]))
+    write_plot("measure/layer_parts", pd.DataFrame(parts, columns=["stack", "part"]), Run(Path()).tables)

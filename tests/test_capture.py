@@ -18,8 +18,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.points import LAYER_POINTS, POINTS, Site
 from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
@@ -224,7 +225,11 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     workspace: Workspace, tiny_bert: Path
 ) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
-    stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
+    stored, reviews, parameters = (
+        store.read_texts(ACTIVATIONS),
+        read_split("test", Run(Path()).reviews),
+        read_parameters(),
+    )
     rows = chosen_rows(parameters.capture, parameters.seed)
     assert list(stored) == [f"test/{row}" for row in rows]
     assert list(stored.values()) == reviews["text"][rows].tolist()

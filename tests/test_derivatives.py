@@ -26,7 +26,8 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
 from attnmix.page.evidence import derivatives
-from attnmix.store.reports import write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_plot
 from stages.measuring.corpus import Corpus, write_corpus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,8 +114,12 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path, monkeypatch: pytest
     ends = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
     rows += [(form, "difference", sum(each) / 2, *each) for form, each in ends.items()]
     levels_table = pd.DataFrame(rows, columns=columns).assign(reference="layer_input", layer=2, documents=4)
-    write_plot("measure/derivative_levels", levels_table)
-    write_plot("measure/mixing_difference", pd.DataFrame({"method": ["attn_n"], "layer": [2], "difference": [0.2]}))
+    write_plot("measure/derivative_levels", levels_table, Run(Path()).tables)
+    write_plot(
+        "measure/mixing_difference",
+        pd.DataFrame({"method": ["attn_n"], "layer": [2], "difference": [0.2]}),
+        Run(Path()).tables,
+    )
     (sentence,) = derivatives("attn_n")
     assert "when all others move together it rises (50 % to 50 %, +20.0 percentage points" in sentence
     assert "when they move independently it falls (" in sentence

@@ -21,6 +21,7 @@ from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
 from attnmix.models.fetching import DIGESTS, fetch_model
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import download
 from stages.common.parameters import read_parameters
 
@@ -387,7 +388,7 @@ def test_stage_writes_what_the_other_stages_read(
     assert list(counted.columns) == ["split", "label", "label_name", "reviews"]
     rows = iter(counted.itertuples(index=False))
     for split in ("train", "validation", "test"):
-        kept = read_split(split)
+        kept = read_split(split, Run(Path()).reviews)
         pd.testing.assert_frame_equal(kept, expected[split])
         for label, name in ((0, "negative"), (1, "positive")):
             assert tuple(next(rows)) == (split, label, name, int((kept["label_name"] == name).sum()))

@@ -14,8 +14,9 @@ from transformers import AutoConfig
 from attnmix.core.points import POINTS
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.features import ACTIVATIONS, stored_sites
-from attnmix.store.mixing import read_ratios, stored_matrices
+from attnmix.store.features import stored_sites
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
 STAGES = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
@@ -107,6 +108,6 @@ def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> Non
     assert set(mixing["layer"]) == set(range(1, layers + 1))
     assert mixing["mean"].between(0, 1).all()
     columns = {"checkpoint", "document", "position", "layer", "token", "word", "token_class", "in_statistics"}
-    assert set(read_ratios().columns) - columns == expected_ratios(name)
-    assert set(stored_matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == expected_matrices(name)
+    assert set(Run(Path()).ratios().columns) - columns == expected_ratios(name)
+    assert set(Run(Path()).matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == expected_matrices(name)
     assert (folder / "reports/index.html").stat().st_size > 100_000

@@ -29,10 +29,8 @@ from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import WITHIN, quality_table, score_joint_map, scores, stability
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS, read_map, read_quality
-from attnmix.store.mixing import MIXING
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters
 
@@ -244,10 +242,10 @@ def write_stores(tokens: int) -> dict[Site, Any]:
         store.write_block(ACTIVATIONS, site, slice(0, tokens), block)
     table = pd.DataFrame({"document": [f"test/{i // 30}" for i in range(tokens)], "position": np.arange(tokens) % 30})
     table.assign(token_id=0, token="a").to_parquet(store.tokens_file(ACTIVATIONS), index=False)
-    MIXING.mkdir(parents=True)
+    Run(Path()).measured.mkdir(parents=True)
     ratios = table.assign(checkpoint="finetuned", layer=1, attn_n=np.random.default_rng(0).uniform(size=tokens))
     ratios["in_statistics"] = False
-    ratios.to_parquet(MIXING / "tokens.parquet", index=False)
+    ratios.to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
     return features
 
 
@@ -255,7 +253,7 @@ def test_joint_is_one_fit_of_all_points_and_separate_one_of_each(workspace: Work
     workspace(umap={"n_epochs": 30})
     features = write_stores(60)
     reduce.main(read_parameters())
-    joint, separate = read_map("joint"), read_map("separate")
+    joint, separate = Run(Path()).map("joint"), Run(Path()).map("separate")
     for table in (joint, separate):
         assert list(table.columns) == ["document", "position", "layer", "point", "x", "y"]
         assert len(table) == 3 * 60
@@ -271,15 +269,15 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     workspace(umap={"n_epochs": 10, "max_points": 100, "layouts": ["joint"], "stability_seeds": []})
     write_stores(60)
     reduce.main(read_parameters())
-    joint = read_map("joint")
+    joint = Run(Path()).map("joint")
     assert len(joint) == 99
     positions = [tuple(rows["position"]) for _, rows in joint.groupby(["layer", "point"])]
     assert len(set(positions)) == 1
     assert joint.groupby("document").size().tolist() in ([48, 51], [51, 48])
-    assert not (MAPS / "separate.parquet").exists()
-    assert list(read_metrics("reduce")) == ["joint"]
-    assert list(read_metrics("reduce")["joint"]) == ["trustworthiness", "neighbours_kept"]
-    whole = read_plot("reduce/map_quality")
+    assert not (Run(Path()).maps / "separate.parquet").exists()
+    assert list(Run(Path()).metrics("reduce")) == ["joint"]
+    assert list(Run(Path()).metrics("reduce")["joint"]) == ["trustworthiness", "neighbours_kept"]
+    whole = Run(Path()).table("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
 
 
@@ -437,21 +435,21 @@ def test_every_map_carries_its_scores(workspace: Workspace) -> None:
     workspace(umap={"n_epochs": 30})
     features = write_stores(60)
     reduce.main(read_parameters())
-    quality = read_quality()
+    quality = Run(Path()).map_quality
     assert set(quality["measure"]) == set(MAP_MEASURES)
     separate = quality[(quality["layout"] == "separate") & (quality["measure"] == "trustworthiness")]
     assert len(separate) == 1 + len(SITES)
-    xy = read_map("separate").query("layer == 1 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    xy = Run(Path()).map("separate").query("layer == 1 and point == 'layer_output'")[["x", "y"]].to_numpy()
     expected = trustworthiness(features[SITES[2]].astype(np.float32), xy, n_neighbors=15)
     assert separate[separate["point"] == "layer_output"]["value"].item() == pytest.approx(expected, abs=1e-6)
 
-    whole = read_plot("reduce/map_quality")
+    whole = Run(Path()).table("reduce/map_quality")
     assert whole["layout"].drop_duplicates().tolist() == read_parameters().umap.layouts
     columns = ["layout", "measure", "value", "chance"]
     of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
     pd.testing.assert_frame_equal(whole[columns], of_layouts, check_dtype=False)
     by_name = whole.set_index(["layout", "measure"])
-    for layout, numbers in read_metrics("reduce").items():
+    for layout, numbers in Run(Path()).metrics("reduce").items():
         assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
         for name, value in numbers.items():
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
@@ -462,7 +460,7 @@ def test_moves_are_written_for_every_seed_of_the_layouts_in_one_plane(workspace:
     workspace(umap={"n_epochs": 10, "stability_seeds": [3]})
     write_stores(30)
     reduce.main(read_parameters())
-    movement = read_plot("reduce/movement")
+    movement = Run(Path()).table("reduce/movement")
     assert list(movement.columns) == list(COLUMNS)
     seeds = movement.groupby("layout")["seeds"].first().to_dict()
     assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
@@ -477,8 +475,8 @@ def test_without_a_map_in_one_plane_there_are_no_moves(workspace: Workspace) -> 
     workspace(umap={"n_epochs": 1, "layouts": ["separate"], "stability_seeds": []})
     write_stores(30)
     reduce.main(read_parameters())
-    assert list(read_plot("reduce/movement").columns) == list(COLUMNS)
-    assert read_plot("reduce/movement").empty
+    assert list(Run(Path()).table("reduce/movement").columns) == list(COLUMNS)
+    assert Run(Path()).table("reduce/movement").empty
 
 
 def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -> None:
@@ -486,15 +484,15 @@ def test_the_joint_map_holds_the_points_that_were_chosen(workspace: Workspace) -
     workspace(umap={"n_epochs": 10, "joint_points": chosen, "layouts": ["joint", "aligned"], "stability_seeds": []})
     features = write_stores(30)
     reduce.main(read_parameters())
-    assert read_map("joint")["point"].drop_duplicates().tolist() == chosen
-    assert read_map("aligned")["point"].drop_duplicates().tolist() == [site.point for site in SITES]
+    assert Run(Path()).map("joint")["point"].drop_duplicates().tolist() == chosen
+    assert Run(Path()).map("aligned")["point"].drop_duplicates().tolist() == [site.point for site in SITES]
     umap = read_parameters().umap
     together = fit_map(np.concatenate([features[SITES[i]].astype(np.float32) for i in (0, 2)]), umap, umap.seed)
-    assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
-    steps = read_plot("reduce/movement").groupby("layout")["step"].unique().map(sorted).to_dict()
+    assert np.array_equal(Run(Path()).map("joint")[["x", "y"]].to_numpy(), together)
+    steps = Run(Path()).table("reduce/movement").groupby("layout")["step"].unique().map(sorted).to_dict()
     every = ["attention", "ffn", "layer"]
     assert steps == {"joint": ["layer"], "aligned": every, "pca": ["layer"], "random_projection": ["layer"]}
-    assert read_plot("reduce/map_quality").groupby("layout")["points"].first().to_dict() == {
+    assert Run(Path()).table("reduce/map_quality").groupby("layout")["points"].first().to_dict() == {
         "joint": 2,
         "aligned": 3,
     }
@@ -522,7 +520,7 @@ def test_joint_points_that_are_not_there_are_one_error(workspace: Workspace, poi
     store.write_block(ACTIVATIONS, heads, slice(0, 30), np.zeros((30, 24), dtype=np.float16))
     with pytest.raises(InputError, match=reason):
         reduce.main(read_parameters())
-    assert not MAPS.exists()
+    assert not Run(Path()).maps.exists()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 23])
@@ -531,10 +529,10 @@ def test_few_tokens_give_every_layout(workspace: Workspace, tokens: int) -> None
     write_stores(tokens)
     reduce.main(read_parameters())
     for layout in LAYOUTS:
-        table = read_map(layout)
+        table = Run(Path()).map(layout)
         assert len(table) == len(SITES) * tokens
         assert np.isfinite(table[["x", "y"]].to_numpy()).all()
-    separate = read_metrics("reduce")["separate"]
+    separate = Run(Path()).metrics("reduce")["separate"]
     assert (separate["trustworthiness"] is None) == (tokens < 3)
 
 
@@ -546,14 +544,18 @@ def test_constant_and_repeated_vectors_give_every_layout(workspace: Workspace, k
     store.write_block(ACTIVATIONS, SITES[1], slice(0, 40), block.astype(np.float16))
     reduce.main(read_parameters())
     for layout in LAYOUTS:
-        assert np.isfinite(read_map(layout)[["x", "y"]].to_numpy()).all()
-    quality = read_quality()
+        assert np.isfinite(Run(Path()).map(layout)[["x", "y"]].to_numpy()).all()
+    quality = Run(Path()).map_quality
     there = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]
     assert there["value"].isna().all() == (kind == "constant")
 
 
 def outputs() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (*MAPS.iterdir(), *Path("reports").rglob("*.*")) if path.is_file()}
+    return {
+        path.name: path.read_bytes()
+        for path in (*Run(Path()).maps.iterdir(), *Path("reports").rglob("*.*"))
+        if path.is_file()
+    }
 
 
 def outputs_of(workers: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:

@@ -20,8 +20,8 @@ from attnmix.core.statistics import Draws, resample
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.documents import Document
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.mixing import read_captured_ratios, read_ratios
-from attnmix.store.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_long_plot, write_plot
 from stages import measure, reduce
 from stages.common.parameters import read_parameters
 from stages.measuring import corpus
@@ -96,41 +96,41 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
     peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     assert many - few < (MANY - FEW) * 500  # less than a hundredth of what a document's sums are
-    assert read_plot("measure/mixing")["documents"].unique().tolist() == [MANY]
-    assert len(read_plot("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
+    assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
+    assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
 
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12, "all")
     measure.main(read_parameters())
-    whole = {path: pd.read_csv(path) for path in sorted(PLOTS.rglob("*.csv"))}
-    tokens = read_ratios()
+    whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
+    tokens = Run(Path()).ratios()
     prepare(workspace, 12, "all", "in blocks")
     monkeypatch.setattr(corpus, "BLOCK", 5)
     measure.main(read_parameters())
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
-    pd.testing.assert_frame_equal(read_ratios(), tokens, atol=1e-6)
+    pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, atol=1e-6)
 
 
 def test_rows_of_tokens_are_of_all_texts_of_the_captured_ones_or_of_none(workspace: Workspace) -> None:
     prepare(workspace, 6, "all")
     measure.main(read_parameters())
-    everything, captured = read_ratios(), read_captured_ratios(["test/3", "text/0"])
-    tables = {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))}
+    everything, captured = Run(Path()).ratios(), Run(Path()).captured_ratios(["test/3", "text/0"])
+    tables = {path.name: path.read_bytes() for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     prepare(workspace, 6, "captured", "captured")
     measure.main(read_parameters())
-    pd.testing.assert_frame_equal(read_ratios(), captured.reset_index(drop=True))
+    pd.testing.assert_frame_equal(Run(Path()).ratios(), captured.reset_index(drop=True))
     assert set(captured["document"]) == {"test/3", "text/0"} < set(everything["document"])
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
+    assert {path.name: path.read_bytes() for path in sorted(Run(Path()).tables.rglob("*.csv"))} == tables
     prepare(workspace, 6, "none", "none")
     measure.main(read_parameters())
-    assert read_ratios().empty
+    assert Run(Path()).ratios().empty
     assert reduce._ratios(captured[["document", "position"]], "finetuned").empty
-    assert list(read_ratios()) == list(everything)
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
+    assert list(Run(Path()).ratios()) == list(everything)
+    assert {path.name: path.read_bytes() for path in sorted(Run(Path()).tables.rglob("*.csv"))} == tables
     with pytest.raises(InputError, match=r"mixing\.tokens: none .*`captured`"):
         render(read_parameters())
 
@@ -183,11 +183,13 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, monkeypatch: pytest.M
 def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
-    write_plot("measure/whole", table)
-    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
-    assert (PLOTS / "measure/parts.csv").read_bytes() == (PLOTS / "measure/whole.csv").read_bytes()
+    write_plot("measure/whole", table, Run(Path()).tables)
+    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), Run(Path()).tables)
+    assert (Run(Path()).tables / "measure/parts.csv").read_bytes() == (
+        Run(Path()).tables / "measure/whole.csv"
+    ).read_bytes()
     monkeypatch.setattr("attnmix.store.reports.ROWS_AT_ONCE", 2)
-    found = read_plot_rows("measure/parts", {"name": "b", "layer": 2})
+    found = Run(Path()).table_rows("measure/parts", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 
 

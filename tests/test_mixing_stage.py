@@ -25,15 +25,8 @@ from attnmix.measures.lengths import LENGTHS, length_class
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.mixing import (
-    MIXING,
-    contributions_folder,
-    read_captured_ratios,
-    read_matrix,
-    read_ratios,
-    stored_matrices,
-)
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.layout import contributions_folder
+from attnmix.store.runs import Run
 from stages import measure
 from stages.common.parameters import read_parameters
 
@@ -94,7 +87,7 @@ def finished(finished_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
-    table = read_ratios()
+    table = Run(Path()).ratios()
     assert list(table) == [
         *("checkpoint", "document", "position", "layer"),
         *RATIOS,
@@ -114,7 +107,7 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
 
 
 def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = read_ratios().query("in_statistics")
+    table = Run(Path()).ratios().query("in_statistics")
     plots = pd.read_csv(finished / "reports/plots/measure/mixing.csv")
     assert list(plots) == ["checkpoint", "layer", "method", "mean", "ci_low", "ci_high", "tokens", "documents"]
     assert len(plots) == 2 * 3 * len(RATIOS)
@@ -140,13 +133,13 @@ def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) ->
 
 
 def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
-    table, excess = (read_plot(f"measure/{name}") for name in ("mixing_controls", "mixing_controls_difference"))
+    table, excess = (Run(Path()).table(f"measure/{name}") for name in ("mixing_controls", "mixing_controls_difference"))
     own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}
     assert len(table) == len(pairs) * 3 * len(RATIOS)
-    mixing = read_plot("measure/mixing")
+    mixing = Run(Path()).table("measure/mixing")
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
     keys = ["checkpoint", "layer", "method"]
@@ -164,9 +157,9 @@ def test_control_tables_hold_every_control_of_the_same_documents(finished: Path)
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
     small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
     measure.main(read_parameters())
-    tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
+    tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
-    table = read_plot("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
+    table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
     seed = read_parameters().seed
     random = random_base(Path("models/pretrained"), seed)
     models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
@@ -189,43 +182,43 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
 def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path) -> None:
     for checkpoint in ("pretrained", "finetuned"):
         for document in ("test/3", "text/0"):
-            tokens = read_matrix(checkpoint, document, "attention").shape[1]
-            for path in contributions_folder(checkpoint, document).glob("*.zarr"):
+            tokens = Run(Path()).matrix(checkpoint, document, "attention").shape[1]
+            for path in contributions_folder(checkpoint, document, Run(Path()).measured).glob("*.zarr"):
                 array = zarr.open_array(path, mode="r")
                 assert array.metadata.zarr_format == 3
                 assert [codec.to_dict() for codec in array.compressors] == [{"name": "crc32c"}]
             for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
-                matrix = read_matrix(checkpoint, document, method)
+                matrix = Run(Path()).matrix(checkpoint, document, method)
                 assert matrix.shape == (3, tokens, tokens)
                 assert matrix.dtype == np.float32
                 np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
 
 
 def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished / MIXING, tmp_path / MIXING)
+    shutil.copytree(Run(finished).measured, Run(tmp_path).measured)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        shard = contributions_folder("pretrained", "test/3") / "alti.zarr" / "c/0/0/0"
+        shard = contributions_folder("pretrained", "test/3", Run(Path()).measured) / "alti.zarr" / "c/0/0/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
         with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*`dvc repro -f measure`"):
-            read_matrix("pretrained", "test/3", "alti")
+            Run(Path()).matrix("pretrained", "test/3", "alti")
 
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
-    metrics = read_metrics("measure")
-    curves = read_plot("measure/mixing")
+    metrics = Run(Path()).metrics("measure")
+    curves = Run(Path()).table("measure/mixing")
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
         of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
         assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
-    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
+    overall = Run(Path()).table("measure/mixing_overall").set_index(["checkpoint", "method"])
     assert set(overall.index) == {(c, m) for c in ("pretrained", "finetuned", "difference") for m in RATIOS}
     difference = metrics["difference"]["attnresln_n"]
     assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
     assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
     assert metrics["documents"] == 6
-    gain = read_plot("measure/attention_gain")
+    gain = Run(Path()).table("measure/attention_gain")
     assert gain.groupby("checkpoint")["layer"].apply(list).tolist() == [[1, 2, 3], [1, 2, 3]]
     geometry = pd.read_csv(finished / "reports/plots/measure/geometry.csv")
     assert list(geometry) == ["checkpoint", "layer", "point", "measure", "mean", "ci_low", "ci_high", "documents"]
@@ -319,7 +312,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_review_counts_the_same_whether_captured_or_not(cut_short: tuple[Path, Path]) -> None:
-    with_review, without = (pd.read_parquet(folder / MIXING / "tokens.parquet") for folder in cut_short)
+    with_review, without = (pd.read_parquet(Run(folder).measured / "tokens.parquet") for folder in cut_short)
     whole = with_review.query("document == 'test/3' and not in_statistics and checkpoint == 'finetuned' and layer == 1")
     assert whole["position"].tolist() == list(range(len(whole)))
     assert len(whole) > 6
@@ -341,15 +334,15 @@ def test_who_reads_a_captured_document_gets_the_captured_version(
     cut_short: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(cut_short[0])
-    everything = read_ratios()
-    read = read_captured_ratios(["test/3", "test/4"])
+    everything = Run(Path()).ratios()
+    read = Run(Path()).captured_ratios(["test/3", "test/4"])
     assert list(read) == list(everything)
     assert not read.duplicated(["checkpoint", "document", "position", "layer"]).any()
     whole, drawn = (read[read["document"] == name] for name in ("test/3", "test/4"))
     assert not whole["in_statistics"].any()
     assert whole["position"].max() > 5
     assert drawn["in_statistics"].all()  # of which there is no other
-    chosen = read_captured_ratios(
+    chosen = Run(Path()).captured_ratios(
         ["test/3"], ["position", "attn_n"], [("layer", "==", 2), ("checkpoint", "==", "finetuned")]
     )
     assert list(chosen) == ["position", "attn_n"]
@@ -372,9 +365,9 @@ def test_a_document_whose_two_cuts_are_the_same_is_measured_once(finished: Path)
 
 
 def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = read_ratios().query("in_statistics")
+    table = Run(Path()).ratios().query("in_statistics")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
-    by_review = read_plot("measure/mixing_by_review")
+    by_review = Run(Path()).table("measure/mixing_by_review")
     assert list(by_review) == ["checkpoint", "document", "label", "layer", "method", "mean", "tokens"]
     assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
     own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
@@ -408,12 +401,12 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
 
 
 def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> None:
-    weighted = read_plot("measure/mixing_weighted").query("tokens_of == 'all' and weight == 'token'")
-    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
+    weighted = Run(Path()).table("measure/mixing_weighted").query("tokens_of == 'all' and weight == 'token'")
+    overall = Run(Path()).table("measure/mixing_overall").set_index(["checkpoint", "method"])
     of_all = weighted[weighted["layer"].astype(str) == "all"].set_index(["checkpoint", "method"])
     for column in ("mean", "ci_low", "ci_high"):
         np.testing.assert_allclose(of_all[column], overall.loc[of_all.index, column], atol=2e-6)
-    difference = read_plot("measure/mixing_difference")
+    difference = Run(Path()).table("measure/mixing_difference")
     assert list(difference)[-2:] == ["simultaneous_low", "simultaneous_high"]
     assert difference[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
 
@@ -426,10 +419,10 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
     measure.main(read_parameters())
-    table = read_ratios().query("in_statistics")
+    table = Run(Path()).ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
-    by_length = read_plot("measure/mixing_by_length")
+    by_length = Run(Path()).table("measure/mixing_by_length")
     columns = ["checkpoint", "layer", "method", "length", "mean", "ci_low", "ci_high", "tokens", "documents"]
     assert list(by_length) == columns
     assert 0 < (sizes > 32).sum() < 12
@@ -451,14 +444,14 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
 def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
     base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
     texts = pd.read_parquet(finished / "data/reviews/test.parquet")["text"]
-    names = read_plot("measure/mixing_by_review")["document"].unique()
+    names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     clouds = []
     for name in names:
         batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=20, return_tensors="pt")
         with torch.no_grad():
             states = base(**batch, output_hidden_states=True).hidden_states
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
-    found = read_plot("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
+    found = Run(Path()).table("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
     for layer in range(4):
         pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
         expected = np.concatenate([pair.ravel() for pair in pairs]).mean()
@@ -473,24 +466,24 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, measure={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
     shutil.rmtree("models/pretrained")
     measure.main(read_parameters())
-    assert set(read_metrics("measure")) == {"finetuned", "documents", "computed_on"}
-    assert set(read_metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
+    assert set(Run(Path()).metrics("measure")) == {"finetuned", "documents", "computed_on"}
+    assert set(Run(Path()).metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert pd.read_csv("reports/plots/measure/mixing_difference.csv").empty
     assert pd.read_csv("reports/plots/measure/mixing_gradient.csv").empty
     assert set(pd.read_csv("reports/plots/measure/mixing.csv")["method"]) == {"attn_w", "attn_n"}
 
 
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
-    assert set(stored_matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
-    alti = read_matrix("finetuned", "test/3", "alti_rollout")
+    assert set(Run(Path()).matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
+    alti = Run(Path()).matrix("finetuned", "test/3", "alti_rollout")
     small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
     measure.main(read_parameters())
-    assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
-    np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
-    assert set(read_plot("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
+    assert set(Run(Path()).matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
+    np.testing.assert_array_equal(Run(Path()).matrix("finetuned", "test/3", "alti_rollout"), alti)
+    assert set(Run(Path()).table("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
     measure.main(read_parameters())
-    assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
+    assert not (Run(Path()).measured / "contributions").is_dir() or Run(Path()).matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
@@ -523,8 +516,8 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
-    by_review = read_plot("measure/derivative_levels_by_review")
-    levels = read_plot("measure/derivative_levels")
+    by_review = Run(Path()).table("measure/derivative_levels_by_review")
+    levels = Run(Path()).table("measure/derivative_levels")
     reviews = by_review.groupby("checkpoint")["document"].agg(set)
     assert reviews["pretrained"] == reviews["finetuned"]
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
@@ -532,14 +525,16 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
     assert len(levels) == 3 * 2 * 3 * 3
     assert levels["mean"].between(-1, 1).all()
-    from_input = read_plot("measure/mixing_from_input")
+    from_input = Run(Path()).table("measure/mixing_from_input")
     assert len(from_input) == 3 * 3 * 7
-    agreement = read_plot("measure/mixing_gradient")
-    means = read_plot("measure/mixing_gradient_by_review").groupby(["checkpoint", "reference", "layer", "method"])
+    agreement = Run(Path()).table("measure/mixing_gradient")
+    means = (
+        Run(Path()).table("measure/mixing_gradient_by_review").groupby(["checkpoint", "reference", "layer", "method"])
+    )
     for row in agreement.itertuples():
         of_reviews = means.get_group((row.checkpoint, row.reference, row.layer, row.method))["spearman"]
         assert row.spearman == pytest.approx(of_reviews.mean(), abs=2e-6)
-    by_head = read_plot("measure/mixing_by_head")
+    by_head = Run(Path()).table("measure/mixing_by_head")
     assert list(by_head)[:3] == ["checkpoint", "layer", "head"]
     assert len(by_head) == 2 * 3 * 4
     assert (by_head["documents"] == 6).all()

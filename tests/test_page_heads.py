@@ -24,7 +24,10 @@ from attnmix.measures.neurons import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.page import heads as page_heads
 from attnmix.page.heads import heads_data, reduced
-from attnmix.store.heads import heads_folder, weights, write_heads
+from attnmix.store.heads import weights
+from attnmix.store.layout import heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads
 from stages import show
 from stages.common.parameters import read_parameters
 
@@ -52,7 +55,7 @@ def long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict
         for layer, head in np.ndindex(2, 4):
             scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
             parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
-        write_heads(heads_folder(checkpoint, "test/0"), parts)
+        write_heads(heads_folder(checkpoint, "test/0", Run(Path()).measured), parts)
         found[checkpoint] = parts
     return found
 
@@ -79,7 +82,7 @@ def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> N
 def test_what_a_sink_takes_is_kept(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     parts["log_sums"][:] += np.log(2)
-    write_heads(heads_folder("finetuned", "test/0"), parts)
+    write_heads(heads_folder("finetuned", "test/0", Run(Path()).measured), parts)
     form = heads_data(["test/0"])["documents"]["test/0"]["finetuned"]
     np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
 

@@ -13,7 +13,7 @@ from stage_process import run_stage
 
 from attnmix.core.points import Site
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder

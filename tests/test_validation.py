@@ -28,8 +28,8 @@ from attnmix.measures.documents import CLASSES, Document, chosen_documents
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
-from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 
@@ -323,7 +323,10 @@ def prepared(workspace: Workspace, name: str = "workspace") -> Path:
 
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     folder = prepared(workspace)
-    curves, overall = read_plot("faithfulness/faithfulness"), read_plot("faithfulness/faithfulness_overall")
+    curves, overall = (
+        Run(Path()).table("faithfulness/faithfulness"),
+        Run(Path()).table("faithfulness/faithfulness_overall"),
+    )
     assert overall["method"].tolist() == list(ATTRIBUTIONS)
     assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
     assert list(overall) == [
@@ -337,15 +340,15 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
     model = library(folder / "models/finetuned")
     vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
-    margins = read_plot("faithfulness/margins")
+    margins = Run(Path()).table("faithfulness/margins")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    captured = read_plot("faithfulness/captured_texts")
+    captured = Run(Path()).table("faithfulness/captured_texts")
     lengths = ["tokens", "whole_tokens", "unknown_tokens"]
     assert list(captured) == ["document", "label", "predicted", "probability", *lengths]
     assert captured["document"].tolist() == ["test/3", "text/0"]
-    assert captured["label"][0] == read_split("test")["label_name"][3]
+    assert captured["label"][0] == read_split("test", Run(Path()).reviews)["label_name"][3]
     assert captured["label"].isna().tolist() == [False, True]
     assert captured.loc[1, lengths].tolist() == [30, 32, 0]
     film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])
@@ -353,11 +356,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    correlations = read_plot("faithfulness/margin_correlation")
+    correlations = Run(Path()).table("faithfulness/margin_correlation")
     predicted = [*sorted(set(margins["predicted"])), "all"]
     expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
-    assert set(read_metrics("faithfulness")) == {"above_random", "margin"}
+    assert set(Run(Path()).metrics("faithfulness")) == {"above_random", "margin"}
     files = {path: path.read_bytes() for path in (folder / "reports/plots").rglob("*a*.csv")}
     faithfulness.main(read_parameters())
     assert all(path.read_bytes() == content for path, content in files.items())

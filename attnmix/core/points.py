@@ -21,6 +21,11 @@ DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
 """What a sublayer makes, before it is added to the residual stream; all other points are the stream itself."""
+OWN_BASIS = frozenset({"attention_heads"})
+"""Points before attention's last Linear, in other coordinates than the residual stream's.
+
+How far their vectors lie from other points' says nothing, so no score and no move compares them.
+"""
 PREACTIVATION = "preactivation"
 """What enters the activation of a plain feed-forward network: no capture point, but recorded like one."""
 # The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second

@@ -15,12 +15,11 @@ from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 
 from attnmix.core.options import UmapParameters
-from attnmix.core.points import Site
+from attnmix.core.points import OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.aligned import Coordinates
 from attnmix.maps.neighbours import METRICS, Vectors, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.store.maps import OWN_BASIS
 
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import read_plot
+from attnmix.store.runs import Run
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
 FORMS = {
@@ -38,9 +37,9 @@ def change(differences: pd.DataFrame) -> list[str]:
     ]
 
 
-def controls(name: str) -> list[str]:
+def controls(name: str, run: Run) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
-    table, curves = read_plot("measure/mixing_controls"), read_plot("measure/mixing")
+    table, curves = run.table("measure/mixing_controls"), run.table("measure/mixing")
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
@@ -51,8 +50,8 @@ def controls(name: str) -> list[str]:
         f"values, {percent(mean['text_mean_value', shown])}."
     ]
     if "difference" in mean["text_mean_value"]:
-        changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
-        left = read_plot("measure/mixing_controls_difference").query(
+        changes = run.table("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
+        left = run.table("measure/mixing_controls_difference").query(
             "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
         )
         layer: Any = changes.abs().idxmax()
@@ -67,15 +66,15 @@ def controls(name: str) -> list[str]:
     return sentences
 
 
-def typical(name: str, documents: Sequence[str]) -> list[str]:
+def typical(name: str, documents: Sequence[str], run: Run) -> list[str]:
     """How the captured texts stand among the measured reviews, in the layer where these are mixed most."""
-    reviews = read_plot("measure/mixing_by_review")
+    reviews = run.table("measure/mixing_by_review")
     of_method = reviews[reviews["method"] == name]
     checkpoint = "finetuned" if (of_method["checkpoint"] == "finetuned").any() else str(of_method["checkpoint"].iloc[0])
     of_checkpoint = of_method[of_method["checkpoint"] == checkpoint]
     layer: Any = of_checkpoint.groupby("layer")["mean"].mean().idxmax()
     among = of_checkpoint.loc[of_checkpoint["layer"] == layer, "mean"]
-    rows = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint), ("layer", "==", layer)])
+    rows = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint), ("layer", "==", layer)])
     said = [
         f"{document} {percent(value)} (higher than {percent(float((among < value).mean()))} of them)"
         for document, value in rows.groupby("document", sort=False)[name].mean().items()
@@ -88,10 +87,10 @@ def typical(name: str, documents: Sequence[str]) -> list[str]:
     ]
 
 
-def derivatives(name: str) -> list[str]:
+def derivatives(name: str, run: Run) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = read_plot("measure/derivative_levels").query("reference == 'layer_input'")
-    changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
+    levels = run.table("measure/derivative_levels").query("reference == 'layer_input'")
+    changes = run.table("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
     if "difference" not in set(levels["checkpoint"]):
         return []
     layer: Any = changes.abs().idxmax()

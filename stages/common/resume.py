@@ -26,8 +26,8 @@ UNFINISHED = Path(".unfinished")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def unfinished_folder(stage: str, parameters: Parameters) -> Path:
-    """The folder of this stage's unfinished work; folders of the same stage for other inputs are removed."""
+def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
+    """The folder of this stage's unfinished work in the run at `root`; folders of the same stage for other inputs are removed."""
     from attnmix.arithmetic.kernels import computed_on  # it loads torch, which a command must not do by its imports
 
     declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
@@ -39,12 +39,12 @@ def unfinished_folder(stage: str, parameters: Parameters) -> Path:
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
-        # Code is this program's own; data lies in the working folder.
-        for file in _files(REPOSITORY / name if name.startswith(("attnmix", "stages")) else Path(name)):
+        # Code is this program's own; data lies in the run's folder.
+        for file in _files(REPOSITORY / name if name.startswith(("attnmix", "stages")) else root / name):
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
             digest.update(file.name.encode())
-    folder = UNFINISHED / stage / digest.hexdigest()[:16]
+    folder = root / UNFINISHED / stage / digest.hexdigest()[:16]
     if os.environ.get("RANK", "0") == "0" and folder.parent.is_dir():  # of several processes the first clears up
         for other in folder.parent.iterdir():
             if other != folder:
@@ -63,16 +63,16 @@ def publish(unfinished: Path, output: Path) -> None:
 def clear(folder: Path) -> None:
     """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
-    remove_empty(folder.parent.name)
+    remove_empty(folder.parent.name, folder.parents[1])
 
 
-def remove_empty(stage: str) -> None:
+def remove_empty(stage: str, unfinished: Path = UNFINISHED) -> None:
     """Remove what of the stage's unfinished folders holds no work, and the folder of all of them where none does."""
-    for folder, _, _ in os.walk(UNFINISHED / stage, topdown=False):
+    for folder, _, _ in os.walk(unfinished / stage, topdown=False):
         with suppress(OSError):  # it holds something
             Path(folder).rmdir()
     with suppress(OSError):
-        UNFINISHED.rmdir()
+        unfinished.rmdir()
 
 
 def kept(stage: str) -> str:

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from attnmix.core.options import Parameters
 from attnmix.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.sources import Sources, read_sources
+from attnmix.store.runs import Run
+from attnmix.store.writers import Sources
 
 KNOWN = Path(".dvc/tmp/sources.json")
 """Digests of files that were read before, by their state; it may be lost."""
@@ -23,9 +24,9 @@ SAMPLE = Path("data/sample")
 SETTLED = 2  # seconds after which a file that is written again has another time
 
 
-def look_at_sources(parameters: Parameters) -> Sources:
+def look_at_sources(parameters: Parameters, run: Run) -> Sources:
     """By parameter, its value and the sha256 of each file; what is not here counts as it was, as in a clone."""
-    before = read_sources()
+    before = run.sources
     names = {
         "dataset.name": parameters.dataset.name,
         "model.name": parameters.model.name,

@@ -27,8 +27,8 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.neurons import record_heads
 from attnmix.measures.sums import Sums, document_sums
 from attnmix.measures.whole_document import DocumentMeasurer
-from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.mixing import contributions_folder, write_matrix
+from attnmix.store.layout import contributions_folder, heads_folder
+from attnmix.store.writers import write_heads, write_matrix
 from stages.measuring.corpus import Corpus
 from stages.measuring.work_files import read_array, whole, write_arrays
 
