@@ -15,7 +15,6 @@ from typing import Any
 
 import joblib
 
-from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.options import Parameters, RenderParameters
 from attnmix.figures.animation import write_animation
@@ -37,17 +36,11 @@ MAX_PROCESSES = 4  # each takes a second to start
 
 
 def main(parameters: Parameters) -> None:
-    if parameters.measure.tokens == "none":
-        raise InputError(
-            "measure.tokens: none keeps no ratios of the captured texts, which figures and page show; `captured` keeps "
-            "those and no more, and all stages before `render` need none"
-        )
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
-    captured = read_captured(with_classes(run.tokens, run), run.table("measure/steps"))
-    draw_all(
-        [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured, parameters.render)], captured
-    )
+    captured = read_captured(with_classes(run.tokens, run), run.steps)
+    drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured, parameters.render)]
+    draw_all(drawings, captured)
     write_page(parameters, run)
 
 
@@ -91,10 +84,10 @@ def mixing_figures(run: Run, captured: CapturedTexts, figures: RenderParameters)
     `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
     """
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield draw_by_layer, run.table("measure/mixing"), xlabel, run.figures / "mixing_by_layer", figures
+    yield draw_by_layer, run.mixing[0], xlabel, run.figures / "mixing_by_layer", figures
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield draw_reviews, reviews, weighted, xlabel, run.figures / "mixing_reviews", figures
-    yield draw_steps, run.table("measure/steps"), xlabel, run.figures / "mixing_steps", figures
+    yield draw_steps, run.steps, xlabel, run.figures / "mixing_steps", figures
     document: Any
     ratios = run.captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):

@@ -29,9 +29,9 @@ from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_tokenizer, longest_text
 from attnmix.page.assembly import write_page
 from attnmix.page.told import of_texts
+from attnmix.store.files import write_table
 from attnmix.store.layout import ACTIVATIONS, Layout
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_plot
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
@@ -65,12 +65,11 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
 
 
 def _for_texts(parameters: Parameters, texts: Sequence[str], run: Run) -> Parameters:
-    """Return the parameters without reviews and classifier; texts are cut only where the model's positions end before theirs."""
+    """Return the parameters without reviews and classifier; only a text longer than the model's positions is cut."""
     capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(run.pretrained) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
-    measured["tokens"] = "captured"
+    measured = {"documents": len(texts), "gradient_documents": 0}
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
@@ -83,10 +82,10 @@ def _run_stages(parameters: Parameters, texts: Sequence[str], run: Run) -> None:
     tokenizer = load_tokenizer(run.pretrained)
     # Each is captured, and counts.
     documents = chosen_documents(tokenizer, {}, by_name, length, length)
-    measure(parameters, [replace(each, counted=len(each)) for each in documents], run)
+    measure(parameters, [replace(each, counted=len(each)) for each in documents], [CHECKPOINT], run)
     read = pd.DataFrame(readings(tokenizer, texts, length)[1], index=list(by_name))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"), run.tables)
+    write_table(run.predictions_file, read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT, run)
     write_page(parameters, run, of_texts)
 

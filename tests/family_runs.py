@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, write_captured_texts, write_commits
+from conftest import REPOSITORY, write_captured_texts, write_download_metrics
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
-from attnmix.measures.derivatives import FORMS
+from attnmix.measures.gradients import FORMS
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.store import features as store
 from attnmix.store.layout import contributions_folder, heads_folder
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_heads, write_matrix, write_plot
+from attnmix.store.writers import write_heads, write_layer_parts, write_matrix, write_plot
 
 CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
@@ -148,46 +148,38 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
         tokens["decoder_token"] = [family.decoder_start, *family.tokens[:-1]]
     for site in family.sites():
         width = family.widths.get(site.point, 8)
-        store.create_stores(store.ACTIVATIONS, [site], store.plan_store(len(tokens), width, "float16"))
+        store.create_stores(Run(Path()).activations, [site], store.plan_store(len(tokens), width, "float16"))
         block = generator.normal(size=(len(tokens), width)).astype(np.float16)
-        store.write_block(store.ACTIVATIONS, site, slice(0, len(tokens)), block)
-    tokens.to_parquet(store.tokens_file(store.ACTIVATIONS), index=False)
-    store.write_texts(store.ACTIVATIONS, {"text/0": family.text})
+        store.write_block(Run(Path()).activations, site, slice(0, len(tokens)), block)
+    tokens.to_parquet(store.tokens_file(Run(Path()).activations), index=False)
+    store.write_texts(Run(Path()).activations, {"text/0": family.text})
     return tokens
 
 
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
     write_captured_texts(["text/0"])
-    write_commits()
-    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/download/reviews.csv"):
+    write_download_metrics()
+    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/finetune/finetune_by_class.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")
     means = by_layer.groupby(["checkpoint", "layer", "method"], sort=False)["mean"].mean().reset_index()
     intervals = means.assign(ci_low=means["mean"] - 0.05, ci_high=means["mean"] + 0.05)
-    write_plot("measure/mixing", intervals.assign(tokens=100, documents=4), Run(Path()).tables)
+    differences = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
+    ends = {"simultaneous_low": intervals["ci_low"] - 0.05, "simultaneous_high": intervals["ci_high"] + 0.05}
+    mixing = pd.concat([intervals, differences]).assign(**ends, tokens=100, documents=4)
+    write_plot("measure/mixing", mixing, Run(Path()).tables)
     weighed = intervals.assign(weight="review", tokens_of="all", documents=4)
     write_plot("measure/mixing_weighted", weighed, Run(Path()).tables)
     write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100), Run(Path()).tables)
-    differences = intervals[intervals["checkpoint"] == "finetuned"].drop(columns="checkpoint")
-    ends = {"simultaneous_low": differences["ci_low"] - 0.05, "simultaneous_high": differences["ci_high"] + 0.05}
-    write_plot(
-        "measure/mixing_difference",
-        differences.rename(columns={"mean": "difference"}).assign(**ends),
-        Run(Path()).tables,
-    )
-    changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
-    random = changes.assign(checkpoint="random", control="random_weights")
-    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
-    write_plot("measure/mixing_controls", pd.concat([random, *own]), Run(Path()).tables)
-    left = changes.assign(control="text_mean_value").rename(columns={"mean": "difference"})
-    write_plot("measure/mixing_controls_difference", left, Run(Path()).tables)
-    levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
-    levels = levels.assign(reference="layer_input", documents=4)
-    forms = [levels.assign(form=form) for form in FORMS]
-    write_plot("measure/derivative_levels", pd.concat(forms), Run(Path()).tables)
-    agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
-    write_plot("measure/mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6), Run(Path()).tables)
+    random = differences.assign(checkpoint="random", control="random_weights")
+    own = [pd.concat([intervals, differences]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
+    below = {f"below{end}": 0.1 for end in ("", "_low", "_high")}
+    write_plot("measure/mixing_controls", pd.concat([random, *own]).assign(**below), Run(Path()).tables)
+    levels = pd.concat([intervals, differences]).query("method == 'attn_n'").assign(quantity="level")
+    agreement = means.assign(quantity="agreement", mean=0.5, ci_low=0.4, ci_high=0.6)
+    derivatives = pd.concat([*(levels.assign(method=form) for form in FORMS), agreement])
+    write_plot("measure/derivatives", derivatives.assign(reference="layer_input", documents=4), Run(Path()).tables)
     steps: list[dict[str, Any]] = []
     for checkpoint in CHECKPOINTS:
         for layer in range(1, family.layers + 1):
@@ -196,9 +188,8 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
                     value = generator.uniform(-0.2, 1)
                     if step == "heads" and "attention_heads" in family.widths and measure != "norm":
                         value = np.nan
-                    where = {"checkpoint": checkpoint, "layer": layer, "step": step, "measure": measure}
+                    where = {"checkpoint": checkpoint, "layer": layer, "point": step, "measure": measure}
                     steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
-    write_plot("measure/steps", pd.DataFrame(steps), Run(Path()).tables)
-    stacks = (0, 1) if family.decoder_start else (0,)
-    parts = [(stack, part) for stack in stacks for part in family.parts if stack or not part.startswith("cross")]
-    write_plot("measure/layer_parts", pd.DataFrame(parts, columns=["stack", "part"]), Run(Path()).tables)
+    write_plot("measure/geometry", pd.DataFrame(steps), Run(Path()).tables)
+    parts = [[part for part in family.parts if stack or not part.startswith("cross")] for stack in (0, 1)]
+    write_layer_parts(Run(Path()).measured, parts if family.decoder_start else parts[:1])

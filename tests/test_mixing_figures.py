@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where two free texts and a few reviews were measured."""
     folder = tmp_path_factory.mktemp("measured")
     changes: dict[str, Any] = {
-        "measure": {"documents": 4, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0},
+        "measure": {"documents": 4, "gradient_documents": 0},
         "capture": {"documents": [], "texts": ["time flies like an $ arrow .", "film " * 40], "max_length": 60},
         "render": {"formats": ["png", "svg"], "dpi": 60},
     }
@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
     tokens = Run(Path()).ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
-    captured = read_captured(tokens, Run(Path()).table("measure/steps"))
+    captured = read_captured(tokens, Run(Path()).steps)
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
         draw_all([*mixing_figures(captured, read_parameters().render)], captured)

@@ -23,7 +23,7 @@ TOKENS = sum(LENGTHS.values())
 @pytest.fixture
 def made(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray]]:
     """A clone's folder with stores of several shards, and what went into them."""
-    root = tmp_path / stored.ACTIVATIONS
+    root = Run(tmp_path).activations
     documents = [name for name, length in LENGTHS.items() for _ in range(length)]
     positions = [position for length in LENGTHS.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(TOKENS)]

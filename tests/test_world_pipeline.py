@@ -63,11 +63,9 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
         capture=SHORT["capture"] | capture,
-        measure=SHORT["measure"]
-        | {"documents": 3, "bootstrap_samples": 100, "gradient_documents": 0, "checkpoints": ["finetuned"]}
-        | {"matrices": ["attention"]},
+        measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+        umap={"layouts": ["joint"], "stability_seeds": []},
         render={"formats": ["svg"], "dpi": 30},
     )
     for stage in STAGES:
@@ -85,8 +83,7 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     assert by_class["label_name"].tolist() == names
     assert by_class["reviews"].tolist() == [5, 5, 5]
     assert 0 <= Run(Path()).metrics("finetune")["test"]["macro_f1"] <= 1
-    for table in ("margins", "captured_texts"):
-        found = Run(Path()).table(f"faithfulness/{table}")
+    for found in (Run(Path()).table("faithfulness/margins"), pd.read_parquet(Run(Path()).predictions_file)):
         assert set(found["label"]) | set(found["predicted"]) <= set(names)
     margins = Run(Path()).table("faithfulness/margins").set_index("document")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
@@ -123,7 +120,7 @@ def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(worksp
 def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
     frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    unknown = Run(Path()).table("faithfulness/captured_texts").set_index("document")
+    unknown = pd.read_parquet(Run(Path()).predictions_file).set_index("document")
     assert unknown.loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page

@@ -23,7 +23,7 @@ def change(differences: pd.DataFrame) -> list[str]:
     if differences.empty:  # one checkpoint was measured
         return []
     rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
-    row = rows.iloc[int(rows["difference"].abs().argmax())]
+    row = rows.iloc[int(rows["mean"].abs().argmax())]
     sure = " (an estimate without an interval for all layers and ratios at once, so it may be none)"
     if pd.notna(row["simultaneous_low"]):
         known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
@@ -33,13 +33,13 @@ def change(differences: pd.DataFrame) -> list[str]:
         )
     return [
         f"The largest change of the ratio by fine-tuning, as far as can be told, is in layer {row['layer']:.0f}: "
-        f"{points(row['difference'])} percentage points{sure}."
+        f"{points(row['mean'])} percentage points{sure}."
     ]
 
 
 def controls(name: str, run: Run) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
-    table, curves = run.table("measure/mixing_controls"), run.table("measure/mixing")
+    table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
@@ -50,18 +50,17 @@ def controls(name: str, run: Run) -> list[str]:
         f"values, {percent(mean['text_mean_value', shown])}."
     ]
     if "difference" in mean["text_mean_value"]:
-        changes = run.table("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
-        left = run.table("measure/mixing_controls_difference").query(
-            "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
-        )
+        changes = differences.query("method == @name").set_index("layer")["mean"]
+        left = table.query("control == 'text_mean_value' and checkpoint == 'difference' and method == @name")
         layer: Any = changes.abs().idxmax()
         row = left.set_index("layer").loc[layer]
-        sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
+        interval = f"{points(row['below_low'])} to {points(row['below_high'])}"
+        sure = "" if pd.isna(row["below_low"]) else f" (95 % interval {interval})"
         sentences.append(
             "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
             f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
             f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the "
-            f"first change less the second is {points(row['difference'])}{sure}."
+            f"first change less the second is {points(row['below'])}{sure}."
         )
     return sentences
 
@@ -89,12 +88,12 @@ def typical(name: str, documents: Sequence[str], run: Run) -> list[str]:
 
 def derivatives(name: str, run: Run) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = run.table("measure/derivative_levels").query("reference == 'layer_input'")
-    changes = run.table("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
+    levels = run.table("measure/derivatives").query("quantity == 'level' and reference == 'layer_input'")
+    changes = run.mixing[1].query("method == @name").set_index("layer")["mean"]
     if "difference" not in set(levels["checkpoint"]):
         return []
     layer: Any = changes.abs().idxmax()
-    own = levels[levels["layer"] == layer].set_index(["form", "checkpoint"])
+    own = levels[levels["layer"] == layer].set_index(["method", "checkpoint"])
     said = []
     for form, what in FORMS.items():
         row = own.loc[(form, "difference")]

@@ -53,7 +53,9 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
     """
     ratios = run.captured_ratios(tokens["document"].unique().tolist())
-    steps = run.table("measure/steps").dropna(subset="mean")
+    steps = run.steps.dropna(subset="mean")
+    simultaneous = ["simultaneous_low", "simultaneous_high"]
+    curves, differences = run.mixing
     captured = read_captured(with_classes(tokens, run), steps)
     layers = int(ratios["layer"].max())
     return {
@@ -77,10 +79,10 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "layer": strongest_layer(method, run),
         "importance": importance(tokens, run) if CAPTURED_CHECKPOINT in checkpoints else {},
         "reviews": _reviews(run),
-        "curves": _records(run.table("measure/mixing")),
-        "differences": _records(run.table("measure/mixing_difference")),
+        "curves": _records(curves.drop(columns=simultaneous)),
+        "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
         "steps": _records(steps),
-        "layerParts": _layer_parts(run),
+        "layerParts": run.layer_parts,
         "movement": _records(run.table("reduce/movement")),
         "documents": _documents(tokens, run),
         "encoder": captured.encoder,
@@ -97,12 +99,6 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
-
-
-def _layer_parts(run: Run) -> list[list[str]]:
-    """By stack, the norms of its layers, and whether they are parallel."""
-    table = run.table("measure/layer_parts")
-    return [table.loc[table["stack"] == stack, "part"].tolist() for stack in (0, 1)]
 
 
 def _reviews(run: Run) -> dict[str, Any]:
@@ -136,9 +132,7 @@ def _class_names(captured: CapturedTexts) -> list[str]:
 
 
 def _documents(tokens: pd.DataFrame, run: Run) -> list[dict[str, Any]]:
-    # A class may be called NA or None; an empty label is that of a text of one's own.
-    names = {"label": str, "predicted": str}
-    table = run.table("faithfulness/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
+    table = run.predictions  # the label of a text of one's own is missing
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {

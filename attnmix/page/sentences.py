@@ -68,18 +68,22 @@ def computed_on(run: Run) -> str:
     return f"Not all on the same kind of machine: {each}."
 
 
-def origins(run: Run) -> list[str]:
+def origins(parameters: Parameters, run: Run) -> list[str]:
     """Where model and reviews come from; of a repository of the hub, at which commit."""
-    table = run.table("download/commits", dtype=str, keep_default_na=False)
-    return [_origin(row) for _, row in table.iterrows()]
+    commits, model, data = run.metrics("download"), parameters.model, parameters.dataset
+    base = model.base_model
+    return [
+        *([_origin("model.base", base.name, base.revision, commits["base_commit"])] if base else []),
+        _origin("model.name", model.name, model.revision, commits["model_commit"]),
+        _origin("dataset.name", data.name, data.revision, commits["dataset_commit"]),
+    ]
 
 
-def _origin(row: pd.Series) -> str:
-    said = f"{ORIGINS[row['key']]} {row['name']}"
-    if not row["commit"]:
-        return f"{said}."
-    asked = f" ({row['revision']})" if row["revision"] not in ("", row["commit"]) else ""
-    return f"{said} of the hub, commit {row['commit']}{asked}."
+def _origin(key: str, name: str, revision: str | None, commit: str | None) -> str:
+    if commit is None:
+        return f"{ORIGINS[key]} {name}."
+    asked = f" ({revision})" if revision not in (None, commit) else ""
+    return f"{ORIGINS[key]} {name} of the hub, commit {commit}{asked}."
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -89,8 +93,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 def facts(run: Run) -> dict[str, str]:
     """The run in figures, by what they are."""
-    test, reviews = run.metrics("finetune")["test"], run.table("download/reviews")
-    number = reviews.groupby("split")["reviews"].sum()
+    test, number = run.metrics("finetune")["test"], run.metrics("download")
     return {
         "test accuracy": percent(test["accuracy"], 1),
         "majority baseline": percent(test["majority_accuracy"], 1),
@@ -103,15 +106,16 @@ def facts(run: Run) -> dict[str, str]:
 def findings(captured: Sequence[str], run: Run) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
     test, said = run.metrics("finetune")["test"], facts(run)
-    method = preferred_ratio(run.table("measure/mixing")["method"].tolist())
+    curves, differences = run.mixing
+    method = preferred_ratio(curves["method"].tolist())
     return [
         f"The fine-tuned classifier is right on {said['test accuracy']} of {said['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
         f"naming the most frequent class every time would be on {said['majority baseline']}.",
         *_classes(run),
-        *mixing(run.table("measure/mixing")),
+        *mixing(curves),
         *evidence.typical(method, captured, run),
-        *evidence.change(run.table("measure/mixing_difference")),
+        *evidence.change(differences),
         *evidence.controls(method, run),
         *evidence.derivatives(method, run),
         *map_findings(run.layouts[0], run),
@@ -124,7 +128,7 @@ def cautions(parameters: Parameters, run: Run) -> list[str]:
         *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
-        "A ratio of norms is no causal effect." + _agreement(run.table("measure/mixing_gradient")),
+        "A ratio of norms is no causal effect." + _agreement(run.table("measure/derivatives")),
         ONE_SEED,
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
@@ -154,9 +158,9 @@ def captured_text(row: pd.Series) -> str:
 
 def _classes(run: Run) -> list[str]:
     """Which of more than two classes are told best and worst, by F1."""
-    if run.table("download/reviews")["label"].nunique() == 2:
-        return []
     table = run.table("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    if len(table) == 2:
+        return []
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
     worst, best = (f"{_class(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
     return [f"Of the {len(table)} classes, {best} is told best and {worst} worst."]
@@ -177,12 +181,12 @@ def called(name: str) -> str:
 
 def strongest_layer(method: str, run: Run) -> int:
     """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(most_and_least(run.table("measure/mixing"), method)[0]["layer"])
+    return int(most_and_least(run.mixing[0], method)[0]["layer"])
 
 
 def headline(run: Run) -> str:
     """What is found, in one line that holds for any run."""
-    curves = run.table("measure/mixing")
+    curves = run.mixing[0]
     most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
     # As many digits as tell them apart, and from nothing.
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
@@ -219,16 +223,17 @@ def mixing(curves: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _agreement(agreement: pd.DataFrame) -> str:
+def _agreement(derivatives: pd.DataFrame) -> str:
     """How far the preferred ratio agrees with derivatives, as a sentence; none without gradient documents."""
+    agreement = derivatives[derivatives["quantity"] == "agreement"]
     if agreement.empty:
         return ""
     method = preferred_ratio(agreement["method"].tolist())
     chosen = (agreement["method"] == method) & (agreement["reference"] == "layer_input")
-    rows = agreement[chosen & (agreement["checkpoint"] == _shown_checkpoint(agreement))].dropna(subset="spearman")
+    rows = agreement[chosen & (agreement["checkpoint"] == _shown_checkpoint(agreement))].dropna(subset="mean")
     if rows.empty:
         return ""
-    low, high = rows.iloc[int(rows["spearman"].argmin())], rows.iloc[int(rows["spearman"].argmax())]
+    low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
     return (
         f" The rank correlation of this one ({in_text(RATIOS[method].mark.label)}) with derivatives, of "
         f"{low['documents']} reviews, is lowest in layer {low['layer']} ({_correlation(low)}) and highest in layer "
@@ -238,7 +243,7 @@ def _agreement(agreement: pd.DataFrame) -> str:
 
 def _correlation(row: pd.Series) -> str:
     sure = "" if pd.isna(row["ci_low"]) else f", 95 % interval {signed(row['ci_low'])} to {signed(row['ci_high'])}"
-    return f"{signed(row['spearman'])}{sure}"
+    return f"{signed(row['mean'])}{sure}"
 
 
 def map_findings(layout: str, run: Run) -> list[str]:

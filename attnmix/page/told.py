@@ -21,7 +21,7 @@ EXAMPLES = (
 
 OF_REVIEWS = (
     *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
-    *("measure.documents", "measure.checkpoints", "measure.gradient_"),
+    *("measure.documents", "measure.gradient_"),
 )
 """How parameters begin that say nothing of texts alone."""
 
@@ -51,21 +51,21 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> Told:
         dataset=sentences.called(parameters.dataset.name),
         facts=facts,
         headline=sentences.headline(run),
-        lead=sentences.mixing(run.table("measure/mixing"))[0],
+        lead=sentences.mixing(run.mixing[0])[0],
         measured=f"Ratios and controls are of the {facts['reviews measured']} test reviews that were measured, "
         "derivatives of a few of them, maps of the captured texts: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
         findings=sentences.findings(tokens["document"].unique().tolist(), run),
         cautions=sentences.cautions(parameters, run),
         changed=sentences.changed_parameters(parameters),
-        origins=sentences.origins(run),
+        origins=sentences.origins(parameters, run),
         computed_on=sentences.computed_on(run),
     )
 
 
 def of_texts(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> Told:
     """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
-    curves = run.table("measure/mixing")
+    curves = run.mixing[0]
     method = preferred_ratio(curves["method"].tolist())
     most, least = sentences.most_and_least(curves, method)
     texts = tokens["document"].nunique()

@@ -8,6 +8,9 @@ ACTIVATIONS = Path("features/capture")
 """Below the root: where `capture` leaves the token vectors, unless `capture.store` names another place."""
 
 
+LAYER_PARTS = "layer_parts.json"  # in the folder of what `measure` wrote
+
+
 class Layout:
     """The paths of everything that a run of the pipeline in the folder `root` reads and writes."""
 
@@ -22,6 +25,8 @@ class Layout:
         self.measured = root / "features/measure"
         self.maps = root / "features/reduce"
         self.token_scores_file = root / "features/faithfulness/captured.parquet"
+        self.predictions_file = root / "features/faithfulness/predictions.parquet"
+        self.layer_parts_file = self.measured / LAYER_PARTS
         self.metrics_folder = root / "reports/metrics"
         self.tables = root / "reports/plots"
         self.figures = root / "reports/figures"

@@ -30,7 +30,7 @@ import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS
-from attnmix.core.points import Site, in_forward_order
+from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import made, open_array, read_array, read_table
 from attnmix.store.heads import DIMENSIONS, OF_HEADS
@@ -115,6 +115,25 @@ class Run(Layout):
         table: pd.DataFrame = pd.read_csv(path, **options)
         return table
 
+    @property
+    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The mean ratios of the checkpoints, and the rows of their difference."""
+        table = self.table("measure/mixing")
+        difference = table["checkpoint"] == "difference"
+        return table[~difference], table[difference]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The rows of `measure/geometry` that are of a layer's steps, named in the column `step`."""
+        table = self.table("measure/geometry")
+        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
+
+    @property
+    def layer_parts(self) -> list[list[str]]:
+        """By stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+        parts: list[list[str]] = json.loads(made(self.layer_parts_file, "measure").read_text(encoding="utf-8"))
+        return parts
+
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
         """Return the rows of `table` with these values by column, a part of the file in memory at a time."""
         parts: Any = self.table(name, chunksize=ROWS_AT_ONCE)
@@ -168,6 +187,11 @@ class Run(Layout):
     def token_scores(self) -> pd.DataFrame:
         """`document, position, method, score`; the score is NaN for a token that the method does not score."""
         return read_table(self.token_scores_file, "faithfulness")
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """`document, predicted, probability` and what was read of each captured text."""
+        return read_table(self.predictions_file, "faithfulness")
 
     @property
     def layouts(self) -> list[str]:

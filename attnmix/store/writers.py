@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from attnmix.core.points import Site
 from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, whole, write_table, writing
 from attnmix.store.heads import DIMENSIONS
+from attnmix.store.layout import LAYER_PARTS
 
 DIGITS = 6
 GROUP_ROWS = 2**16  # rows of a parquet file's groups, at least: their statistics are all held in memory
@@ -70,6 +71,12 @@ class TokenRatios(NamedTuple):
     classes: list[str]
     in_statistics: npt.NDArray[np.bool_]
     ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
+
+
+def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
+    """Write by stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+    with whole(folder / LAYER_PARTS) as path:
+        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
 
 
 def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:
