@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from attnmix.arithmetic import settings
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_metrics
 
 settings.choose(settings.PORTABLE)  # before the libraries are loaded, as every stage does
 # To start processes takes longer than the small figures of the tests.
@@ -35,6 +33,8 @@ from transformers import (
 
 from attnmix.arithmetic import kernels
 from attnmix.store.files import write_table
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics
 
 kernels.use(settings.PORTABLE)
 
