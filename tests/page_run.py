@@ -78,7 +78,7 @@ def make_run(folder: Path) -> Path:
         write_table(Run(Path()).token_scores_file, scores)
         tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
         tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
-        write_page(read_parameters())
+        write_page(read_parameters(), Run(Path()))
     return folder
 
 
@@ -99,7 +99,7 @@ def open_values(page: Any, pane: str) -> Any:
 
 
 def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
-    write_page(parameters or read_parameters())
+    write_page(parameters or read_parameters(), Run(Path()))
     return Opened(chromium, Run(Path()).page)
 
 

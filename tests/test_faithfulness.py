@@ -328,7 +328,7 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
     captured = pd.read_parquet(Run(Path()).predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
-    assert captured["label"].fillna("").tolist() == [read_split("test")["label_name"][3], ""]
+    assert captured["label"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
     assert captured.loc[1, ["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [30, 32, 0]
     model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
     film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])

@@ -50,7 +50,7 @@ def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: p
     captured = read_captured(tokens, Run(Path()).steps)
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
-        draw_all([*mixing_figures(captured, read_parameters().render)], captured)
+        draw_all([*mixing_figures(Run(Path()), captured, read_parameters().render)], captured)
         digests.append(digest(figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}

@@ -471,7 +471,7 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     path = Path("reports/plots/measure/mixing.csv")
     table = pd.read_csv(path)
     table[table["method"] == method].to_csv(path, index=False)
-    first = findings(["test/0"])[1]
+    first = findings(["test/0"], Run(Path()))[1]
     assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
     assert ("whole of layer" in first) == (method == "layer_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
@@ -493,7 +493,7 @@ def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...],
     table = pd.read_csv(path)
     table = table[table["layer"] <= len(means)]
     table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)
-    assert headline() == said
+    assert headline(Run(Path())) == said
 
 
 def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:

@@ -81,7 +81,7 @@ def test_every_way_in_gives_what_was_captured(
 def test_nothing_is_read_before_it_is_asked_for(made: tuple[Run, dict[Site, np.ndarray]]) -> None:
     run, vectors = made
     shards = sorted((run.activations / "layer_01/layer_output.zarr/c").rglob("0"))
-    last = sorted((run.root / "layer_01/layer_output.zarr/c").iterdir())[-1] / "0"
+    last = sorted((run.activations / "layer_01/layer_output.zarr/c").iterdir())[-1] / "0"
     assert len(shards) > 1
     last.write_bytes(last.read_bytes()[:-1] + b"?")
     features = run.features("layer_output")
