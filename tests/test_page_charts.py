@@ -318,7 +318,7 @@ def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     assert page.locator("#mixing-chart .chosen").count() == 1
     choose(page, "step-measure", "norm")
     choose(page, "checkpoint", "pretrained")
-    norms = pd.read_csv("reports/plots/measure/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    norms = Run(Path()).steps.query("checkpoint == 'pretrained' and measure == 'norm'")
     drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
     assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
 
@@ -528,7 +528,7 @@ def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
     found = page.locator("#steps-chart .measured").evaluate_all(
         "all => all.map(each => [each.dataset.step, each.textContent])"
     )
-    rows = pd.read_csv("reports/plots/measure/steps.csv").query(
+    rows = Run(Path()).steps.query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
     )
     assert {step: number.replace("\N{MINUS SIGN}", "-") for step, number in found} == {

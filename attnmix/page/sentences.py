@@ -144,7 +144,7 @@ def _taken(model: ModelParameters) -> str:
 
 
 def captured_text(row: pd.Series) -> str:
-    """What the classifier, if any, says of a captured text, a row of `captured_texts.csv`, and what the model saw."""
+    """What the classifier, if any, says of a captured text, a row of `predictions.parquet`, and what the model saw."""
     said = []
     if "predicted" in row:
         label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
