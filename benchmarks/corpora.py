@@ -45,7 +45,8 @@ def capture(documents: int) -> None:
 
 
 def captured() -> str:
-    from attnmix.store.features import ACTIVATIONS, read_tokens
+    from attnmix.store.features import read_tokens
+    from attnmix.store.layout import ACTIVATIONS
 
     tokens = read_tokens(ACTIVATIONS)
     shutil.rmtree(ACTIVATIONS)

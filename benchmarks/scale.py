@@ -18,7 +18,7 @@ import pandas as pd
 from attnmix.core.points import Site
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.reports import METRICS
+from attnmix.store.layout import Layout
 from benchmarks.stages import write_parameters, write_ratios
 from benchmarks.timing import machine, timed
 
@@ -37,10 +37,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_parameters(folder, umap={"max_points": arguments.max_points, "layouts": ["joint"], "stability_seeds": []})
-        write_ratios(folder, _write_stores(folder / store.ACTIVATIONS, arguments.vectors, arguments.hidden), layers=1)
+        write_ratios(folder, _write_stores(Layout(folder).activations, arguments.vectors, arguments.hidden), layers=1)
         run = timed("reduce", "pipeline", folder, arguments.threads, folder / "compiled")["pipeline"]
         print(f"{arguments.vectors} vectors of {arguments.hidden}: {run.seconds:.0f} s, {run.peak_mb:,.0f} MB at most")
-        print((folder / METRICS / "reduce.json").read_text(encoding="utf-8"))
+        print((Layout(folder).metrics_folder / "reduce.json").read_text(encoding="utf-8"))
 
 
 def _write_stores(root: Path, vectors: int, hidden: int) -> pd.DataFrame:

@@ -40,8 +40,8 @@ from attnmix.models.families import family_of
 from attnmix.models.feature_writer import Batch, Part, RowBlocks
 from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer
 from attnmix.store import features as store
-from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.files import CHECKED, writing
+from attnmix.store.runs import Run
 from attnmix.store.shard_writer import Block
 from stages.common.resources import check_disk, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
@@ -57,18 +57,20 @@ Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
+    run = Run(Path())
     check_store(parameters.capture)
     use(parameters.arithmetic)
-    capture_texts(parameters, partial(chosen_texts, parameters.capture, parameters.seed), FINETUNED)
+    choose = partial(chosen_texts, parameters.capture, parameters.seed, run.reviews)
+    capture_texts(parameters, choose, run.finetuned, run)
 
 
-def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], checkpoint: Path) -> None:
-    """Write `features/capture/` in the model at `checkpoint`, of the texts by name that `choose` gives."""
+def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], checkpoint: Path, run: Run) -> None:
+    """Write `features/capture/` of `run` in the model at `checkpoint`, of the texts by name that `choose` gives."""
     capture = parameters.capture
     check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())
     with ThreadPoolExecutor(1) as beside:  # it reads the whole model too
-        unfinished = beside.submit(unfinished_folder, "capture", parameters)
+        unfinished = beside.submit(unfinished_folder, "capture", parameters, run.root)
         tokenizer = load_tokenizer(checkpoint)
         classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
@@ -105,7 +107,7 @@ def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], 
     if state.is_main_process:
         if capture.elsewhere:
             store.write_manifest(folder / "stores", capture.store, units.digests())
-        publish(folder / "stores", store.ACTIVATIONS)
+        publish(folder / "stores", run.activations)
         clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(wanted))
 

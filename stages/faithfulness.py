@@ -12,6 +12,7 @@ classifier is compared with the last layer's mixing ratio, among reviews of one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,10 @@ from attnmix.measures.documents import Document, chosen_documents
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.models.encoding import readings
 from attnmix.models.loading import check_max_length
-from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.files import write_table
-from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
 from attnmix.store.reviews import read_split
-from attnmix.store.validation import PREDICTIONS, write_captured_scores
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_plot
 from stages.common.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
@@ -42,28 +42,30 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     """Compare the token scores and the margins, and write the stage's files."""
     use(parameters.arithmetic)
+    run = Run(Path())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.capture.batch_tokens)
+    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens)
     documents = {}
     for name, section, number in (
         ("faithfulness", parameters.faithfulness, parameters.faithfulness.documents),
         ("capture", parameters.capture, parameters.measure.documents),
     ):
-        check_max_length(f"{name}.max_length", section.max_length, FINETUNED)
-        drawn = drawn_reviews(number, parameters.seed)
+        check_max_length(f"{name}.max_length", section.max_length, run.finetuned)
+        drawn = drawn_reviews(number, parameters.seed, run.reviews)
         documents[name] = chosen_documents(classifier.tokenizer, drawn, {}, section.max_length, section.max_length)
     removed = _removals(classifier, documents["faithfulness"], parameters.seed)
-    margins, checkpoints = _margins(classifier, documents["capture"])
+    margins, checkpoints = _margins(classifier, documents["capture"], run)
     correlations = margin_correlation(margins, checkpoints)
-    predictions, scores = _captured(classifier, parameters.capture, parameters.seed)
-    write_plot("faithfulness/faithfulness", removed)
-    write_plot("faithfulness/margins", margins)
-    write_plot("faithfulness/margin_correlation", correlations)
-    write_table(PREDICTIONS, predictions)
-    write_captured_scores(scores)
+    predictions, scores = _captured(classifier, parameters.capture, parameters.seed, run.reviews)
+    write_plot("faithfulness/faithfulness", removed, run.tables)
+    write_plot("faithfulness/margins", margins, run.tables)
+    write_plot("faithfulness/margin_correlation", correlations, run.tables)
+    write_table(run.predictions_file, predictions)
+    write_table(run.token_scores_file, scores)
     best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
     overall = correlations[correlations["predicted"] == ALL].set_index("checkpoint")["given_length"]
-    write_metrics("faithfulness", {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))})
+    metrics = {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))}
+    write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
 def _removals(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
@@ -80,34 +82,37 @@ def _removals(classifier: Classifier, documents: Sequence[Document], seed: int) 
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier, documents: Sequence[Document]) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier, documents: Sequence[Document], run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
+    labels = read_split("test", run.reviews)["label_name"].to_numpy()
     highest, names = logits_NC.topk(2).values, [document.name for document in documents]
     table = pd.DataFrame(
         {
             "document": names,
-            "label": read_split("test")["label_name"].to_numpy()[[int(name.removeprefix("test/")) for name in names]],
+            "label": labels[[int(name.removeprefix("test/")) for name in names]],
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
         }
     )
-    means = read_plot("measure/mixing")
+    means = run.table("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    ratios = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
+    ratios = run.table_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
     checkpoints = ratios["checkpoint"].unique().tolist()
     by_review = ratios.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
     return table.join(by_review, on="document"), checkpoints
 
 
-def _captured(classifier: Classifier, capture: CaptureParameters, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _captured(
+    classifier: Classifier, capture: CaptureParameters, seed: int, reviews: Path
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return `predictions.parquet`, the captured texts' classes, and `captured.parquet`, scores of their tokens.
 
     The scores are those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be.
     """
-    texts, labels = chosen_texts(capture, seed), read_split("test")["label_name"]
-    label_names = [labels[row] for row in chosen_rows(capture, seed)] + [None] * len(capture.texts)
+    texts, labels = chosen_texts(capture, seed, reviews), read_split("test", reviews)["label_name"]
+    label_names = [labels[row] for row in chosen_rows(capture, seed, reviews)] + [None] * len(capture.texts)
     _, read = readings(classifier.tokenizer, list(texts.values()), capture.max_length)
     documents = chosen_documents(classifier.tokenizer, {}, texts, capture.max_length, capture.max_length)
     generator = np.random.default_rng(seed)

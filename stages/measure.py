@@ -38,10 +38,16 @@ from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.capture_points import widths
 from attnmix.models.families import family_of
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.mixing import MIXING, TokenRatios, write_layer_parts, write_ratios
-from attnmix.store.reports import write_long_plot, write_metrics, write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import (
+    TokenRatios,
+    write_layer_parts,
+    write_long_plot,
+    write_metrics,
+    write_plot,
+    write_ratios,
+)
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
 from stages.common.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
@@ -54,18 +60,19 @@ FLOAT32_BYTES = 4
 def main(parameters: Parameters) -> None:
     """Measure both checkpoints; one, where nothing was trained and no base is named: both would be the same weights."""
     use(parameters.arithmetic)
+    run = Run(Path())
     trained = parameters.finetune.epochs > 0 or parameters.model.base
     checkpoints = CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
-    measure(parameters, _documents(parameters, checkpoints), checkpoints)
+    measure(parameters, _documents(parameters, checkpoints, run), checkpoints, run)
 
 
-def measure(parameters: Parameters, documents: Iterable[Document], checkpoints: Sequence[str]) -> None:
+def measure(parameters: Parameters, documents: Iterable[Document], checkpoints: Sequence[str], run: Run) -> None:
     """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
-    weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in checkpoints}
+    weights = {checkpoint: run.checkpoints[checkpoint] for checkpoint in checkpoints}
     tokenizer = load_tokenizer(weights[checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
-    folder = unfinished_folder("measure", parameters)
+    folder = unfinished_folder("measure", parameters, run.root)
     corpus = _corpus(folder / "documents", documents, state)
     chosen = corpus.drawn(mixing.gradient_documents, seed)
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
@@ -97,13 +104,13 @@ def measure(parameters: Parameters, documents: Iterable[Document], checkpoints: 
         derivatives = {name: each.derivatives(chosen) for name, each in measured.items()}
         tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
         for name, table in tables.items():
-            write_plot(f"measure/{name}", table)
-        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods))
+            write_plot(f"measure/{name}", table, run.tables)
+        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods), run.tables)
         machine = {"computed_on": computed_on(parameters.arithmetic)}
-        write_metrics("measure", metrics(tables, mixing.methods) | machine)
+        write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
         write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
-        publish(folder / "mixing", MIXING)
+        publish(folder / "mixing", run.measured)
         clear(folder)
         logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
 
@@ -157,17 +164,17 @@ def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParamet
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
-def _documents(parameters: Parameters, checkpoints: Sequence[str]) -> Iterator[Document]:
+def _documents(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Iterator[Document]:
     """Return the captured and the drawn documents; `InputError` where a model does not take texts of their length."""
     mixing, capture = parameters.measure, parameters.capture
-    weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in checkpoints]
+    weights = [run.checkpoints[checkpoint] for checkpoint in checkpoints]
     for path in weights:
         check_max_length("measure.gradient_max_length", mixing.gradient_max_length, path)
         check_max_length("capture.max_length", capture.max_length, path)
-    rows, labels = drawn_rows(mixing.documents, parameters.seed), review_labels()
+    rows, labels = drawn_rows(mixing.documents, parameters.seed, run.reviews), review_labels(run.reviews)
     drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}
-    captured = chosen_texts(capture, parameters.seed)
-    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows)
+    captured = chosen_texts(capture, parameters.seed, run.reviews)
+    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows, run.reviews)
     documents = each_chosen_document(tokenizer, drawn.keys(), texts, captured, capture.max_length, capture.max_length)
     return (replace(each, label=drawn[each.name]) if each.counted else each for each in documents)
 

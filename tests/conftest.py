@@ -33,8 +33,8 @@ from transformers import (
 
 from attnmix.arithmetic import kernels
 from attnmix.store.files import write_table
-from attnmix.store.reports import PAGE, write_metrics
-from attnmix.store.validation import PREDICTIONS, write_captured_scores
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics
 
 kernels.use(settings.PORTABLE)
 
@@ -119,8 +119,8 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
     row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_table(PREDICTIONS, pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
-    write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
+    write_table(Run(Path()).predictions_file, pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
 COMMIT = "c" * 40
@@ -129,7 +129,7 @@ COMMIT = "c" * 40
 def write_download_metrics() -> None:
     """As `download` writes them into the current folder, of a model of the hub and a folder of reviews."""
     counts = {"train": 277, "validation": 49, "test": 101}
-    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts})
+    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts}, Run(Path()).metrics_folder)
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:
@@ -256,7 +256,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(run: Path, chromium: Any) -> Iterator[Opened]:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
     yield shown
     shown.close()
 

@@ -18,8 +18,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.points import LAYER_POINTS, POINTS, Site
 from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
@@ -176,7 +177,7 @@ def test_capture_killed_after_it_published_starts_anew(workspace: Workspace, tin
     run_capture(folder, tiny_bert)
     first = digest(ACTIVATIONS)
     # What a process killed between publishing its stores and clearing up leaves behind; DVC removes the outputs.
-    unfinished = unfinished_folder("capture", read_parameters())
+    unfinished = unfinished_folder("capture", read_parameters(), Path())
     (unfinished / "done").mkdir()
     (unfinished / "done" / "0").touch()
     shutil.rmtree(ACTIVATIONS)
@@ -224,16 +225,17 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     workspace: Workspace, tiny_bert: Path
 ) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
-    stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
-    rows = chosen_rows(parameters.capture, parameters.seed)
+    run, parameters = Run(Path()), read_parameters()
+    stored, reviews = run.texts, read_split("test", run.reviews)
+    rows = chosen_rows(parameters.capture, parameters.seed, run.reviews)
     assert list(stored) == [f"test/{row}" for row in rows]
     assert list(stored.values()) == reviews["text"][rows].tolist()
     assert rows[0] == 7
     assert rows[1:] == sorted(set(rows) - {7})
-    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed)
+    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed, run.reviews)
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
-    assert len({tuple(chosen_rows(parameters.capture, seed)) for seed in range(5)}) > 1
+    assert len({tuple(chosen_rows(parameters.capture, seed, run.reviews)) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(

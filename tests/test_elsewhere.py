@@ -21,7 +21,7 @@ from stage_process import run_stage
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
 from attnmix.store import features as stored
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import open_run
 from stages import capture
 from stages.common.parameters import read_parameters

@@ -18,8 +18,8 @@ import torch
 from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture
 
 from attnmix.core.errors import InputError
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, measure, reduce, render
 from stages.common import resources as machine
 from stages.common.cli import memory_errors_explained
@@ -251,7 +251,7 @@ def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
 ) -> None:
     folder = workspace(**{section: {"max_length": 40} for section in ("finetune", *SHORT)})
     if with_models:
-        for checkpoint in CHECKPOINT_FOLDERS.values():
+        for checkpoint in Run(Path()).checkpoints.values():
             shutil.copytree(tiny_bert, folder / checkpoint)
     expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); `dvc repro \w+` makes (it|them)$"
     with pytest.raises(InputError, match=expected):

@@ -31,10 +31,8 @@ from attnmix.page.arrays import largest_shares, quantised, visible
 from attnmix.page.assembly import HERE, page_script
 from attnmix.page.sentences import changed_parameters, findings, headline
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS
-from attnmix.store.mixing import MIXING, read_captured_ratios
-from attnmix.store.reports import PAGE, read_metrics
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
 
@@ -79,7 +77,13 @@ def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Ope
     assert slope < 0
     assert np.abs(slope * expected["mean"] + start - heights).max() < 0.1  # pixels
     own = page.locator("#overview-chart path.own").get_attribute("d")
-    shares = read_captured_ratios(["test/0"]).query("checkpoint == 'finetuned'").groupby("layer")["attnresln_n"].mean()
+    shares = (
+        Run(Path())
+        .captured_ratios(["test/0"])
+        .query("checkpoint == 'finetuned'")
+        .groupby("layer")["attnresln_n"]
+        .mean()
+    )
     drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", own)[1:]]
     assert drawn == pytest.approx((slope * shares + start).tolist(), abs=0.2)
     among = reviews_at(int(most["layer"]))["mean"]
@@ -184,18 +188,18 @@ def test_a_page_that_nobody_changed_has_a_plain_address_and_views_can_be_gone_to
 
 
 def test_the_link_can_be_copied(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, permissions=["clipboard-read", "clipboard-write"])
+    shown = Opened(chromium, Run(run).page, permissions=["clipboard-read", "clipboard-write"])
     choose(shown.page, "matrix", "norm")
     shown.page.locator("#copy-link").click()
     shown.page.wait_for_selector("#copy-link:text-is('Copied')")
-    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{(run / PAGE).as_uri()}#matrix=norm"
+    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{Run(run).page.as_uri()}#matrix=norm"
     shown.page.wait_for_selector("#copy-link:text-is('Copy link')")
     shown.close()
 
 
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page = opened.page
-    tested = read_metrics("finetune")["test"]
+    tested = Run(Path()).metrics("finetune")["test"]
     assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
     mixing = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attnresln_n'")
     difference = mixing.query("layer == 2 and checkpoint == 'difference'")
@@ -254,7 +258,7 @@ def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
 
 def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: Any, tmp_path: Path) -> None:
     changed = tmp_path / "changed.html"
-    text = (run / PAGE).read_text(encoding="utf-8")
+    text = Run(run).page.read_text(encoding="utf-8")
     changed.write_text(text.replace("</main>", "<script>window.hacked=1</script></main>"), encoding="utf-8")
     shown = Opened(chromium, changed)
     assert shown.page.evaluate("window.hacked") is None
@@ -264,7 +268,7 @@ def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: An
 
 def test_a_page_that_cannot_be_read_says_so(run: Path, chromium: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
-    text = (run / PAGE).read_text(encoding="utf-8")
+    text = Run(run).page.read_text(encoding="utf-8")
     broken.write_text(text.replace('id="data">', 'id="data">!'), encoding="utf-8")
     page = chromium.new_page()
     page.goto(broken.as_uri())
@@ -280,7 +284,7 @@ def test_no_two_modules_define_one_name_as_they_share_a_scope() -> None:
 
 
 def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
-    found = re.search(r'id="data">([^<]+)<', (run / PAGE).read_text(encoding="utf-8"))
+    found = re.search(r'id="data">([^<]+)<', Run(run).page.read_text(encoding="utf-8"))
     assert found
     data = json.loads(zlib.decompress(base64.b64decode(found[1])))
     keys = set(re.findall(r"(?<![\w./])data\.(\w+)(?:\.(\w+))?", page_script()))
@@ -307,7 +311,7 @@ def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:
 def test_coming_back_to_the_page_shows_what_the_controls_say(run: Path, chromium: Any, tmp_path: Path) -> None:
     other = tmp_path / "other.html"
     other.write_text("<title>elsewhere</title>", encoding="utf-8")
-    shown = Opened(chromium, run / PAGE)
+    shown = Opened(chromium, Run(run).page)
     page = shown.page
     for control, option in (("colour", "class"), ("step-measure", "norm"), ("shape", "words")):
         choose(page, control, option)
@@ -327,7 +331,7 @@ def test_coming_back_to_the_page_shows_what_the_controls_say(run: Path, chromium
 
 
 def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900}, color_scheme="dark")
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900}, color_scheme="dark")
     page = shown.page
     page.locator("#token-1").click()
     page.emulate_media(media="print")
@@ -364,7 +368,7 @@ def contrast(one: Sequence[float], other: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_words_can_be_read_on_every_shade_and_controls_be_seen(run: Path, chromium: Any, scheme: str) -> None:
-    shown = Opened(chromium, run / PAGE, color_scheme=scheme)
+    shown = Opened(chromium, Run(run).page, color_scheme=scheme)
     looks = shown.page.evaluate(
         """(() => { const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
         const body = getComputedStyle(document.body);
@@ -396,7 +400,7 @@ def test_dark_mode_changes_page_and_charts(opened: Opened) -> None:
 
 
 def test_narrow_window_needs_no_sideways_scrolling(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800})
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 400
     assert shown.page.locator("#map-chart").bounding_box()["width"] > 300
     shown.close()
@@ -417,7 +421,7 @@ def test_another_process_renders_the_same_bytes(copied: Path) -> None:
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, "-m", "stages", "render"], cwd=copied, env=environment, check=True)
     changed = [path.name for path, before in first.items() if path.read_bytes() != before]
-    assert PAGE.name in {path.name for path in first}
+    assert Run(Path()).page.name in {path.name for path in first}
     assert changed == []
 
 
@@ -441,9 +445,9 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
         table = pd.read_csv(path)
         if "checkpoint" in table:
             table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
-    ratios = pd.read_parquet(MIXING / "tokens.parquet")
-    ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
-    shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
+    ratios = pd.read_parquet(Run(Path()).measured / "tokens.parquet")
+    ratios[ratios["checkpoint"] == checkpoint].to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
+    shutil.rmtree(Run(Path()).measured / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
     if checkpoint == "pretrained":
         path = Path("reports/plots/reduce/movement.csv")
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
@@ -467,7 +471,7 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     path = Path("reports/plots/measure/mixing.csv")
     table = pd.read_csv(path)
     table[table["method"] == method].to_csv(path, index=False)
-    first = findings(["test/0"])[1]
+    first = findings(["test/0"], Run(Path()))[1]
     assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
     assert ("whole of layer" in first) == (method == "layer_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
@@ -489,11 +493,11 @@ def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...],
     table = pd.read_csv(path)
     table = table[table["layer"] <= len(means)]
     table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)
-    assert headline() == said
+    assert headline(Run(Path())) == said
 
 
 def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:
-    (MAPS / "joint.parquet").unlink()
+    (Run(Path()).maps / "joint.parquet").unlink()
     shown = shown_again(chromium)
     assert "The joint layout was not made: put joint into umap.layouts" in shown.page.locator("#map").inner_text()
     assert shown.page.locator("#layout option").all_inner_texts() == ["aligned", "separate"]
@@ -504,7 +508,7 @@ def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> 
 @pytest.mark.parametrize("layout", ["joint", *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS[1:])])
 def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> None:
     for other in set(LAYOUTS) - {layout}:
-        (MAPS / f"{other}.parquet").unlink()
+        (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
     figures = parameters.render.model_copy(update={"dpi": 40, "formats": ["png"]})
     render.main(parameters.model_copy(update={"render": figures}))

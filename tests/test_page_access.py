@@ -9,7 +9,7 @@ import pytest
 from browser import Opened, violations
 from page_run import choose, open_values, tokens
 
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 SMALLEST = 24  # CSS pixels of a target, WCAG 2.5.8
 LIGHTNESS = """colour => { const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255).map(
@@ -28,7 +28,7 @@ LIGHTNESS = """colour => { const parts = colour.match(/[\\d.]+/g).slice(0, 3).ma
 )
 def test_axe_finds_no_violation(run: Path, chromium: Any, scheme: str, width: int) -> None:
     size = {"width": width, "height": 900}
-    shown = Opened(chromium, run / PAGE, viewport=size, color_scheme=scheme, bypass_csp=True)
+    shown = Opened(chromium, Run(run).page, viewport=size, color_scheme=scheme, bypass_csp=True)
     page = shown.page
     page.locator("#token-3").click()
     choose(page, "beside-choice", "pretrained")
@@ -40,7 +40,7 @@ def test_axe_finds_no_violation(run: Path, chromium: Any, scheme: str, width: in
 
 @pytest.mark.parametrize("width", [1400, 400])
 def test_targets_are_large_enough(run: Path, chromium: Any, width: int) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": width, "height": 900})
+    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 900})
     shown.page.locator("#token-3").click()
     small = shown.page.evaluate(
         """smallest => [...document.querySelectorAll('button, select, input, nav a, summary, [role=option], .lists li')]
@@ -56,7 +56,7 @@ def test_targets_are_large_enough(run: Path, chromium: Any, width: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_lines_and_marks_stand_out_from_the_ground(run: Path, chromium: Any, scheme: str) -> None:
-    shown = Opened(chromium, run / PAGE, color_scheme=scheme)
+    shown = Opened(chromium, Run(run).page, color_scheme=scheme)
     looks = shown.page.evaluate(
         f"""() => {{ const lightness = {LIGHTNESS};
         const style = getComputedStyle(document.documentElement);
@@ -75,7 +75,7 @@ def test_lines_and_marks_stand_out_from_the_ground(run: Path, chromium: Any, sch
 
 
 def test_forced_colours_leave_sources_their_lines(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, forced_colors="active")
+    shown = Opened(chromium, Run(run).page, forced_colors="active")
     page = shown.page
     page.locator("#token-3").click()
     lines = page.locator("#words span").evaluate_all(
@@ -87,7 +87,7 @@ def test_forced_colours_leave_sources_their_lines(run: Path, chromium: Any) -> N
 
 
 def test_nothing_moves_by_itself_where_motion_is_reduced(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, reduced_motion="reduce")
+    shown = Opened(chromium, Run(run).page, reduced_motion="reduce")
     shown.traces("map-chart")
     last = shown.page.locator("#point").get_attribute("max")
     moves = """value => { const slider = document.getElementById("point"), chart = document.getElementById("map-chart");

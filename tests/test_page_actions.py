@@ -18,7 +18,7 @@ from page_run import choose, next_frames, tokens
 from PIL import Image
 
 from attnmix.page.arrays import visible
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 # What a pane gives to be saved, by its name: Playwright hears of no download in Firefox.
 CATCH = """() => { window.given = []; const made = URL.createObjectURL, clicked = HTMLAnchorElement.prototype.click;
@@ -38,7 +38,7 @@ ENDS = 24  # on each side of a head's lines, of a text that is longer
 def page_open(request: pytest.FixtureRequest, page_folder: Path) -> Iterator[Opened]:
     """One page for all; each test chooses what it needs."""
     with browser(request.param) as started:
-        shown = Opened(started, page_folder / PAGE, viewport={"width": 1400, "height": 900})
+        shown = Opened(started, Run(page_folder).page, viewport={"width": 1400, "height": 900})
         shown.page.evaluate(CATCH)
         yield shown
         shown.close()

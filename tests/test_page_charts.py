@@ -15,10 +15,8 @@ from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.points import STEP_POINTS, Site
 from attnmix.page.arrays import visible
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS, read_map
-from attnmix.store.mixing import read_ratios
-from attnmix.store.reports import PAGE, read_metrics
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
 
@@ -40,7 +38,7 @@ def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened
     page.keyboard.press("End")
     assert page.locator("#point-name").inner_text() == f"Layer 3: Layer output ({len(sites)} of {len(sites)})"
     assert page.locator("#layer").input_value() == "3"
-    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")
+    joint = Run(Path()).map("joint").query("layer == 3 and point == 'layer_output'")
     drawn = shown_tokens(opened)
     extent = np.ptp(joint[["x", "y"]].to_numpy())
     assert np.abs(np.array(drawn["x"]) - joint["x"].to_numpy()).max() < 1e-3 * extent
@@ -49,7 +47,7 @@ def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened
 
 def test_map_opens_where_most_tokens_can_be_told_apart(opened: Opened) -> None:
     page = opened.page
-    joint = read_map("joint")
+    joint = Run(Path()).map("joint")
     low, high = joint[["x", "y"]].min().to_numpy(), joint[["x", "y"]].max().to_numpy()
     own = joint[joint["document"] == "test/0"]
     spread = {
@@ -139,7 +137,7 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
 
 def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
     page = opened.page
-    quality = pd.read_parquet(MAPS / "quality.parquet")
+    quality = pd.read_parquet(Run(Path()).maps / "quality.parquet")
     page.locator("#point").fill("4")
     site = store.stored_sites(ACTIVATIONS)[4]
     for layout in LAYOUTS:
@@ -153,7 +151,7 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
                 assert cells.pop(1) == "\N{EN DASH}"
                 expected.pop(1)
             assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
-    metrics = read_metrics("reduce")
+    metrics = Run(Path()).metrics("reduce")
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
     assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"], abs=5.1e-4)
 
@@ -239,7 +237,7 @@ def pixel(opened: Opened, token: int) -> tuple[float, float]:
 
 def lonely_token() -> int:
     """The token of the last point that lies farthest from any other, so that a pointer meets no other."""
-    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    joint = Run(Path()).map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
     distances = np.linalg.norm(joint[:, None] - joint[None], axis=2)
     np.fill_diagonal(distances, np.inf)
     return int(distances.min(axis=1).argmax())
@@ -254,7 +252,7 @@ def test_pointing_at_a_token_says_what_it_is(opened: Opened) -> None:
     row = tokens().iloc[token]
     assert visible(row["token"]) in said
     assert f"position {row['position']} of {row['document']}" in said
-    ratios = read_ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    ratios = Run(Path()).ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
     share = ratios[CAPTURED_CHECKPOINT, row["document"], row["position"], 3]
     assert f"length ratio of others {round(100 * float(share))} %" in said
 
@@ -302,7 +300,7 @@ def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     page.locator("#words").focus()
     page.keyboard.press("ArrowRight")
     own = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
-    rows = read_ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
+    rows = Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
     assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
     steps = opened.traces("steps-chart")
     layer_in = store.read_features(ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
@@ -320,7 +318,7 @@ def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     assert page.locator("#mixing-chart .chosen").count() == 1
     choose(page, "step-measure", "norm")
     choose(page, "checkpoint", "pretrained")
-    norms = pd.read_csv("reports/plots/measure/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    norms = Run(Path()).steps.query("checkpoint == 'pretrained' and measure == 'norm'")
     drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
     assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
 
@@ -335,7 +333,7 @@ return changed; }"""
 
 def test_a_choice_draws_only_the_charts_that_show_it(run: Path, chromium: Any) -> None:
     size = {"width": 1400, "height": 9000}  # all of them are seen
-    shown = Opened(chromium, run / PAGE, viewport=size, reduced_motion="reduce")
+    shown = Opened(chromium, Run(run).page, viewport=size, reduced_motion="reduce")
     page = shown.page
     page.wait_for_function(
         "charts => charts.every(id => document.querySelector(`#${id}:not([data-stale])`))", arg=CHARTS
@@ -355,7 +353,7 @@ def test_a_choice_draws_only_the_charts_that_show_it(run: Path, chromium: Any) -
 
 
 def test_a_chart_is_drawn_at_first_and_then_when_it_is_seen(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 600})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 600})
     page = shown.page
     next_frames(page)
     assert page.locator("#steps-chart svg").count() == 1
@@ -399,7 +397,7 @@ def settled(opened: Opened) -> None:
 
 
 def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
+    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
     page = shown.page
     finger = shown.context.new_cdp_session(page)
 
@@ -436,7 +434,7 @@ def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chrom
 
 def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any) -> None:
     for layout in LAYOUTS:
-        path = MAPS / f"{layout}.parquet"
+        path = Run(Path()).maps / f"{layout}.parquet"
         table = pd.read_parquet(path)
         table[(table["document"] != "test/0") | (table["position"] != 1)].to_parquet(path, index=False)
     shown = shown_again(chromium)
@@ -454,7 +452,7 @@ def test_a_full_page_draws_100_000_vectors_and_says_of_how_many(workspace: Any, 
     write_run(workspace(capture={"documents": list(range(number))}), run, [64] * number, 6, heads=1)
     shown = shown_again(chromium)
     page = shown.page
-    assert PAGE.stat().st_size < 20e6  # of random numbers, which nothing makes smaller
+    assert Run(Path()).page.stat().st_size < 20e6  # of random numbers, which nothing makes smaller
     assert "1 more captured documents are not on this page" in page.inner_text("body")
     kept, points = 4096, 32
     drawn = {trace["name"]: trace for trace in shown.traces("map-chart")}
@@ -480,7 +478,7 @@ def test_page_of_one_token_of_512_and_of_40_documents(
 ) -> None:
     write_run(workspace(capture={"documents": list(range(len(lengths)))}), run, lengths, layers, heads)
     shown = shown_again(chromium)
-    assert PAGE.stat().st_size < 15e6
+    assert Run(Path()).page.stat().st_size < 15e6
     page = shown.page
     assert page.locator("#document option").count() == len(lengths)
     assert page.locator("#words span").count() == lengths[0]
@@ -515,7 +513,7 @@ def test_lines_lead_to_the_nearest_in_the_full_space(opened: Opened) -> None:
     listed = page.locator("#card-nearest li").evaluate_all("all => all.map(each => Number(each.dataset.token))")
     assert listed == near["tokens"]
     choose(page, "layout", "joint")
-    places = read_map("joint").query("layer == 2 and point == 'layer_output'")[["x", "y"]].to_numpy(float)
+    places = Run(Path()).map("joint").query("layer == 2 and point == 'layer_output'")[["x", "y"]].to_numpy(float)
     away = np.linalg.norm(places - places[3], axis=1)
     ranks = [int((away < away[other]).sum()) for other in listed]  # itself is nearer than any
     said = page.locator("#card-nearest li").evaluate_all("all => all.map(each => each.lastChild.textContent)")
@@ -530,7 +528,7 @@ def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
     found = page.locator("#steps-chart .measured").evaluate_all(
         "all => all.map(each => [each.dataset.step, each.textContent])"
     )
-    rows = pd.read_csv("reports/plots/measure/steps.csv").query(
+    rows = Run(Path()).steps.query(
         "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
     )
     assert {step: number.replace("\N{MINUS SIGN}", "-") for step, number in found} == {

@@ -11,7 +11,7 @@ from browser import Opened, browser
 from page_run import HOSTILE, choose, open_values, tokens
 
 from attnmix.page.arrays import visible
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 # What Playwright asks of a browser's media by default, Firefox does not know.
 DEFAULT = {"viewport": {"width": 1400, "height": 900}}
@@ -48,7 +48,7 @@ def looked_at(opened: Opened) -> dict[str, tuple[list[int], list[list[str]]]]:
 def in_chromium(page_folder: Path) -> dict[str, tuple[list[int], list[list[str]]]]:
     """Before Firefox is started, as Playwright drives one browser at a time."""
     with browser() as started:
-        opened = Opened(started, page_folder / PAGE, **DEFAULT)
+        opened = Opened(started, Run(page_folder).page, **DEFAULT)
         found = looked_at(opened)
         opened.close()
     return found
@@ -62,7 +62,7 @@ def firefox(in_chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def shown(run: Path, firefox: Any) -> Iterator[Opened]:
-    opened = Opened(firefox, run / PAGE, **DEFAULT)
+    opened = Opened(firefox, Run(run).page, **DEFAULT)
     yield opened
     opened.close()
 

@@ -24,7 +24,10 @@ from attnmix.measures.heads import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.page import heads as page_heads
 from attnmix.page.heads import heads_data, reduced
-from attnmix.store.heads import heads_folder, weights, write_heads
+from attnmix.store.heads import weights
+from attnmix.store.layout import heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads
 from stages import show
 from stages.common.parameters import read_parameters
 
@@ -52,13 +55,13 @@ def long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict
         for layer, head in np.ndindex(2, 4):
             scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
             parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
-        write_heads(heads_folder(checkpoint, "test/0"), parts)
+        write_heads(heads_folder(checkpoint, "test/0", Run(Path()).measured), parts)
         found[checkpoint] = parts
     return found
 
 
 def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> None:
-    data = heads_data(["test/0", "test/1"])
+    data = heads_data(["test/0", "test/1"], Run(Path()))
     assert (data["number"], data["width"]) == (4, 32)
     assert list(data["documents"]) == ["test/0"]
     for checkpoint, parts in long_text.items():
@@ -79,8 +82,8 @@ def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> N
 def test_what_a_sink_takes_is_kept(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     parts["log_sums"][:] += np.log(2)
-    write_heads(heads_folder("finetuned", "test/0"), parts)
-    form = heads_data(["test/0"])["documents"]["test/0"]["finetuned"]
+    write_heads(heads_folder("finetuned", "test/0", Run(Path()).measured), parts)
+    form = heads_data(["test/0"], Run(Path()))["documents"]["test/0"]["finetuned"]
     np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
 
 
@@ -89,8 +92,8 @@ def test_how_long_a_text_may_be_to_have_every_vector(long_text: dict[str, Any]) 
     parts = long_text["finetuned"]
     of_each = sum(parts[name].nbytes for name in ("query", "key", "log_sums", "reach", "source_norms", "given_norms"))
     vectors = 4 * 50 * 2 * (2 * 32 + 4 * 32 + 4 * 128 + 128 + 128)  # value, attended, given, input and result
-    assert heads_data(["test/0"])["longest"] == page_heads.VECTOR_BYTES // (2 * (of_each + vectors) / 50)
-    assert heads_data(["test/1"])["longest"] == 0
+    assert heads_data(["test/0"], Run(Path()))["longest"] == page_heads.VECTOR_BYTES // (2 * (of_each + vectors) / 50)
+    assert heads_data(["test/1"], Run(Path()))["longest"] == 0
 
 
 def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_off(long_text: dict[str, Any]) -> None:
@@ -123,7 +126,7 @@ def test_what_does_not_fit_loses_bits_then_the_other_checkpoint_then_dimensions_
     seen = []
     for limit in (whole, whole - 1, whole // 2 - 1, 10_000, 5_000):
         monkeypatch.setattr(page_heads, "HEAD_BYTES", limit)
-        forms = heads_data(["test/0"])["documents"].get("test/0", {})
+        forms = heads_data(["test/0"], Run(Path()))["documents"].get("test/0", {})
         seen.append({name: (form["bits"], sum(form.get("ranks", []))) for name, form in forms.items()})
     assert seen[0] == {"pretrained": (16, 0), "finetuned": (16, 0)}
     assert list(seen[1]) == ["pretrained", "finetuned"]

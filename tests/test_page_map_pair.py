@@ -12,8 +12,7 @@ from browser import Opened, browser
 from page_run import HOSTILE, choose, open_values, tokens
 
 from attnmix.page.arrays import visible
-from attnmix.store.maps import read_map
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 
 @pytest.fixture(scope="module", params=["chromium", "firefox"])
@@ -25,7 +24,7 @@ def started(page_folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture
 def pair(run: Path, started: Any) -> Iterator[Opened]:
     """test/0 with test/1 beside it."""
-    opened = Opened(started, run / PAGE, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+    opened = Opened(started, Run(run).page, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     opened.page.locator("nav a[href='#map']").click()  # which draws all that is above
     choose(opened.page, "map-beside", "1")
     yield opened
@@ -50,7 +49,7 @@ def of_text(number: int) -> list[int]:
 
 def places(layer: int, point: str) -> Any:
     """Of all tokens on the joint map."""
-    return read_map("joint").query("layer == @layer and point == @point")[["x", "y"]].to_numpy()
+    return Run(Path()).map("joint").query("layer == @layer and point == @point")[["x", "y"]].to_numpy()
 
 
 def test_each_half_has_its_text_in_one_plane_and_the_slider_moves_both(pair: Opened) -> None:

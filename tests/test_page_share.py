@@ -15,7 +15,7 @@ from browser import Opened
 from page_run import HOSTILE, choose, open_values, tokens
 
 from attnmix.page.arrays import visible
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -117,7 +117,7 @@ def test_steps_of_the_explanation_set_the_same_views(opened: Opened) -> None:
 
 
 def test_a_print_is_a_handout(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE)
+    shown = Opened(chromium, Run(run).page)
     page = shown.page
     page.locator("#token-3").click()
     page.emulate_media(media="print")

@@ -14,8 +14,8 @@ from page_run import choose, shown_again, tokens
 
 from attnmix.measures.matrices import MATRICES
 from attnmix.page.arrays import visible
-from attnmix.store.heads import read_heads, weights
-from attnmix.store.mixing import MIXING, read_captured_ratios, read_matrix, read_ratios
+from attnmix.store.heads import weights
+from attnmix.store.runs import Run
 
 
 def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:
@@ -23,7 +23,9 @@ def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> Non
     choose(page, "document", "1")
     choose(page, "shade", "ratio")
     choose(page, "layer", "1")
-    ratios = read_ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
+    ratios = (
+        Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
+    )
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
     assert [title.split(", ")[-1] for title in titles] == [
         f"length ratio of others {100 * share:.0f} %" for share in ratios
@@ -56,7 +58,7 @@ def test_words_are_shaded_over_the_usual_ratios_of_the_layer(opened: Opened) -> 
     page = opened.page
     choose(page, "layer", "2")
     choose(page, "shade", "ratio")
-    ratios = read_captured_ratios(tokens()["document"].unique().tolist())
+    ratios = Run(Path()).captured_ratios(tokens()["document"].unique().tolist())
     of_layer = ratios.query("checkpoint == 'finetuned' and layer == 2")["attnresln_n"].sort_values().to_numpy()
     low, high = of_layer[int(0.05 * (len(of_layer) - 1))], of_layer[int(np.ceil(0.95 * (len(of_layer) - 1)))]
     legend = page.locator("#text-legend").inner_text()
@@ -88,7 +90,7 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     choose(page, "matrix", method)
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    row = np.asarray(read_matrix("finetuned", "test/0", method)[1, 3], dtype=float)
+    row = np.asarray(Run(Path()).matrix("finetuned", "test/0", method)[1, 3], dtype=float)
     row = row / row.sum()
     said = re.search(r"kept (\d+) % itself, (\d+) % from others", page.locator("#kept").inner_text())
     assert [float(each) for each in said.groups()] == pytest.approx([100 * row[3], 100 * (1 - row[3])], abs=0.51)
@@ -118,7 +120,7 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert page.locator("#head option").count() == 1 + 4
     choose(page, "head", "2")
     page.locator("#token-1").click()
-    row = weights(read_heads("finetuned", "test/0"), 0, 2)[1]
+    row = weights(Run(Path()).heads("finetuned", "test/0"), 0, 2)[1]
     largest = np.delete(row, 1).max() / row.sum()
     first = page.locator("#sources li").first.inner_text()
     assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * largest, abs=1)
@@ -150,7 +152,7 @@ def test_a_head_stays_chosen_when_the_model_changes(opened: Opened) -> None:
 
 
 def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
-    shutil.rmtree(MIXING / "contributions")
+    shutil.rmtree(Run(Path()).measured / "contributions")
     shown = shown_again(chromium)
     assert "contribution matrices in measure.matrices" in shown.page.locator("#text").inner_text()
     shown.page.locator("#token-1").click()
@@ -159,7 +161,7 @@ def test_page_without_contribution_matrices_names_the_parameter(copied: Path, ch
 
 
 def own_shares(checkpoint: str, document: str, method: str, layer: int) -> np.ndarray[Any, Any]:
-    matrix = np.asarray(read_matrix(checkpoint, document, method)[layer - 1], dtype=float)
+    matrix = np.asarray(Run(Path()).matrix(checkpoint, document, method)[layer - 1], dtype=float)
     return np.diagonal(matrix) / matrix.sum(axis=1)
 
 
@@ -197,7 +199,7 @@ def test_a_card_says_to_whom_a_word_gave(opened: Opened) -> None:
     page = opened.page
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    matrix = np.asarray(read_matrix("finetuned", "test/0", "alti")[1], dtype=float)
+    matrix = np.asarray(Run(Path()).matrix("finetuned", "test/0", "alti")[1], dtype=float)
     shares = matrix / matrix.sum(axis=1, keepdims=True)
     kept = np.argsort(-shares, axis=1, kind="stable")[:, :16]
     gave = {token: shares[token, 3] for token in range(len(shares)) if token != 3 and 3 in kept[token]}

@@ -125,7 +125,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
             module = import_module(f"stages.{name}")
             if hasattr(module, "unfinished_folder"):
                 # It takes what dvc.yaml names out of all parameters; that is no use of them.
-                patch.setattr(module, "unfinished_folder", lambda stage, _: unfinished_folder(stage, parameters))
+                patch.setattr(
+                    module, "unfinished_folder", lambda name, _, root: unfinished_folder(name, parameters, root)
+                )
             before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
             keys: set[str] = set()
             opened.paths = set()

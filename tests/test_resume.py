@@ -13,7 +13,7 @@ from stage_process import run_stage
 
 from attnmix.core.points import Site
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder
@@ -108,9 +108,9 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     folder = prepared_for_capture(tmp_path, tiny_bert)
     monkeypatch.chdir(folder)
     write_parameters(folder, capture=CAPTURE)
-    before = unfinished_folder("capture", read_parameters())
+    before = unfinished_folder("capture", read_parameters(), Path())
     (before / "work").touch()
-    assert unfinished_folder("capture", read_parameters()) == before
+    assert unfinished_folder("capture", read_parameters(), Path()) == before
     if changed == "data":
         shutil.copy("data/reviews/train.parquet", "data/reviews/test.parquet")
     elif changed == "model":
@@ -119,7 +119,7 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
         write_parameters(folder, capture=CAPTURE | {"max_length": 39})
     else:
         write_parameters(folder, capture=CAPTURE, umap={"seed": 9}, finetune={"epochs": 9})
-    after = unfinished_folder("capture", read_parameters())
+    after = unfinished_folder("capture", read_parameters(), Path())
     assert (after == before) is same
     assert (before / "work").exists() is same
     assert unfinished(folder) == [folder / after]

@@ -16,7 +16,7 @@ from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_c
 from dvc_repository import Repository, new_repository, stages_run
 from stage_process import TESTS, run_stage
 
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages import capture
 from stages.common.parameters import read_parameters
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture
 from stage_process import run_stage, run_to_its_end
 
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages.common.resume import UNFINISHED
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}

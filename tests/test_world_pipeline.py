@@ -21,10 +21,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import captured_text
-from attnmix.store.features import ACTIVATIONS, read_tokens
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.features import read_tokens
+from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
-from attnmix.store.validation import PREDICTIONS
+from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
 LONG = pytest.mark.long
@@ -79,17 +79,17 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     frame = reviews_in(script, 60)
     folder = run_pipeline(workspace, frame, frame[script.columns[0]].tolist(), documents=[0, 1])
     names = sorted(script.verdicts)
-    by_class = read_plot("finetune/finetune_by_class")
+    by_class = Run(Path()).table("finetune/finetune_by_class")
     assert by_class["label_name"].tolist() == names
     assert by_class["reviews"].tolist() == [5, 5, 5]
-    assert 0 <= read_metrics("finetune")["test"]["macro_f1"] <= 1
-    for found in (read_plot("faithfulness/margins"), pd.read_parquet(PREDICTIONS)):
+    assert 0 <= Run(Path()).metrics("finetune")["test"]["macro_f1"] <= 1
+    for found in (Run(Path()).table("faithfulness/margins"), pd.read_parquet(Run(Path()).predictions_file)):
         assert set(found["label"]) | set(found["predicted"]) <= set(names)
-    margins = read_plot("faithfulness/margins").set_index("document")
+    margins = Run(Path()).table("faithfulness/margins").set_index("document")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     for document, row in margins.iterrows():
-        text = read_split("test")["text"][int(str(document).removeprefix("test/"))]
+        text = read_split("test", Run(Path()).reviews)["text"][int(str(document).removeprefix("test/"))]
         with torch.no_grad():
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
         chosen = logits.pop(names.index(row["predicted"]))
@@ -120,7 +120,7 @@ def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(worksp
 def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
     frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    unknown = pd.read_parquet(PREDICTIONS).set_index("document")
+    unknown = pd.read_parquet(Run(Path()).predictions_file).set_index("document")
     assert unknown.loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page

@@ -18,7 +18,7 @@ import pandas as pd
 
 from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
-from attnmix.store.mixing import read_captured_ratios
+from attnmix.store.runs import Run
 
 WORDPIECE_PREFIX = "##"
 METASPACE = "▁"
@@ -77,11 +77,11 @@ class CapturedTexts(NamedTuple):
         return " ".join(dict.fromkeys(labels))
 
 
-def with_classes(tokens: pd.DataFrame) -> pd.DataFrame:
+def with_classes(tokens: pd.DataFrame, run: Run) -> pd.DataFrame:
     """Return the captured tokens with their `token_class`, which `measure` determined."""
     keys = ["document", "position"]
     documents = tokens["document"].unique().tolist()
-    classes = read_captured_ratios(documents, [*keys, "token_class"], [("layer", "==", 1)]).drop_duplicates(keys)
+    classes = run.captured_ratios(documents, [*keys, "token_class"], [("layer", "==", 1)]).drop_duplicates(keys)
     return tokens.merge(classes, on=keys, how="left")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.store.mixing import row_shares
+from attnmix.store.runs import row_shares
 
 LARGEST = 65_534  # of a quantised value
 MISSING = 65_535

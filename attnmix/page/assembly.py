@@ -25,19 +25,19 @@ from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import called, versions
 from attnmix.page.told import Told, of_run
 from attnmix.store.files import whole
-from attnmix.store.reports import PAGE
-from attnmix.store.runs import open_run
+from attnmix.store.runs import Run
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame], Told] = of_run) -> None:
+def write_page(
+    parameters: Parameters, run: Run, told: Callable[[Parameters, pd.DataFrame, Run], Told] = of_run
+) -> None:
     """Write `reports/index.html`, from what the earlier stages left; `told` puts it into words."""
-    run = open_run()
     tokens, left_out = shown_tokens(run.tokens)
-    words = told(parameters, tokens)
+    words = told(parameters, tokens, run)
     data = page_data(run, tokens, parameters.render.points_per_second, words.checkpoints)
     own = page_script()
     charts = Path(D3_LOCAL).read_text(encoding="utf-8")
@@ -74,9 +74,9 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
         decoders=data["ratios"]["layers"] - (data["encoder"] or 0),
         heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
     )
-    with whole(PAGE) as part:
+    with whole(run.page) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
-    logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
+    logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
 
 
 def _points_left_out(data: dict[str, Any], joint_points: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

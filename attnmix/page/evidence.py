@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import read_mixing, read_plot
+from attnmix.store.runs import Run
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
 FORMS = {
@@ -38,9 +37,9 @@ def change(differences: pd.DataFrame) -> list[str]:
     ]
 
 
-def controls(name: str) -> list[str]:
+def controls(name: str, run: Run) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
-    table, (curves, differences) = read_plot("measure/mixing_controls"), read_mixing()
+    table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
@@ -66,15 +65,15 @@ def controls(name: str) -> list[str]:
     return sentences
 
 
-def typical(name: str, documents: Sequence[str]) -> list[str]:
+def typical(name: str, documents: Sequence[str], run: Run) -> list[str]:
     """How the captured texts stand among the measured reviews, in the layer where these are mixed most."""
-    reviews = read_plot("measure/mixing_by_review")
+    reviews = run.table("measure/mixing_by_review")
     of_method = reviews[reviews["method"] == name]
     checkpoint = "finetuned" if (of_method["checkpoint"] == "finetuned").any() else str(of_method["checkpoint"].iloc[0])
     of_checkpoint = of_method[of_method["checkpoint"] == checkpoint]
     layer: Any = of_checkpoint.groupby("layer")["mean"].mean().idxmax()
     among = of_checkpoint.loc[of_checkpoint["layer"] == layer, "mean"]
-    rows = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint), ("layer", "==", layer)])
+    rows = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint), ("layer", "==", layer)])
     said = [
         f"{document} {percent(value)} (higher than {percent(float((among < value).mean()))} of them)"
         for document, value in rows.groupby("document", sort=False)[name].mean().items()
@@ -87,10 +86,10 @@ def typical(name: str, documents: Sequence[str]) -> list[str]:
     ]
 
 
-def derivatives(name: str) -> list[str]:
+def derivatives(name: str, run: Run) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = read_plot("measure/derivatives").query("quantity == 'level' and reference == 'layer_input'")
-    changes = read_mixing()[1].query("method == @name").set_index("layer")["mean"]
+    levels = run.table("measure/derivatives").query("quantity == 'level' and reference == 'layer_input'")
+    changes = run.mixing[1].query("method == @name").set_index("layer")["mean"]
     if "difference" not in set(levels["checkpoint"]):
         return []
     layer: Any = changes.abs().idxmax()

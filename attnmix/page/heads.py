@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.page.arrays import encoded
-from attnmix.store.heads import DIMENSIONS, OF_HEADS, capped, read_heads, weights
+from attnmix.store.heads import DIMENSIONS, OF_HEADS, capped, weights
 from attnmix.store.heads import VECTOR_BYTES as STORED_BYTES
+from attnmix.store.runs import Run
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, Array]
@@ -25,7 +26,7 @@ LEAST_SHARE = 1 / 4  # of the dimensions, below which a text's heads are left ou
 SINKS = 1e-4  # what a row may lack to 1 by rounding
 
 
-def heads_data(documents: Sequence[str]) -> dict[str, Any]:
+def heads_data(documents: Sequence[str], run: Run) -> dict[str, Any]:
     """`documents`: by name and checkpoint what is there of it; `number` and `width` of the heads, 0 without any.
 
     `longest`: how many tokens or so a text may have to be there with every vector.
@@ -38,7 +39,7 @@ def heads_data(documents: Sequence[str]) -> dict[str, Any]:
     vectors, left = VECTOR_BYTES, HEAD_BYTES
     number = width = longest = 0
     for document in documents:
-        stored = {name: parts for name in CHECKPOINT_NAMES if (parts := read_heads(name, document))}
+        stored = {name: parts for name in CHECKPOINT_NAMES if (parts := run.heads(name, document))}
         if not stored:
             continue
         name, last = list(stored.items())[-1]

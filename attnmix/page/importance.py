@@ -8,12 +8,12 @@ import pandas as pd
 
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.page.arrays import quantised
-from attnmix.store.validation import read_captured_scores
+from attnmix.store.runs import Run
 
 
-def importance(tokens: pd.DataFrame) -> dict[str, Any]:
+def importance(tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """By name of the score: `values` `[tokens]` between `-limit` and `limit`, of the predicted class's logit."""
-    scores = read_captured_scores()
+    scores = run.token_scores
     places = pd.MultiIndex.from_frame(tokens[["document", "position"]])
     found: dict[str, Any] = {}
     for method in IMPORTANCE_NAMES:

@@ -10,15 +10,15 @@ import pandas as pd
 
 from attnmix.core.points import Site
 from attnmix.page.arrays import MISSING, encoded
-from attnmix.store.maps import read_nearest
+from attnmix.store.runs import Run
 
 
-def nearest(tokens: pd.DataFrame, sites: Sequence[Site]) -> dict[str, Any]:
+def nearest(tokens: pd.DataFrame, sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """`tokens` is `[points, tokens, number]`: the nearest of each in the full space, as far as they are on the page.
 
     Tokens are numbered in the order of `tokens`, whose column `row` is their row in a store.
     """
-    table = read_nearest()
+    table = run.nearest
     rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING, np.uint16)
     number_of[tokens["row"]] = np.arange(len(tokens))

@@ -11,7 +11,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
+from attnmix.core.points import (
+    LAYER_POINTS,
+    OWN_BASIS,
+    POINTS,
+    STEP_POINTS,
+    SUBLAYER_POINTS,
+    Site,
+    in_forward_order,
+    layer_input,
+)
 from attnmix.figures import labels as vocabulary
 from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured, with_classes
 from attnmix.measures.matrices import MATRICES
@@ -21,12 +30,7 @@ from attnmix.page.heads import heads_data
 from attnmix.page.importance import importance
 from attnmix.page.nearest import nearest
 from attnmix.page.sentences import captured_text, strongest_layer
-from attnmix.store.files import read_table
-from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
-from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
-from attnmix.store.reports import read_mixing, read_plot, read_steps
-from attnmix.store.runs import Run
-from attnmix.store.validation import PREDICTIONS
+from attnmix.store.runs import Run, map_sites
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -48,11 +52,11 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
 
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
     """
-    ratios = read_captured_ratios(tokens["document"].unique().tolist())
-    steps = read_steps().dropna(subset="mean")
+    ratios = run.captured_ratios(tokens["document"].unique().tolist())
+    steps = run.steps.dropna(subset="mean")
     simultaneous = ["simultaneous_low", "simultaneous_high"]
-    curves, differences = read_mixing()
-    captured = read_captured(with_classes(tokens), steps)
+    curves, differences = run.mixing
+    captured = read_captured(with_classes(tokens, run), steps)
     layers = int(ratios["layer"].max())
     return {
         "pointsPerSecond": points_per_second,
@@ -72,23 +76,23 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "method": (method := preferred_ratio(ratios.columns)),
-        "layer": strongest_layer(method),
-        "importance": importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
-        "reviews": _reviews(),
+        "layer": strongest_layer(method, run),
+        "importance": importance(tokens, run) if CAPTURED_CHECKPOINT in checkpoints else {},
+        "reviews": _reviews(run),
         "curves": _records(curves.drop(columns=simultaneous)),
         "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
         "steps": _records(steps),
-        "layerParts": read_layer_parts(),
-        "movement": _records(read_plot("reduce/movement")),
-        "documents": _documents(tokens, run.texts),
+        "layerParts": run.layer_parts,
+        "movement": _records(run.table("reduce/movement")),
+        "documents": _documents(tokens, run),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
         "ratios": _ratios(tokens, ratios),
-        **_contributions(tokens),
-        "attention": heads_data(tokens["document"].unique().tolist()),
+        **_contributions(tokens, run),
+        "attention": heads_data(tokens["document"].unique().tolist(), run),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
-        **_maps(captured),
+        **_maps(captured, run),
     }
 
 
@@ -97,9 +101,9 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def _reviews() -> dict[str, Any]:
+def _reviews(run: Run) -> dict[str, Any]:
     """Each measured review's mean ratios `[layers, reviews]`; of very many, so many at equal steps."""
-    table = read_plot("measure/mixing_by_review")
+    table = run.table("measure/mixing_by_review")
     names = table["document"].unique()
     shown = names[:: -(-len(names) // REVIEWS)]
     of_shown = table[table["document"].isin(shown)]
@@ -127,16 +131,16 @@ def _class_names(captured: CapturedTexts) -> list[str]:
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
-def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    table = read_table(PREDICTIONS, "faithfulness")  # the label of a text of one's own is missing
+def _documents(tokens: pd.DataFrame, run: Run) -> list[dict[str, Any]]:
+    table = run.predictions  # the label of a text of one's own is missing
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {
             "name": str(name),
             "start": int(rows.index[0]),
             "length": len(rows),
-            "begins": _beginning(texts[str(name)]),
-            "direction": _direction(texts[str(name)]),
+            "begins": _beginning(run.texts[str(name)]),
+            "direction": _direction(run.texts[str(name)]),
             "note": captured_text(captured[str(name)]),
         }
         for name, rows in tokens.groupby("document", sort=False)
@@ -171,7 +175,7 @@ def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
     return {"methods": methods, "layers": int(ratios["layer"].max()), "values": values}
 
 
-def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
+def _contributions(tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """`contributions`: the largest sources of every token, by document, checkpoint and method, as far as they fit.
 
     `matrices` are the methods that all documents have.
@@ -182,12 +186,12 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     for document in tokens["document"].unique():
         entries: dict[str, Any] = {}
         for checkpoint in CHECKPOINT_NAMES:
-            stored = stored_matrices(checkpoint, document)
+            stored = run.matrices(checkpoint, document)
             if not stored:
                 continue
             matrices = [method for method in MATRICES if method in stored]
             entries[checkpoint] = {
-                method: largest_shares(read_matrix(checkpoint, document, method), SOURCES) for method in matrices
+                method: largest_shares(run.matrix(checkpoint, document, method), SOURCES) for method in matrices
             }
         size = sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
         if contributions and spent + size > CONTRIBUTION_BYTES:
@@ -197,8 +201,8 @@ def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
     return {"contributions": contributions, "matrices": matrices}
 
 
-def _maps(captured: CapturedTexts) -> dict[str, Any]:
-    read = {name: read_map(name) for name in made_layouts()}
+def _maps(captured: CapturedTexts, run: Run) -> dict[str, Any]:
+    read = {name: run.map(name) for name in run.layouts}
     of_layout = {name: map_sites(table) for name, table in read.items()}
     sites = in_forward_order(set[Site]().union(*of_layout.values()))
     coordinates = {name: _coordinates(table, captured.tokens, sites, name in ONE_PLANE) for name, table in read.items()}
@@ -216,8 +220,8 @@ def _maps(captured: CapturedTexts) -> dict[str, Any]:
             for site in sites
         ],
         "maps": {name: map_ | {"absent": absent[name]} for name, map_ in coordinates.items()},
-        "nearest": nearest(captured.tokens, sites),
-        "quality": _quality(sites),
+        "nearest": nearest(captured.tokens, sites, run),
+        "quality": _quality(sites, run),
     }
 
 
@@ -241,12 +245,12 @@ def _coordinates(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site
     return {"ranges": limits.tolist(), "x": quantised(scaled[..., 0], 0, 1), "y": quantised(scaled[..., 1], 0, 1)}
 
 
-def _quality(sites: Sequence[Site]) -> dict[str, Any]:
+def _quality(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """For each layout `whole` and, for each point, `points`: measure to value and chance."""
     numbers = {tuple(site): number for number, site in enumerate(sites)}
     layouts: dict[str, Any] = {}
     row: Any
-    for row in read_quality().itertuples():
+    for row in run.map_quality.itertuples():
         entry = layouts.setdefault(row.layout, {"whole": {}, "points": [{} for _ in sites]})
         place = entry["whole"] if pd.isna(row.point) else entry["points"][numbers[int(row.layer), row.point]]
         place[row.measure] = [None if pd.isna(value) else round(value, 6) for value in (row.value, row.chance)]

@@ -19,8 +19,7 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page import evidence
 from attnmix.page.arrays import visible
 from attnmix.page.evidence import signed
-from attnmix.store.maps import made_layouts, read_quality
-from attnmix.store.reports import read_metrics, read_mixing, read_plot
+from attnmix.store.runs import Run
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
@@ -60,18 +59,18 @@ def versions() -> dict[str, str]:
     return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
 
 
-def computed_on() -> str:
+def computed_on(run: Run) -> str:
     """What the last digits of the numbers hang on."""
-    machines = {stage: read_metrics(name)["computed_on"] for stage, name in COMPUTED.items()}
+    machines = {stage: run.metrics(name)["computed_on"] for stage, name in COMPUTED.items()}
     if len(set(machines.values())) == 1:
         return f"All of it on: {machines['fine-tuning']}."
     each = "; ".join(f"{stage} on {machine}" for stage, machine in machines.items())
     return f"Not all on the same kind of machine: {each}."
 
 
-def origins(parameters: Parameters) -> list[str]:
+def origins(parameters: Parameters, run: Run) -> list[str]:
     """Where model and reviews come from; of a repository of the hub, at which commit."""
-    commits, model, data = read_metrics("download"), parameters.model, parameters.dataset
+    commits, model, data = run.metrics("download"), parameters.model, parameters.dataset
     base = model.base_model
     return [
         *([_origin("model.base", base.name, base.revision, commits["base_commit"])] if base else []),
@@ -92,44 +91,44 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def facts() -> dict[str, str]:
+def facts(run: Run) -> dict[str, str]:
     """The run in figures, by what they are."""
-    test, number = read_metrics("finetune")["test"], read_metrics("download")
+    test, number = run.metrics("finetune")["test"], run.metrics("download")
     return {
         "test accuracy": percent(test["accuracy"], 1),
         "majority baseline": percent(test["majority_accuracy"], 1),
         "training reviews": str(number["train"]),
         "test reviews": str(number["test"]),
-        "reviews measured": str(read_metrics("measure")["documents"]),
+        "reviews measured": str(run.metrics("measure")["documents"]),
     }
 
 
-def findings(captured: Sequence[str]) -> list[str]:
+def findings(captured: Sequence[str], run: Run) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
-    test, run = read_metrics("finetune")["test"], facts()
-    curves, differences = read_mixing()
+    test, said = run.metrics("finetune")["test"], facts(run)
+    curves, differences = run.mixing
     method = preferred_ratio(curves["method"].tolist())
     return [
-        f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
+        f"The fine-tuned classifier is right on {said['test accuracy']} of {said['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
-        f"naming the most frequent class every time would be on {run['majority baseline']}.",
-        *_classes(),
+        f"naming the most frequent class every time would be on {said['majority baseline']}.",
+        *_classes(run),
         *mixing(curves),
-        *evidence.typical(method, captured),
+        *evidence.typical(method, captured, run),
         *evidence.change(differences),
-        *evidence.controls(method),
-        *evidence.derivatives(method),
-        *map_findings(made_layouts()[0]),
+        *evidence.controls(method, run),
+        *evidence.derivatives(method, run),
+        *map_findings(run.layouts[0], run),
     ]
 
 
-def cautions(parameters: Parameters) -> list[str]:
+def cautions(parameters: Parameters, run: Run) -> list[str]:
     """What must not be read into the findings."""
     return [
         *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
-        "A ratio of norms is no causal effect." + _agreement(read_plot("measure/derivatives")),
+        "A ratio of norms is no causal effect." + _agreement(run.table("measure/derivatives")),
         ONE_SEED,
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
@@ -145,7 +144,7 @@ def _taken(model: ModelParameters) -> str:
 
 
 def captured_text(row: pd.Series) -> str:
-    """What the classifier, if any, says of a captured text, a row of `captured_texts.csv`, and what the model saw."""
+    """What the classifier, if any, says of a captured text, a row of `predictions.parquet`, and what the model saw."""
     said = []
     if "predicted" in row:
         label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
@@ -157,9 +156,9 @@ def captured_text(row: pd.Series) -> str:
     return " ".join(said)
 
 
-def _classes() -> list[str]:
+def _classes(run: Run) -> list[str]:
     """Which of more than two classes are told best and worst, by F1."""
-    table = read_plot("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    table = run.table("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
     if len(table) == 2:
         return []
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
@@ -180,14 +179,14 @@ def called(name: str) -> str:
     return Path(name).name if name.startswith(("/", ".", "~")) else name
 
 
-def strongest_layer(method: str) -> int:
+def strongest_layer(method: str, run: Run) -> int:
     """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(most_and_least(read_mixing()[0], method)[0]["layer"])
+    return int(most_and_least(run.mixing[0], method)[0]["layer"])
 
 
-def headline() -> str:
+def headline(run: Run) -> str:
     """What is found, in one line that holds for any run."""
-    curves = read_mixing()[0]
+    curves = run.mixing[0]
     most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
     # As many digits as tell them apart, and from nothing.
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
@@ -247,9 +246,9 @@ def _correlation(row: pd.Series) -> str:
     return f"{signed(row['mean'])}{sure}"
 
 
-def map_findings(layout: str) -> list[str]:
+def map_findings(layout: str, run: Run) -> list[str]:
     """How far the first layout can be trusted."""
-    quality = read_quality()
+    quality = run.map_quality
     whole = quality[(quality["layout"] == layout) & quality["point"].isna()].set_index("measure")
     value, chance = whole["value"], whole["chance"]
     sentences = []
@@ -272,7 +271,7 @@ def map_findings(layout: str) -> list[str]:
             f"What of the {layout} map is due to its seed: maps with other seeds share {percent(overlap)} "
             f"of each vector's neighbours (chance {percent(chance['neighbour_overlap'], 1)})."
         )
-    return sentences + _movement(layout, read_plot("reduce/movement"))
+    return sentences + _movement(layout, run.table("reduce/movement"))
 
 
 def _movement(layout: str, movement: pd.DataFrame) -> list[str]:

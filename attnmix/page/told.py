@@ -12,8 +12,7 @@ from attnmix.figures.labels import CHECKPOINTS
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page import evidence, sentences
 from attnmix.page.sentences import percent
-from attnmix.store.maps import made_layouts
-from attnmix.store.reports import read_metrics, read_mixing
+from attnmix.store.runs import Run
 
 EXAMPLES = (
     "Numbers of these texts alone: other texts have others. Where there are several, intervals are over them; one text "
@@ -44,29 +43,29 @@ class Told(NamedTuple):
     computed_on: str
 
 
-def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
+def of_run(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> Told:
     """From reviews, a classifier that was fine-tuned on them, and the captured `tokens`."""
-    facts = sentences.facts()
+    facts = sentences.facts(run)
     return Told(
         checkpoints=CHECKPOINTS,
         dataset=sentences.called(parameters.dataset.name),
         facts=facts,
-        headline=sentences.headline(),
-        lead=sentences.mixing(read_mixing()[0])[0],
+        headline=sentences.headline(run),
+        lead=sentences.mixing(run.mixing[0])[0],
         measured=f"Ratios and controls are of the {facts['reviews measured']} test reviews that were measured, "
         "derivatives of a few of them, maps of the captured texts: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
-        findings=sentences.findings(tokens["document"].unique().tolist()),
-        cautions=sentences.cautions(parameters),
+        findings=sentences.findings(tokens["document"].unique().tolist(), run),
+        cautions=sentences.cautions(parameters, run),
         changed=sentences.changed_parameters(parameters),
-        origins=sentences.origins(parameters),
-        computed_on=sentences.computed_on(),
+        origins=sentences.origins(parameters, run),
+        computed_on=sentences.computed_on(run),
     )
 
 
-def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
+def of_texts(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> Told:
     """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
-    curves = read_mixing()[0]
+    curves = run.mixing[0]
     method = preferred_ratio(curves["method"].tolist())
     most, least = sentences.most_and_least(curves, method)
     texts = tokens["document"].nunique()
@@ -85,15 +84,15 @@ def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         },
         measured="All numbers and maps are of the text below." if texts == 1 else "All are of the texts below.",
         intervals="" if texts == 1 else ", with 95 % intervals over texts",
-        headline=sentences.headline(),
+        headline=sentences.headline(run),
         lead=lead,
         findings=[
             lead,
-            *evidence.controls(method),
-            *sentences.map_findings(made_layouts()[0]),
+            *evidence.controls(method, run),
+            *sentences.map_findings(run.layouts[0], run),
         ],
-        cautions=[EXAMPLES if each == sentences.ONE_SEED else each for each in sentences.cautions(parameters)],
+        cautions=[EXAMPLES if each == sentences.ONE_SEED else each for each in sentences.cautions(parameters, run)],
         changed=[row for row in sentences.changed_parameters(parameters) if not row[0].startswith(OF_REVIEWS)],
         origins=[f"{sentences.ORIGINS['model.name']} {parameters.model.name}."],
-        computed_on=f"All of it on: {read_metrics('measure')['computed_on']}.",
+        computed_on=f"All of it on: {run.metrics('measure')['computed_on']}.",
     )

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, Site, in_forward_order
-from attnmix.store import ACTIVATIONS as ACTIVATIONS
 from attnmix.store.files import (
     CHUNK_BYTES,
     Place,
