@@ -49,12 +49,6 @@ class Repository(NamedTuple):
         assert (run.returncode == 0) is succeeds, run.stdout + run.stderr
         return run
 
-    def start(self, *command: str, **environment: str) -> None:
-        """A process that leaves others behind: they would hold the pipes that `run` reads to their end."""
-        variables = _neutral() | self.environment() | environment
-        nowhere = subprocess.DEVNULL
-        subprocess.run(command, cwd=self.folder, env=variables, stdout=nowhere, stderr=nowhere, check=True)
-
     def dvc(self, *arguments: str, **environment: str) -> str:
         """What a DVC command that succeeds writes to stdout."""
         return self.run("dvc", *arguments, **environment).stdout

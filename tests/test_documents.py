@@ -131,7 +131,9 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
     lowest, highest = (f"{100 * difference[f'{which}_seed']:+.1f}" for which in ("lowest", "highest"))
     accuracy = committed(f"{STUDY}accuracy.csv")["accuracy"].mean()
     within, across = cosines("mean_cosine"), cosines("mean_cosine_across")
-    text = section("README.md", "`make experiments DATASET=...` fine-tunes", "**[docs/results.md](docs/results.md)** has")
+    text = section(
+        "README.md", "`make experiments DATASET=...` fine-tunes", "**[docs/results.md](docs/results.md)** has"
+    )
     assert_all_numbers_known(
         text,
         [
