@@ -111,30 +111,6 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "stages"),
-    [
-        ("attnmix/figures/labels.py", '"Fine-tuned"', '"After fine-tuning"', "render"),
-        ("attnmix/page/page.css", "--paper: #ffffff", "--paper: #fffff0", "render"),
-        (
-            "attnmix/measures/ratios.py",
-            "parts.mixed_weight / 2",
-            "parts.mixed_weight / 3",
-            "measure faithfulness reduce render",
-        ),
-        ("attnmix/core/options.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
-    ],
-    ids=["label", "style", "formula", "default"],
-)
-def test_changed_code_reruns_the_stages_that_import_it(
-    run_once: Repository, tmp_path: Path, file: str, old: str, new: str, stages: str
-) -> None:
-    repository = run_once.copy(tmp_path / "run")
-    assert stages_run(repository.dvc("repro", "--dry")) == []
-    change(repository, old, new, file)
-    assert stages_run(repository.dvc("repro", "--dry")) == stages.split()
-
-
 def test_stages_follow_each_other_as_in_the_table(run_once: Repository) -> None:
     # DVC's own graph; an arrow leads from a stage to one that reads what it wrote.
     arrows = re.findall(r'"(\w+)" -> "(\w+)"', run_once.dvc("dag", "--dot").replace(";", ""))

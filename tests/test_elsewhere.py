@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -106,21 +105,6 @@ def test_readers_take_stores_from_elsewhere_alike(
     files.rm(name.replace("c/0/0", "c/1/0"))
     with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*c/1/0 is missing or empty"):
         stored.read_features(other.root, Site(1, "layer_output"))
-
-
-def test_the_manifest_is_the_same_for_the_same_numbers_and_no_other(workspace: Workspace, tiny_bert: Path) -> None:
-    found = []
-    for changes in ({}, {}, {"max_length": 12}, {"batch_tokens": 60}):
-        folder = workspace("run", capture=CAPTURED | {"store": "scratch"} | changes)
-        run_capture(folder, tiny_bert)
-        found.append(json.loads((folder / ACTIVATIONS / "manifest.json").read_text()))
-    first, again, other, batched = found
-    assert first == again
-    assert first["store"] == "scratch"
-    assert list(first["digests"]) == [str(site) for site in stored.stored_sites(ACTIVATIONS)]
-    assert not set(first["digests"].values()) & set(other["digests"].values())
-    # What is looked up in a table does not hang on the batch that it stands in.
-    assert first["digests"]["layer_00/word_embedding"] == batched["digests"]["layer_00/word_embedding"]
 
 
 def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:

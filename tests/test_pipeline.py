@@ -164,28 +164,6 @@ def test_stage_opens_no_file_that_it_does_not_name(observed: dict[str, Observed]
     assert observed[stage].opened
 
 
-def test_every_parameter_is_named_by_a_stage_that_works_with_it() -> None:
-    # The page lists them all, so what render names says nothing about the others' work.
-    # How long a hub is asked changes no result.
-    working = set().union(*(declared_keys(stage) for stage in STAGES if stage != "render"))
-    assert working == {key for key in ALL_KEYS if not key.startswith("render.")}
-    assert declared_keys("render") == ALL_KEYS
-    # By the whole file, so that a key that no stage knows makes it run, and be told, where nothing else has changed.
-    assert {"params.yaml": None} in STAGES["render"]["params"]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_dependencies_are_files_of_the_repository_or_outputs_of_earlier_stages(stage: str) -> None:
-    earlier: list[str] = []
-    for name in STAGES:
-        if name == stage:
-            break
-        earlier += outputs(name)
-    for path in STAGES[stage]["deps"]:
-        assert is_in(path, earlier) or (REPOSITORY / path).exists(), path
-    assert STAGES[stage]["cmd"] == f"python -m stages {stage}"
-
-
 @pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)
 def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: Path) -> None:
     """As `dvc exp run -S` writes it into params.yaml, by DVC's own writer."""
