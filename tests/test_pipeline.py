@@ -32,13 +32,10 @@ ALL_KEYS = {key for section in Parameters.model_fields for key in all_keys(secti
 
 def declared_keys(stage: str) -> set[str]:
     """The parameters that dvc.yaml names for a stage; a section stands for its keys, the file for all."""
-    found: set[str] = set()
-    for name in STAGES[stage]["params"]:
-        if name == {"params.yaml": None}:
-            found |= ALL_KEYS
-        else:
-            found |= all_keys(name) if name in Parameters.model_fields else {name}
-    return found
+    names = STAGES[stage]["params"]
+    if {"params.yaml": None} in names:
+        return ALL_KEYS
+    return set().union(*(all_keys(name) if name in Parameters.model_fields else {name} for name in names))
 
 
 def outputs(stage: str) -> list[str]:

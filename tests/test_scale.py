@@ -19,12 +19,6 @@ PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
 STAGES = ["download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
-def a_free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
     """What Slurm says to a job, and a folder with its programs."""
@@ -34,7 +28,9 @@ def cluster(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     (folder / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
-    said = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": str(a_free_port())}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    said = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
     return said | {"PROGRAMS": str(folder)}
 
 
