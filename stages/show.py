@@ -29,10 +29,12 @@ from attnmix.models.encoding import readings
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_tokenizer, longest_text
 from attnmix.page.assembly import write_page
-from attnmix.page.told import of_texts
+from attnmix.page.sentences import describe_texts
 from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
-from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
+from attnmix.store.files import write_table
+from attnmix.store.reports import PAGE, PLOTS, SHOWN
+from attnmix.store.validation import PREDICTIONS
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
@@ -70,8 +72,7 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
-    measured["tokens"] = "captured"
+    measured = {"documents": len(texts), "gradient_documents": 0}
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
@@ -83,12 +84,12 @@ def _run(parameters: Parameters, texts: dict[str, str]) -> None:
     tokenizer = load_tokenizer(PRETRAINED)
     # Each is captured, and counts.
     documents = chosen_documents(tokenizer, {}, texts, length, length)
-    measure(parameters, [replace(each, counted=len(each)) for each in documents])
+    measure(parameters, [replace(each, counted=len(each)) for each in documents], [CHECKPOINT])
     read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"))
+    write_table(PREDICTIONS, read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT)
-    write_page(parameters, of_texts)
+    write_page(parameters, describe_texts)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from head_parts import random_parts
 from page_run import open_values
 
 from attnmix.core.options import ModelParameters
-from attnmix.measures.neurons import RESULTS
+from attnmix.measures.heads import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.page import heads as page_heads
 from attnmix.page.heads import heads_data, reduced
@@ -141,7 +141,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             model = write_family(name, folder / "model")
-            write_parameters(folder, **SHORT, umap={"n_epochs": 20, "stability_seeds": [3]})
+            write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})

@@ -20,10 +20,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
-from attnmix.page.sentences import captured_text
+from attnmix.page.sentences import document_note
 from attnmix.store.features import ACTIVATIONS, read_tokens
 from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
+from attnmix.store.validation import PREDICTIONS
 from stages.common.parameters import read_parameters
 
 LONG = pytest.mark.long
@@ -62,11 +63,9 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
         capture=SHORT["capture"] | capture,
-        measure=SHORT["measure"]
-        | {"documents": 3, "bootstrap_samples": 100, "gradient_documents": 0, "checkpoints": ["finetuned"]}
-        | {"matrices": ["attention"]},
+        measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+        umap={"layouts": ["joint"], "stability_seeds": []},
         render={"formats": ["svg"], "dpi": 30},
     )
     for stage in STAGES:
@@ -84,8 +83,7 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     assert by_class["label_name"].tolist() == names
     assert by_class["reviews"].tolist() == [5, 5, 5]
     assert 0 <= read_metrics("finetune")["test"]["macro_f1"] <= 1
-    for table in ("margins", "captured_texts"):
-        found = read_plot(f"faithfulness/{table}")
+    for found in (read_plot("faithfulness/margins"), pd.read_parquet(PREDICTIONS)):
         assert set(found["label"]) | set(found["predicted"]) <= set(names)
     margins = read_plot("faithfulness/margins").set_index("document")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
@@ -122,7 +120,7 @@ def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(worksp
 def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
     frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    unknown = read_plot("faithfulness/captured_texts").set_index("document")
+    unknown = pd.read_parquet(PREDICTIONS).set_index("document")
     assert unknown.loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
@@ -140,7 +138,7 @@ def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
         "whole_tokens": 9,
         "unknown_tokens": 0,
     }
-    said = captured_text(pd.Series(row))
+    said = document_note(row)
     assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 
 

@@ -37,12 +37,12 @@ _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
 
 
 class Shares(TypedDict):
-    """The largest sources of each token `[..., T, number]`, their shares, and each token's share of itself."""
+    """The largest sources of each token `[..., T, keep]`, their shares, and each token's share of itself."""
 
-    number: int
+    keep: int
     sources: str
     shares: str
-    ownShares: str
+    own: str
 
 
 class Heads(TypedDict):
@@ -66,23 +66,23 @@ def quantise(values: Array, low: float, high: float) -> str:
     return encode(levels.astype(np.uint16))
 
 
-def largest_shares(matrices: Array, number: int) -> Shares:
-    """Return the `number` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
+def largest_shares(matrices: Array, keep: int) -> Shares:
+    """Return the `keep` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
 
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
-    are `[..., T, number]`, `ownShares` (16 bits) each token's share of itself `[..., T]`. A row with NaN or without any
+    are `[..., T, keep]`, `own` (16 bits) each token's share of itself `[..., T]`. A row with NaN or without any
     contribution has no source.
     """
     shares = row_shares(matrices)
-    number = min(number, shares.shape[-1])
+    keep = min(keep, shares.shape[-1])
     defined = np.isfinite(shares).all(axis=-1, keepdims=True)
     own_shares = quantise(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
     shares = np.where(defined, shares, 0)
-    order = np.argsort(-shares, axis=-1, kind="stable")[..., :number]
+    order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     largest = np.take_along_axis(shares, order, axis=-1)
     sources = np.where(defined, order, MISSING_CODE).astype(np.uint16)
     levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(largest, 0, 1))).astype(np.uint8)
-    return {"number": number, "sources": encode(sources), "shares": encode(levels), "ownShares": own_shares}
+    return {"keep": keep, "sources": encode(sources), "shares": encode(levels), "own": own_shares}
 
 
 def pack(data: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from mpld3.urls import D3_LOCAL
@@ -22,20 +23,20 @@ from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import PageText, describe_run, package_versions, short_name
 from attnmix.store.files import whole
-from attnmix.store.runs import Run
+from attnmix.store.reports import PAGE
+from attnmix.store.runs import open_run
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def write_page(
-    run: Run, parameters: Parameters, describe: Callable[[Run, Parameters], PageText] = describe_run
-) -> None:
-    """Write `run.page` from what the earlier stages left; `describe` puts the run into words."""
+def write_page(parameters: Parameters, describe: Callable[[Parameters, pd.DataFrame], PageText] = describe_run) -> None:
+    """Write `reports/index.html` from what the earlier stages left; `describe` puts the run into words."""
+    run = open_run()
     tokens, documents_left_out = shown_tokens(run.tokens)
-    words = describe(run, parameters)
-    data = page_data(run, tokens, words.checkpoints)
+    words = describe(parameters, tokens)
+    data = page_data(run, tokens, parameters.render.points_per_second, words.checkpoints)
     script, charts = page_script(), Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():
         raise AssertionError("d3's script would end the element that holds it")
@@ -44,9 +45,9 @@ def write_page(
     )
     environment.filters |= {"visible": visible}
     points = [str(site["point"]) for site in data["sites"]]
-    absent_points = {name: [points[number] for number in each["absentSites"]] for name, each in data["maps"].items()}
+    absent_points = {name: [points[number] for number in each["absent"]] for name, each in data["maps"].items()}
     incomplete = [name for name, absent in absent_points.items() if absent]
-    own_basis = set(points) & set(data["ownBasisPoints"]) - set(absent_points.get("joint", points))
+    own_basis = set(points) & set(data["ownBasis"]) - set(absent_points.get("joint", points))
     text = environment.get_template("template.html.j2").render(
         policy=_content_security_policy(charts, script),
         # Only the project's own files and d3's are marked as safe.
@@ -56,7 +57,6 @@ def write_page(
         data=pack(data),
         model=short_name(parameters.model.name),
         revision=parameters.model.revision,
-        base=parameters.model.base,
         epochs=parameters.finetune.epochs,
         **words._asdict(),
         versions=package_versions(),
@@ -69,13 +69,13 @@ def write_page(
         absent_points=_labels(point for name in incomplete for point in absent_points[name]),
         own_basis=_labels(own_basis),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
-        encoder_layers=data["encoderLayers"],
-        layers=len(data["layerNames"]) - 1,
+        encoder_layers=data["encoder"],
+        layers=data["ratios"]["layers"],
         heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
     )
-    with whole(run.page) as part:
+    with whole(PAGE) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
-    logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
+    logging.info("wrote %s, %.1f MB", PAGE, PAGE.stat().st_size / 1e6)
 
 
 def _labels(points: Iterable[str]) -> list[str]:

@@ -13,12 +13,18 @@ import pandas as pd
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
 from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
 from attnmix.figures import labels as vocabulary
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
+from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured, with_classes
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, Heads, Shares, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import document_note, most_and_least, shown_curves
+from attnmix.page.sentences import document_note, most_and_least
+from attnmix.store.files import read_table
+from attnmix.store.heads import read_heads
+from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_nearest, read_quality
+from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
+from attnmix.store.reports import read_mixing, read_plot, read_steps
 from attnmix.store.runs import Run
+from attnmix.store.validation import PREDICTIONS, read_captured_scores
 
 MAX_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -28,7 +34,7 @@ MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 KEYS = ["document", "position"]
 BEGINNING = 40  # characters of a text that name it
 
-Row = dict[str, str | float | None]
+Row = dict[str, Any]
 """One row of a table, by column; None where a value is missing."""
 Grids = dict[str, dict[str, str]]
 """Quantised arrays by checkpoint and method."""
@@ -40,17 +46,17 @@ class Document(TypedDict):
     name: str
     start: int
     length: int
-    beginning: str
+    begins: str
     direction: str
     note: str
 
 
 class Reading(TypedDict):
-    """All tokens as one stack reads them; `wordStarts` has 1 where a word begins, `classes` number `classNames`."""
+    """All tokens as one stack reads them; `apart` has 1 where a word begins, `classes` number `classNames`."""
 
     names: list[str]
     words: list[str]
-    wordStarts: list[int]
+    apart: list[int]
     classes: list[int]
 
 
@@ -68,41 +74,87 @@ class Map(TypedDict):
     ranges: list[list[list[float]]]
     x: str
     y: str
-    absentSites: list[int]
+    absent: list[int]
+
+
+class Importance(TypedDict):
+    """Scores `[tokens]` for the predicted class, quantised between `-limit` and `limit`."""
+
+    limit: float
+    values: str
+
+
+class Ratios(TypedDict):
+    """The ratios of every token, `[layers, tokens]`."""
+
+    methods: list[str]
+    layers: int
+    values: Grids
+
+
+class Nearest(TypedDict):
+    """The nearest tokens in the full space, `[sites, tokens, number]`."""
+
+    number: int
+    tokens: str
+
+
+Scores = dict[str, list[float | None]]
+"""Value and chance by measure."""
+
+
+class Quality(TypedDict):
+    """Scores of a whole layout, and of each site."""
+
+    whole: Scores
+    points: list[Scores]
+
+
+class Labels(TypedDict):
+    """Names to show, by name in the files; `layers` from 0 on, the embedding."""
+
+    methods: dict[str, str]
+    checkpoints: dict[str, str]
+    matrices: dict[str, str]
+    importance: dict[str, str]
+    steps: dict[str, str]
+    stepMeasures: dict[str, str]
+    mapMeasures: dict[str, str]
+    layers: list[str]
 
 
 class Payload(TypedDict):
     """Everything that the script reads; a token's, layer's or site's number is its place in a list or array."""
 
-    labels: dict[str, dict[str, str]]
-    capturedCheckpoint: str
-    sharedLayouts: list[str]
-    ownBasisPoints: list[str]
-    streamPoints: list[str]
+    pointsPerSecond: int
+    labels: Labels
+    captured: str  # the checkpoint of the vectors
+    onePlane: list[str]  # layouts whose sites share a plane
+    ownBasis: list[str]  # points
+    stream: list[str]  # points
     stepColors: dict[str, str]
     method: str
     layer: int
-    importance: dict[str, list[float | None]]
+    importance: dict[str, Importance]
     reviews: Reviews
     curves: list[Row]
     differences: list[Row]
     steps: list[Row]
     movement: list[Row]
-    quality: list[Row]
+    quality: dict[str, Quality]
     layerParts: list[list[str]]
     documents: list[Document]
-    encoderLayers: int | None
+    encoder: int | None  # layers, beside a decoder
     readings: list[Reading]
     classNames: list[str]
-    layerNames: list[str]  # from 0, the embedding
-    ratios: Grids  # [layers, tokens]
+    ratios: Ratios
     contributions: dict[str, dict[str, dict[str, Shares]]]
     matrices: list[str]
     attention: Heads
     tokenSteps: dict[str, str]  # [layers, tokens]
     sites: list[Row]
     maps: dict[str, Map]
-    neighbours: str  # [sites, tokens, number]
+    nearest: Nearest
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -112,22 +164,20 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Payload:
+def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoints: Mapping[str, str]) -> Payload:
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
-    mixing, geometry = run.table("measure/mixing"), run.table("measure/geometry")
-    steps = geometry[geometry["measure"].isin(vocabulary.STEP_MEASURES) & geometry["mean"].notna()]
-    steps = steps.rename(columns={"point": "step"})
-    captured = read_captured(tokens, steps)
-    ratios = run.ratios(filters=[("document", "in", documents)])
+    curves, differences = read_mixing()
+    steps = read_steps().dropna(subset="mean")
+    captured = read_captured(with_classes(tokens), steps)
+    ratios = read_captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
-    most, _ = most_and_least(shown_curves(run))
-    contributions = _contributions(run, documents)
-    maps = {layout: run.map(layout) for layout in run.layouts}
-    sites = in_forward_order(
-        {Site(*key) for table in maps.values() for key in table.groupby(["layer", "point"]).groups}
-    )
+    most, _ = most_and_least(curves)
+    contributions = _contributions(documents)
+    maps = {layout: read_map(layout) for layout in made_layouts()}
+    sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
     return {
+        "pointsPerSecond": points_per_second,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
             "checkpoints": dict(checkpoints),
@@ -136,40 +186,33 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,
             "mapMeasures": vocabulary.MAP_MEASURES,
+            "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in (0, *layers)],
         },
-        "layerNames": [vocabulary.layer_label(layer, captured.encoder) for layer in (0, *layers)],
-        "capturedCheckpoint": list(checkpoints)[-1],
-        "sharedLayouts": list(ONE_PLANE),
-        "ownBasisPoints": sorted(OWN_BASIS),
-        "streamPoints": [point for point in POINTS if point not in SUBLAYER_POINTS],
+        "captured": list(checkpoints)[-1],
+        "onePlane": list(ONE_PLANE),
+        "ownBasis": sorted(OWN_BASIS),
+        "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
         "method": most["method"],
         "layer": int(most["layer"]),
-        "importance": _importance(run, tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
-        "reviews": _reviews(run.table("measure/mixing_by_review")),
-        "curves": _records(mixing[mixing["checkpoint"] != "difference"]),
-        "differences": _records(mixing[mixing["checkpoint"] == "difference"]),
+        "importance": _importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
+        "reviews": _reviews(read_plot("measure/mixing_by_review")),
+        "curves": _records(curves.drop(columns=["simultaneous_low", "simultaneous_high"])),
+        "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
         "steps": _records(steps),
-        "movement": _records(run.table("reduce/movement")),
-        "quality": _records(run.map_quality.round(6)),
-        "layerParts": run.layer_parts,
-        "documents": _documents(run, tokens),
-        "encoderLayers": captured.encoder,
+        "movement": _records(read_plot("reduce/movement")),
+        "quality": _quality(read_quality().round(6), sites),
+        "layerParts": read_layer_parts(),
+        "documents": _documents(tokens, run.texts),
+        "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
-        "ratios": {
-            str(checkpoint): {
-                method: quantise(_by_token(rows, tokens, "layer", method).to_numpy(float), 0, 1)
-                for method in RATIOS
-                if method in rows
-            }
-            for checkpoint, rows in ratios.groupby("checkpoint", sort=False)
-        },
+        "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
         "matrices": [
             name for name in MATRICES if any(name in each for of in contributions.values() for each in of.values())
         ],
-        "attention": encode_heads((name, _stored_heads(run, name)) for name in documents),
+        "attention": encode_heads((name, _stored_heads(name)) for name in documents),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
         "sites": [
             {
@@ -181,7 +224,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             for site in sites
         ],
         "maps": {layout: _map(table, tokens, sites, layout in ONE_PLANE) for layout, table in maps.items()},
-        "neighbours": _neighbours(run.nearest, tokens, sites),
+        "nearest": _nearest(read_nearest(), tokens, sites),
     }
 
 
@@ -197,7 +240,7 @@ def _reviews(table: pd.DataFrame) -> Reviews:
     values: Grids = {}
     for (checkpoint, method), rows in table[table["document"].isin(shown)].groupby(["checkpoint", "method"]):
         grid = rows.pivot(index="layer", columns="document", values="mean")[shown]
-        values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
+        values.setdefault(str(checkpoint), {})[str(method)] = quantise(grid.to_numpy(), 0, 1)
     return {"names": shown.tolist(), "total": len(names), "values": values}
 
 
@@ -205,7 +248,7 @@ def _reading(pieces: Sequence[DisplayToken]) -> Reading:
     return {
         "names": [visible(piece.label, kept="") for piece in pieces],
         "words": [visible(piece.text, kept="") for piece in pieces],
-        "wordStarts": [int(piece.begins) for piece in pieces],
+        "apart": [int(piece.begins) for piece in pieces],
         "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
     }
 
@@ -216,16 +259,16 @@ def _class_names(captured: CapturedTexts) -> list[str]:
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
-def _documents(run: Run, tokens: pd.DataFrame) -> list[Document]:
-    notes = {row["document"]: document_note(row) for row in _records(captured_texts(run))}
+def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[Document]:
+    notes = {row["document"]: document_note(row) for row in _records(read_table(PREDICTIONS, "faithfulness"))}
     return [
         {
             "name": str(name),
             "start": int(rows.index[0]),
             "length": len(rows),
-            "beginning": _beginning(run.texts[str(name)]),
-            "direction": _direction(run.texts[str(name)]),
-            "note": notes[name],
+            "begins": _beginning(texts[str(name)]),
+            "direction": _direction(texts[str(name)]),
+            "note": notes[str(name)],
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
@@ -248,22 +291,46 @@ def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], 
     return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[KEYS]))
 
 
-def _importance(run: Run, tokens: pd.DataFrame) -> dict[str, list[float | None]]:
-    """Return the scores of each token for the predicted class, by name of the score."""
-    scores = _by_token(run.token_scores, tokens, "method", "score").dropna(how="all").round(6)
-    rows = scores.astype(object).where(scores.notna(), None)
-    return {name: rows.loc[name].tolist() for name in IMPORTANCE_NAMES if name in rows.index}
+def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Ratios:
+    methods = [method for method in RATIOS if method in table]
+    values: Grids = {}
+    for checkpoint, rows in table.groupby("checkpoint", sort=False):
+        wide = {method: _by_token(rows, tokens, "layer", method).to_numpy(float) for method in methods}
+        values[str(checkpoint)] = {method: quantise(ratios, 0, 1) for method, ratios in wide.items()}
+    return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
 
 
-def _contributions(run: Run, documents: Sequence[str]) -> dict[str, dict[str, dict[str, Shares]]]:
+def _importance(tokens: pd.DataFrame) -> dict[str, Importance]:
+    """Return by name of the score the scores of the tokens, as far as they have any."""
+    scores = _by_token(read_captured_scores(), tokens, "method", "score").dropna(how="all")
+    importance: dict[str, Importance] = {}
+    for name in IMPORTANCE_NAMES:
+        if name in scores.index:
+            values = scores.loc[name].to_numpy(float)
+            limit = max(float(np.nanmax(np.abs(values))), 1e-9)
+            importance[name] = {"limit": limit, "values": quantise(values, -limit, limit)}
+    return importance
+
+
+def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> dict[str, Quality]:
+    layouts: dict[str, Quality] = {}
+    for row in _records(table):
+        quality = layouts.setdefault(str(row["layout"]), {"whole": {}, "points": [{} for _ in sites]})
+        site = None if row["point"] is None else Site(int(row["layer"] or 0), str(row["point"]))
+        scores = quality["whole"] if site is None else quality["points"][sites.index(site)]
+        scores[str(row["measure"])] = [row["value"], row["chance"]]
+    return layouts
+
+
+def _contributions(documents: Sequence[str]) -> dict[str, dict[str, dict[str, Shares]]]:
     """Return the largest sources of every token, by document, checkpoint and method, of the first texts that fit."""
     contributions: dict[str, dict[str, dict[str, Shares]]] = {}
     size = 0
     for document in documents:
-        stored = {name: run.matrices(name, document) for name in CHECKPOINT_NAMES}
+        stored = {name: stored_matrices(name, document) for name in CHECKPOINT_NAMES}
         entries = {
             checkpoint: {
-                method: largest_shares(run.matrix(checkpoint, document, method), SOURCES)
+                method: largest_shares(read_matrix(checkpoint, document, method), SOURCES)
                 for method in MATRICES
                 if method in methods
             }
@@ -277,8 +344,8 @@ def _contributions(run: Run, documents: Sequence[str]) -> dict[str, dict[str, di
     return contributions
 
 
-def _stored_heads(run: Run, document: str) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    return {name: parts for name in CHECKPOINT_NAMES if (parts := run.heads(name, document))}
+def _stored_heads(document: str) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    return {name: parts for name in CHECKPOINT_NAMES if (parts := read_heads(name, document))}
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -300,10 +367,10 @@ def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], share
     scaled = (xy - low) / (high - low)
     absent = np.flatnonzero(~points.isin(wide[0].index))
     x, y = (quantise(scaled[..., axis], 0, 1) for axis in (0, 1))
-    return {"ranges": limits.tolist(), "x": x, "y": y, "absentSites": absent.tolist()}
+    return {"ranges": limits.tolist(), "x": x, "y": y, "absent": absent.tolist()}
 
 
-def _neighbours(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> str:
+def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Nearest:
     """Return `[sites, tokens, number]`: the nearest of each token in the full space, as far as the page has them."""
     rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING_CODE, np.uint16)
@@ -311,9 +378,9 @@ def _neighbours(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]
     token_N = pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(table[KEYS]))
     site_N = pd.MultiIndex.from_tuples(sites).get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
     shown = (token_N >= 0) & (site_N >= 0)
-    neighbours = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)
-    neighbours[site_N[shown], token_N[shown]] = number_of[rows_NK[shown]]
-    return encode(neighbours)
+    nearest = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)
+    nearest[site_N[shown], token_N[shown]] = number_of[rows_NK[shown]]
+    return {"number": rows_NK.shape[1], "tokens": encode(nearest)}
 
 
 def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: range) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What the page says in words, for a whole run or for a few texts alone.
 
-A sentence states one thing, with two numbers at most, and none that a chart beside it shows. Every number stands in a
-file under `reports/`.
+A sentence states one thing that no chart beside it shows. Every number stands in a file under `reports/`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,17 @@ from attnmix.core.options import Parameters
 from attnmix.figures.labels import CHECKPOINTS, in_text
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page.arrays import visible
-from attnmix.store.runs import Run
+from attnmix.store.reports import read_metrics, read_mixing, read_plot
 
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
     "norm_of_block": "when they move independently",
     "sum_of_norms": "when the norms of single tokens are added",
 }
-REVIEW_PARAMETERS = ("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn", "measure.")
+REVIEW_PARAMETERS = (
+    *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
+    *("measure.documents", "measure.gradient_"),
+)
 """Beginnings of the parameters that say nothing about a page of texts alone."""
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
@@ -40,17 +42,19 @@ class PageText(NamedTuple):
     facts: Mapping[str, str]
     headline: str
     lead: str
+    measured: str
+    intervals: str
     findings: list[str]
-    agreement: str
+    cautions: list[str]
     changed: list[tuple[str, str, str]]
     origins: list[str]
     computed_on: Mapping[str, str]
 
 
-def describe_run(run: Run, parameters: Parameters) -> PageText:
-    """Return the words for reviews and a classifier that was fine-tuned on them."""
-    finetuned, download, measured = run.metrics("finetune"), run.metrics("download"), run.metrics("measure")
-    test, curves = finetuned["test"], shown_curves(run)
+def describe_run(parameters: Parameters, tokens: pd.DataFrame) -> PageText:
+    """Return the words for reviews, a classifier that was fine-tuned on them, and the captured `tokens`."""
+    finetuned, download, measured = (read_metrics(stage) for stage in ("finetune", "download", "measure"))
+    test, curves = finetuned["test"], read_mixing()[0]
     return PageText(
         checkpoints=CHECKPOINTS,
         dataset=short_name(parameters.dataset.name),
@@ -62,39 +66,44 @@ def describe_run(run: Run, parameters: Parameters) -> PageText:
             "reviews measured": str(measured["documents"]),
         },
         headline=headline(curves),
-        lead=_lead(curves),
+        lead=lead(curves),
+        measured=f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a few "
+        "of them, and maps of the captured texts, which are examples.",
+        intervals=", with 95 % intervals over reviews",
         findings=[
             f"The 95 % interval of the classifier's test accuracy is {percent(test['accuracy_ci_low'])} to "
             f"{percent(test['accuracy_ci_high'])}.",
-            *_classes(run),
-            *_controls(run),
-            *_derivatives(run),
+            *_classes(),
+            *_controls(),
+            *derivatives(),
         ],
-        agreement=_agreement(run),
+        cautions=_cautions(parameters, "Intervals are over reviews, for one fine-tuning seed."),
         changed=changed_parameters(parameters),
-        origins=_origins(run, parameters),
+        origins=_origins(parameters),
         computed_on={"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
     )
 
 
-def describe_texts(run: Run, parameters: Parameters) -> PageText:
-    """Return the words for texts in a model as it is: no reviews, no classifier, no derivatives."""
-    curves, texts = shown_curves(run), run.tokens["document"].nunique()
+def describe_texts(parameters: Parameters, tokens: pd.DataFrame) -> PageText:
+    """Return the words for the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
+    curves, texts = read_mixing()[0], tokens["document"].nunique()
     return PageText(
         checkpoints={"pretrained": "The model as it is"},
         dataset=None,
         facts={
             "text" if texts == 1 else "texts": str(texts),
-            "tokens": str(len(run.tokens)),
+            "tokens": str(len(tokens)),
             "layers": str(curves["layer"].max()),
         },
         headline=headline(curves),
-        lead=_lead(curves),
-        findings=_controls(run),
-        agreement="",
+        lead=lead(curves),
+        measured=f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
+        intervals="" if texts == 1 else ", with 95 % intervals over texts",
+        findings=_controls(),
+        cautions=_cautions(parameters, "Other texts have other numbers."),
         changed=[row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)],
         origins=[f"The model comes from {parameters.model.name}."],
-        computed_on={"measures": run.metrics("measure")["computed_on"]},
+        computed_on={"measures": read_metrics("measure")["computed_on"]},
     )
 
 
@@ -103,7 +112,7 @@ def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     values, defaults = (
         pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
     )
-    return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
 
 
 def _yaml(value: Any) -> str:
@@ -130,18 +139,14 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def _signed(number: float, form: str = ".2f") -> str:
+    """Return a number with a typographic minus, and none before a zero."""
+    text = f"{number:{form}}"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.replace("-", "")
+
+
 def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _signed(correlation: float) -> str:
-    return f"{correlation:.2f}".replace("-", "\N{MINUS SIGN}")
-
-
-def shown_curves(run: Run) -> pd.DataFrame:
-    """Return the layers' mean ratios in the checkpoint that is shown."""
-    table = run.table("measure/mixing")
-    return table[table["checkpoint"] == shown_checkpoint(table)]
+    return _signed(100 * difference, "+.1f")
 
 
 def shown_checkpoint(table: pd.DataFrame) -> str:
@@ -150,9 +155,13 @@ def shown_checkpoint(table: pd.DataFrame) -> str:
     return CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else str(measured[0])
 
 
+def _preferred(table: pd.DataFrame) -> str:
+    return preferred_ratio(table["method"].unique().tolist())
+
+
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the rows of the layers with the highest and the lowest mean of the preferred ratio."""
-    rows = curves[curves["method"] == preferred_ratio(curves["method"].unique().tolist())]
+    """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
+    rows = curves[(curves["checkpoint"] == shown_checkpoint(curves)) & (curves["method"] == _preferred(curves))]
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
 
@@ -166,21 +175,22 @@ def headline(curves: pd.DataFrame) -> str:
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _lead(curves: pd.DataFrame) -> str:
+def lead(curves: pd.DataFrame) -> str:
+    """Return what the headline's ratio measures, for the layer with the highest mean."""
     most, _ = most_and_least(curves)
     sentence = RATIOS[most["method"]].sentence.format(layer=most["layer"], share=percent(most["mean"]))
-    return f"{sentence}, the highest of the layers' means."
+    return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
 
 
 def document_note(row: Mapping[str, Any]) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
     `row` has `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text, `predicted`, `probability` and
-    `label_name` (None without a label).
+    `label` (None without one).
     """
     notes = []
     if "predicted" in row:
-        label = f"Labelled {_isolate(row['label_name'])}, classified" if row["label_name"] is not None else "Classified"
+        label = f"Labelled {_isolate(row['label'])}, classified" if row["label"] is not None else "Classified"
         notes.append(f"{label} as {_isolate(row['predicted'])} with a probability of {percent(row['probability'])}.")
     if row["tokens"] < row["whole_tokens"]:
         notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
@@ -195,58 +205,62 @@ def _isolate(name: str) -> str:
     return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
 
 
-def _classes(run: Run) -> list[str]:
+def _classes() -> list[str]:
     """Return the best and the worst told of more than two classes, by F1."""
-    table = run.table("finetune/finetune_by_class")
+    table = read_plot("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
     if len(table) == 2:
         return []
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
-    worst, best = (f"{_isolate(str(name))} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
+    worst, best = (f"{_isolate(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
     return [f"The classifier tells {best} best and {worst} worst."]
 
 
-def _largest_change(run: Run) -> pd.Series | None:
+def _largest_change() -> pd.Series | None:
     """Return the row of the layer whose preferred ratio fine-tuning changes most; None where one checkpoint exists."""
-    table = run.table("measure/mixing")
-    method = preferred_ratio(table["method"].unique().tolist())
-    rows = table[(table["checkpoint"] == "difference") & (table["method"] == method)]
-    return rows.loc[rows["mean"].abs().idxmax()] if len(rows) else None
+    differences = read_mixing()[1]
+    rows = differences[differences["method"] == _preferred(differences)] if len(differences) else differences
+    return rows.iloc[int(rows["mean"].abs().argmax())] if len(rows) else None
 
 
-def _controls(run: Run) -> list[str]:
-    """Return the preferred ratio beside its controls, as means over the layers."""
-    table, curves = run.table("measure/mixing_controls"), run.table("measure/mixing")
-    checkpoint, method = shown_checkpoint(table), preferred_ratio(curves["method"].unique().tolist())
-    ratio = curves[curves["method"] == method].groupby("checkpoint")["mean"].mean()
+def _controls() -> list[str]:
+    """Return the preferred ratio beside its controls, as means over the layers, and its largest change."""
+    table, (curves, differences) = read_plot("measure/mixing_controls"), read_mixing()
+    checkpoint, method = shown_checkpoint(curves), _preferred(curves)
+    ratio = curves.loc[(curves["checkpoint"] == checkpoint) & (curves["method"] == method), "mean"].mean()
     rows = table[table["method"] == method]
     control = rows.groupby(["control", "checkpoint"])["mean"].mean()
     sentences = [
         f"With random weights the ratio would be {percent(control['random_weights'].iloc[0])}, and with the words in "
         f"random order {percent(control['shuffled_words', checkpoint])} (means over the layers).",
         f"With every value replaced by the mean of its own text's values it would be "
-        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratio[checkpoint])}: that mean removes "
-        "which token gave a value and keeps what the text says as a whole.",
+        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratio)}. That mean removes which token "
+        "gave a value and keeps what the text says as a whole.",
     ]
-    largest = _largest_change(run)
+    largest = _largest_change()
     if largest is None:
         return sentences
-    sentences.append(
-        f"Fine-tuning changes the ratio by {_points(ratio['difference'])} percentage points, and with that mean in "
-        f"place of the values by {_points(control['text_mean_value', 'difference'])} (means over the layers)."
-    )
-    of_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
-    left = of_layer[of_layer["checkpoint"] == "difference"].iloc[0]
-    if pd.notna(left["below_low"]):
+    interval = f"{_points(largest['simultaneous_low'])} to {_points(largest['simultaneous_high'])}"
+    known = "" if pd.isna(largest["simultaneous_low"]) else f" (95 % interval for all layers at once: {interval})"
+    change = differences.loc[differences["method"] == method, "mean"].mean()
+    sentences += [
+        f"The largest change of the ratio by fine-tuning is {_points(largest['mean'])} percentage points, in layer "
+        f"{largest['layer']}{known}.",
+        f"Over all layers fine-tuning changes the ratio by {_points(change)} percentage points, and with that mean in "
+        f"place of the values by {_points(control['text_mean_value', 'difference'])}.",
+    ]
+    in_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
+    less = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
+    if pd.notna(less["below_low"]):
         sentences.append(
-            f"In layer {left['layer']} the first change less the second has a 95 % interval of "
-            f"{_points(left['below_low'])} to {_points(left['below_high'])} percentage points."
+            f"In layer {less['layer']} the first change less the second has a 95 % interval of "
+            f"{_points(less['below_low'])} to {_points(less['below_high'])} percentage points."
         )
     return sentences
 
 
-def _derivatives(run: Run) -> list[str]:
+def derivatives() -> list[str]:
     """Return whether derivatives change as the ratio does; nothing without gradient documents."""
-    table, largest = run.table("measure/derivatives"), _largest_change(run)
+    table, largest = read_plot("measure/derivatives"), _largest_change()
     rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
     if largest is None or rows.empty:
         return []
@@ -255,41 +269,54 @@ def _derivatives(run: Run) -> list[str]:
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
         verb = "rises" if row["ci_low"] > 0 else "falls" if row["ci_high"] < 0 else "shows no change"
-        changes.append(f"{verb} {condition}")
+        changes.append(f"{verb} {condition} ({_points(row['mean'])} percentage points)")
     return [
         f"How strongly a token's output depends on the other tokens' inputs within layer {largest['layer']} (Jacobian "
         f"norms, {row['documents']:.0f} reviews) {', '.join(changes[:-1])}, and {changes[-1]}."
     ]
 
 
-def _range(rows: pd.DataFrame) -> str:
-    """Return the lowest and the highest mean of the layers, as `0.12 (layer 1) to 0.45 (layer 6)`."""
-    ends = [rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()]]
-    return " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
+def _cautions(parameters: Parameters, intervals: str) -> list[str]:
+    """Return what must not be read into the findings; `intervals` says of what the numbers are."""
+    model = parameters.model
+    base = f"{model.base}, which it need not come from" if model.base else "the same model, so no change is one"
+    untrained = (
+        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {model.name} as it is, pretrained "
+        f"for {base}."
+    )
+    return [
+        *([] if parameters.finetune.epochs else [untrained]),
+        "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
+        "A ratio of norms is no causal effect." + _agreement(),
+        intervals,
+        "A map shows neighbourhoods, and not all of them. Distances between clusters, their sizes and densities mean "
+        "little, and another seed gives another map.",
+    ]
 
 
-def _agreement(run: Run) -> str:
+def _agreement() -> str:
     """Return how far the preferred ratio agrees with derivatives; an empty text without gradient documents."""
-    table = run.table("measure/derivatives")
+    table = read_plot("measure/derivatives")
     rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")
     if rows.empty:
         return ""
-    method = preferred_ratio(rows["method"].unique().tolist())
+    method = _preferred(rows)
     rows = rows[(rows["checkpoint"] == shown_checkpoint(rows)) & (rows["method"] == method)]
-    label = in_text(RATIOS[method].mark.label)
-    return f" The rank correlation of this one ({label}) with derivatives is {_range(rows)}." if len(rows) else ""
+    ends = [rows.iloc[int(place)] for place in (rows["mean"].argmin(), rows["mean"].argmax())] if len(rows) else []
+    means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
+    return f" The rank correlation of {in_text(RATIOS[method].mark.label)} with derivatives is {means}." if ends else ""
 
 
-def _origins(run: Run, parameters: Parameters) -> list[str]:
+def _origins(parameters: Parameters) -> list[str]:
     """Return where model and reviews come from; of a repository of the hub, at which commit."""
-    commits = run.metrics("download")
-    model, dataset = parameters.model, parameters.dataset
-    sources = [("The model comes", model.name, model.revision, commits.get("model_commit"))]
-    sources += [("The reviews come", dataset.name, dataset.revision, commits.get("dataset_commit"))]
-    if model.base:
-        sources.insert(1, ("The pretrained model comes", model.base, None, None))
+    commits, model, dataset = read_metrics("download"), parameters.model, parameters.dataset
+    sources: list[tuple[str, Any, str]] = [("model comes", model, "model_commit")]
+    sources.append(("reviews come", dataset, "dataset_commit"))
+    if model.base_model:
+        sources.insert(0, ("pretrained model comes", model.base_model, "base_commit"))
     origins = []
-    for what, name, revision, commit in sources:
-        asked = f" ({revision})" if revision not in (None, commit) else ""
-        origins.append(f"{what} from {name}" + (f" of the hub, commit {commit}{asked}." if commit else "."))
+    for what, source, key in sources:
+        commit = commits[key]
+        asked = f" ({source.revision})" if source.revision not in (None, commit) else ""
+        origins.append(f"The {what} from {source.name}" + (f" of the hub, commit {commit}{asked}." if commit else "."))
     return origins
