@@ -30,7 +30,7 @@ from attnmix.store import features as store
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.heads import heads_folder, write_heads
 from attnmix.store.maps import write_map, write_nearest, write_quality
-from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
+from attnmix.store.mixing import LAYER_PARTS, MIXING, contributions_folder, write_matrix
 from attnmix.store.reports import PAGE
 from attnmix.store.validation import write_captured_scores
 from stages import capture, measure, reduce
@@ -146,6 +146,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     ]
     ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
     MIXING.mkdir(parents=True)
+    shutil.copy(run / MIXING / LAYER_PARTS, MIXING)
     ratios.to_parquet(MIXING / "tokens.parquet", index=False)
     for number, length in enumerate(lengths):
         for checkpoint in ("pretrained", "finetuned"):
