@@ -16,7 +16,6 @@ from browser import Opened, browser
 from page_run import choose, next_frames, tokens
 from PIL import Image
 
-from attnmix.page.arrays import visible
 from attnmix.store.reports import PAGE
 
 # What a pane gives to be saved, by its name: Playwright hears of no download in Firefox.
@@ -27,9 +26,6 @@ CATCH = """() => { window.given = []; const made = URL.createObjectURL, clicked 
 GIVEN = """async () => { const [name, blob] = window.given.pop();
     const bytes = new Uint8Array(await blob.arrayBuffer());
     return [name, btoa(Array.from(bytes, each => String.fromCharCode(each)).join(""))]; }"""
-INK = """id => { const canvas = document.querySelector(`#${id} canvas`);
-    return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
-        .reduce((sum, each, n) => (sum * 31 + each * (n % 7 + 1)) % 1000003, 0); }"""
 ENDS = 24  # on each side of a head's lines, of a text that is longer
 
 
@@ -83,32 +79,12 @@ def test_the_slider_of_layers_shades_the_words_anew(page: Any) -> None:
     assert page.locator("#words span").evaluate_all(shades) != before
 
 
-def test_the_card_leads_to_the_word_that_it_names(page: Any) -> None:
-    first = page.locator("#sources li").first
-    number = first.get_attribute("data-token")
-    first.click()
-    assert page.locator("#words span[aria-selected=true]").get_attribute("data-token") == number
-
-
 def test_a_ratio_is_chosen_by_a_click_into_its_panel(page: Any) -> None:
     seen(page, "mixing-chart")
     page.locator("#mixing-chart [data-method=attn_n][data-layer='3']").click()
     assert page.locator("#ratio-method").input_value() == "attn_n"
     assert page.locator("#layer").input_value() == "3"
     choose(page, "ratio-method", "attnresln_n")
-
-
-def test_heads_are_drawn_by_norm_and_another_head_is_chosen(page: Any) -> None:
-    seen(page, "heads-lines")
-    by_weight = page.locator("#heads-said").inner_text(), page.evaluate(INK, "heads-lines")
-    choose(page, "head-value", "norm")
-    assert "length 0" in page.locator("#heads-legend").inner_text()
-    by_norm = page.locator("#heads-said").inner_text(), page.evaluate(INK, "heads-lines")
-    assert all(one != other for one, other in zip(by_weight, by_norm, strict=True))
-    choose(page, "head-value", "weight")
-    seen(page, "heads-all")
-    page.get_by_role("button", name="Layer 3, head 2", exact=True).click()
-    assert page.locator("#heads-name").inner_text().startswith("Layer 3, head 2 ")
 
 
 def test_of_a_long_text_the_strongest_ends_of_a_tokens_lines_stand_together(page: Any) -> None:
@@ -137,15 +113,6 @@ def test_of_a_long_text_the_strongest_ends_of_a_tokens_lines_stand_together(page
     assert scrolled == 0
     canvas.click(position={"x": box["width"] - 20, "y": 22 * 5 + 11})
     assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{rows.index[ends[5]]}"
-
-
-def test_another_key_meets_the_query(page: Any) -> None:
-    seen(page, "neuron")
-    button = page.locator("#neuron-rows button").nth(1)
-    number = button.get_attribute("data-source")
-    button.click()
-    assert page.locator("#neuron-source").input_value() == number
-    assert visible(tokens()["token"][int(number)]) in page.locator("#neuron-pair").inner_text()
 
 
 def places(page_open: Opened) -> np.ndarray[Any, Any]:

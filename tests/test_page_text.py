@@ -207,24 +207,3 @@ def test_another_model_or_text_stands_beside_it_in_the_same_layer(opened: Opened
     choose(page, "document", "2")  # which leaves nothing to stand beside itself
     assert page.locator("#beside").is_hidden()
     assert page.locator("#beside-choice").input_value() == "none"
-
-
-def test_arrow_down_goes_to_the_word_below(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-2").click()
-    places = page.locator("#words span").evaluate_all(
-        "all => all.map(each => { const at = each.getClientRects()[0]; return [at.top, (at.left + at.right) / 2]; })"
-    )
-    lines = sorted({top for top, _ in places})
-    assert len(lines) > 2
-    chosen = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    below = next(top for top in lines if top > places[chosen][0] + 5)
-    nearest = min(
-        (each for each in range(len(places)) if abs(places[each][0] - below) < 5),
-        key=lambda each: abs(places[each][1] - places[chosen][1]),
-    )
-    page.keyboard.press("ArrowDown")
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{nearest}"
-    page.keyboard.press("ArrowUp")
-    again = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    assert places[again][0] == pytest.approx(places[chosen][0], abs=5)
