@@ -28,7 +28,7 @@ from attnmix.models.encoding import readings
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_tokenizer, longest_text
 from attnmix.page.assembly import write_page
-from attnmix.page.told import of_texts
+from attnmix.page.sentences import describe_texts
 from attnmix.store.files import write_table
 from attnmix.store.layout import ACTIVATIONS, Layout
 from attnmix.store.runs import Run
@@ -87,7 +87,7 @@ def _run_stages(parameters: Parameters, texts: Sequence[str], run: Run) -> None:
     named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
     write_table(run.predictions_file, read.rename(columns=named).reset_index(names="document"))
     reduce(parameters.umap, CHECKPOINT, run)
-    write_page(parameters, run, of_texts)
+    write_page(parameters, run, describe_texts)
 
 
 @contextmanager

@@ -144,6 +144,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     ]
     ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
     Run(Path()).measured.mkdir(parents=True)
+    shutil.copy(Run(run).layer_parts_file, Run(Path()).measured)
     ratios.to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
     for number, length in enumerate(lengths):
         for checkpoint in ("pretrained", "finetuned"):

@@ -22,7 +22,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
-from attnmix.page.evidence import derivatives
+from attnmix.page.sentences import derivatives
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_plot
 
@@ -115,10 +115,10 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path) -> None:
     )
     mixing = pd.DataFrame({"checkpoint": ["difference"], "method": ["attn_n"], "layer": [2], "mean": [0.2]})
     write_plot("measure/mixing", mixing, run.tables)
-    (sentence,) = derivatives("attn_n", run)
-    assert "when all others move together it rises (50 % to 50 %, +20.0 percentage points" in sentence
-    assert "when they move independently it falls (" in sentence
-    assert "with the norms of single tokens added it shows no change (" in sentence
+    (sentence,) = derivatives(run)
+    assert "rises when all other tokens move together (+20.0 percentage points)" in sentence
+    assert "falls when they move independently (" in sentence
+    assert "shows no change when the norms of single tokens are added (" in sentence
 
 
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:

@@ -18,22 +18,6 @@ from attnmix.store.heads import weights
 from attnmix.store.runs import Run
 
 
-def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "document", "1")
-    choose(page, "shade", "ratio")
-    choose(page, "layer", "1")
-    ratios = (
-        Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
-    )
-    titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    assert [title.split(", ")[-1] for title in titles] == [
-        f"length ratio of others {100 * share:.0f} %" for share in ratios
-    ]
-    shades = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
-    assert all(shade.startswith("rgba(") for shade in shades)
-
-
 def test_words_are_found_and_enter_goes_to_the_next(opened: Opened) -> None:
     page = opened.page
     of_text = tokens().query("document == 'test/0'")["token"]
@@ -103,16 +87,6 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     assert visible(tokens()["token"][int(row.argmax())]) in listed[0]
 
 
-def test_pointing_at_a_word_shows_its_sources_and_selects_nothing(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-1").click()
-    page.locator("#token-3").hover()
-    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][3])}\u201d took from"
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == "token-1"
-    page.mouse.move(0, 0)
-    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][1])}\u201d took from"
-
-
 def test_attention_can_be_read_by_head(opened: Opened) -> None:
     page = opened.page
     choose(page, "matrix", "attention")
@@ -126,29 +100,6 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * largest, abs=1)
     choose(page, "matrix", "alti")
     assert page.locator("#head").is_hidden()
-
-
-def test_sources_name_positions_and_pointing_at_one_marks_the_word(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-3").click()
-    row = page.locator("#sources li:has(small)").first
-    token = int(row.get_attribute("data-token"))
-    assert row.locator("small").inner_text().strip() == str(tokens()["position"][token])
-    row.hover()
-    assert page.locator("#words span.pointed").get_attribute("id") == f"token-{token}"
-    choose(page, "layer", "1")
-    choose(page, "matrix", "alti_rollout")
-    assert "from the embedding to layer 1" in page.locator("#kept").inner_text()
-    choose(page, "matrix", "alti")
-    assert "By ALTI, in layer 1, fine-tuned" in page.locator("#kept").inner_text()
-
-
-def test_a_head_stays_chosen_when_the_model_changes(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "matrix", "attention")
-    choose(page, "head", "1")
-    choose(page, "checkpoint", "pretrained")
-    assert page.locator("#head").input_value() == "1"
 
 
 def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
@@ -238,14 +189,6 @@ def test_words_are_shaded_by_their_importance_for_the_class(opened: Opened) -> N
     assert "By ALTI, in layer" in page.locator("#kept").inner_text()
 
 
-def test_a_shade_of_another_measure_than_the_sources_says_so(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-3").click()
-    assert "another measure" not in page.locator("#kept").inner_text()
-    choose(page, "shade", "ratio")
-    assert "Its shade is another measure, the length ratio of others" in page.locator("#kept").inner_text()
-
-
 def test_another_model_or_text_stands_beside_it_in_the_same_layer(opened: Opened) -> None:
     page = opened.page
     assert page.locator("#beside").is_hidden()
@@ -264,24 +207,3 @@ def test_another_model_or_text_stands_beside_it_in_the_same_layer(opened: Opened
     choose(page, "document", "2")  # which leaves nothing to stand beside itself
     assert page.locator("#beside").is_hidden()
     assert page.locator("#beside-choice").input_value() == "none"
-
-
-def test_arrow_down_goes_to_the_word_below(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-2").click()
-    places = page.locator("#words span").evaluate_all(
-        "all => all.map(each => { const at = each.getClientRects()[0]; return [at.top, (at.left + at.right) / 2]; })"
-    )
-    lines = sorted({top for top, _ in places})
-    assert len(lines) > 2
-    chosen = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    below = next(top for top in lines if top > places[chosen][0] + 5)
-    nearest = min(
-        (each for each in range(len(places)) if abs(places[each][0] - below) < 5),
-        key=lambda each: abs(places[each][1] - places[chosen][1]),
-    )
-    page.keyboard.press("ArrowDown")
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{nearest}"
-    page.keyboard.press("ArrowUp")
-    again = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    assert places[again][0] == pytest.approx(places[chosen][0], abs=5)

@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
-from attnmix.page.sentences import captured_text
+from attnmix.page.sentences import document_note
 from attnmix.store.features import read_tokens
 from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
@@ -139,7 +139,7 @@ def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_ar
 
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
     row = {"label": "NA", "predicted": "سلبي\x00", "probability": 0.5}
-    said = captured_text(pd.Series(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0}))
+    said = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
     assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 
 
