@@ -528,9 +528,7 @@ def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
     found = page.locator("#steps-chart .measured").evaluate_all(
         "all => all.map(each => [each.dataset.step, each.textContent])"
     )
-    rows = Run(Path()).steps.query(
-        "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
-    )
+    rows = Run(Path()).steps.query("checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2")
     assert {step: number.replace("\N{MINUS SIGN}", "-") for step, number in found} == {
         row.step: f"{row.mean:.3f}" for row in rows.itertuples()
     }
