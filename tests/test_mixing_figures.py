@@ -94,7 +94,7 @@ def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Path, mon
     monkeypatch.chdir(measured)
     text = text_layers("[CLS] yes . a film . " + "well " * 36, 2)
     methods = ["attention", "value_zeroing"]
-    figure = figure_of(draw_matrices, "finetuned", "text/1", text, methods)
+    figure = figure_of(draw_matrices, Run(Path()), "finetuned", "text/1", text, methods)
     part = range(3, 6)
     panels = [axes for axes in figure.axes if len(axes.images) == 2]
     assert len(panels) == 2 * len(methods)
