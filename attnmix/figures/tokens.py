@@ -88,7 +88,7 @@ def with_classes(tokens: pd.DataFrame, run: Run) -> pd.DataFrame:
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the texts of a table `document, position, token, token_class`, and `decoder_token` beside an encoder.
 
-    `steps` is `steps.csv`, whose cross-attention tells where a decoder begins.
+    `steps` are those of `geometry.csv`, whose cross-attention tells where a decoder begins.
     """
     readings = [_display_tokens(tokens["document"], tokens["token"], tokens["token_class"])]
     if DECODER_TOKEN in tokens:
