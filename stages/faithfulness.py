@@ -26,24 +26,19 @@ from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.removal import agreement, probability, removals
 from attnmix.faithfulness.review import Review
 from attnmix.faithfulness.tables import ALL_CLASSES, faithfulness, margin_correlation
-from attnmix.measures.documents import Document, chosen_documents
+from attnmix.measures.documents import Document, read_documents
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.models.encoding import readings
-from attnmix.models.loading import check_max_length
 from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
-from attnmix.store.reviews import read_split
+from attnmix.store.tokens import read_documents as read_texts
 from attnmix.store.validation import write_captured_scores
-from stages.common.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
 
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
-    check_max_length("faithfulness.max_length", parameters.faithfulness.max_length, FINETUNED)
-    check_max_length("measure.max_length", parameters.measure.max_length, FINETUNED)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
     samples, seed = parameters.measure.bootstrap_samples, parameters.seed
@@ -51,12 +46,12 @@ def main(parameters: Parameters) -> None:
     drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
-    margins, checkpoints = _margins(classifier, parameters)
+    margins, checkpoints = _margins(classifier)
     correlations = margin_correlation(margins, checkpoints)
     write_plot("faithfulness/faithfulness", curves)
     write_plot("faithfulness/faithfulness_overall", overall)
     write_plot("faithfulness/margins", margins)
-    write_plot("faithfulness/captured_texts", _captured(classifier, parameters))
+    write_plot("faithfulness/captured_texts", _captured(classifier))
     write_captured_scores(_captured_scores(classifier, parameters))
     write_plot("faithfulness/margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
@@ -76,9 +71,9 @@ def _present(classifier: Classifier) -> list[Attribution]:
     return found
 
 
-def _documents(classifier: Classifier, documents: int, max_length: int, seed: int) -> list[Document]:
-    drawn = drawn_reviews(documents, seed)
-    return chosen_documents(classifier.tokenizer, drawn, {}, max_length, max_length)
+def _reviews(kind: str) -> list[Document]:
+    """Return the `measured` or `removed` reviews in the order of the test split."""
+    return sorted(read_documents(kind), key=lambda document: int(document.name.removeprefix("test/")))
 
 
 def _removed(classifier: Classifier, methods: list[Attribution], parameters: Parameters) -> tuple[Doubles, Doubles]:
@@ -89,7 +84,7 @@ def _removed(classifier: Classifier, methods: list[Attribution], parameters: Par
     matrices = matrices if len(classifier.family.stacks) == 1 else []
     values = classifier.values() if any(each.name == "decompx" for each in methods) else None
     drops, agreements = [], []
-    documents = _documents(classifier, faithfulness.documents, faithfulness.max_length, seed)
+    documents = [document.cut(faithfulness.max_length) for document in _reviews("removed")]
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, matrices, values, generator, faithfulness.random_draws)
         scores = {each.name: np.atleast_2d(each.formula(review)) for each in methods}
@@ -108,18 +103,17 @@ def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
     return pd.concat([pd.DataFrame({**frame, "method": name, "score": each.mean(0)}) for name, each in scores.items()])
 
 
-def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier) -> tuple[pd.DataFrame, list[str]]:
     """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
-    mixing = parameters.measure
-    documents = _documents(classifier, mixing.documents, mixing.max_length, parameters.seed)
+    documents = _reviews("measured")
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
-    reviews, names = read_split("test"), classifier.base.config.id2label
-    numbers = [int(document.name.removeprefix("test/")) for document in documents]
+    labels = read_texts().set_index("document")["label_name"]
+    names = classifier.base.config.id2label
     table = pd.DataFrame(
         {
             "document": [document.name for document in documents],
-            "label": reviews["label_name"].to_numpy()[numbers],
+            "label": labels[[document.name for document in documents]].to_numpy(),
             "predicted": [names[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
@@ -129,31 +123,25 @@ def _margins(classifier: Classifier, parameters: Parameters) -> tuple[pd.DataFra
     return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
 
 
-def _captured(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
+def _captured(classifier: Classifier) -> pd.DataFrame:
     """`captured_texts.csv`: what the classifier says of each captured text, and what of it the model sees."""
-    texts, reviews = chosen_texts(parameters.capture, parameters.seed), read_split("test")["label_name"]
-    rows = chosen_rows(parameters.capture, parameters.seed)
-    encoded, read = readings(classifier.tokenizer, list(texts.values()), parameters.capture.max_length)
+    texts = read_texts().query("captured")
+    encoded = [document.ids.tolist() for document in read_documents("captured")]
     probability_NC = classifier.logits(encoded).softmax(-1)
     names = classifier.base.config.id2label
-    table = pd.DataFrame(
-        {
-            "document": list(texts),
-            "label": [reviews[row] for row in rows] + [None] * len(parameters.capture.texts),
-            "predicted": [names[label] for label in probability_NC.argmax(-1).tolist()],
-            "probability": probability_NC.amax(-1).numpy(),
-        }
+    return texts[["document"]].assign(
+        label=texts["label_name"],
+        predicted=[names[label] for label in probability_NC.argmax(-1).tolist()],
+        probability=probability_NC.amax(-1).numpy(),
+        **texts[["tokens", "whole_tokens", "unknown_tokens"]],
     )
-    named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    return pd.concat([table, pd.DataFrame(read).rename(columns=named)], axis=1)
 
 
 def _captured_scores(classifier: Classifier, parameters: Parameters) -> pd.DataFrame:
     """Those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be."""
-    texts, length = chosen_texts(parameters.capture, parameters.seed), parameters.capture.max_length
     generator = np.random.default_rng(parameters.seed)
     tables = []
-    for document in chosen_documents(classifier.tokenizer, {}, texts, length, length):
+    for document in read_documents("captured"):
         review = Review(classifier, document, [], None, generator, 0)
         scores = {name: np.atleast_2d(ATTRIBUTIONS[name].formula(review)) for name in IMPORTANCE_NAMES}
         tables.append(_scores(review, scores))

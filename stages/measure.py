@@ -11,7 +11,7 @@ one by one in float64. Writes `features/measure/`, the tables of the measures un
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from attnmix.measures.by_review import by_review, review_tables
 from attnmix.measures.control_passes import random_base
 from attnmix.measures.control_tables import control_tables
 from attnmix.measures.controls import RANDOM, shuffled_words
-from attnmix.measures.documents import CLASSES, Document, each_chosen_document
+from attnmix.measures.documents import CLASSES
 from attnmix.measures.levels import derivative_tables
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
@@ -49,26 +49,23 @@ from attnmix.store.mixing import MIXING, TokenRatios, write_ratios
 from attnmix.store.reports import write_long_plot, write_metrics, write_plot
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
-from stages.measuring.corpus import Corpus, write_corpus
+from stages.measuring.corpus import Corpus
 from stages.measuring.progress import CheckpointMeasures
 
 FLOAT32_BYTES = 4
 
 
 def main(parameters: Parameters) -> None:
+    """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
     use(parameters.arithmetic)
-    measure(parameters, _documents(parameters))
-
-
-def measure(parameters: Parameters, documents: Iterable[Document]) -> None:
-    """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints}
     tokenizer = load_tokenizer(weights[mixing.checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters)
-    corpus = _corpus(folder / "documents", documents, state)
+    corpus = Corpus()
+    for path in weights.values():
+        check_max_length("capture.max_length", int(corpus.lengths.max()), path)
     chosen = corpus.drawn(mixing.gradient_documents, seed)
     measured: dict[str, CheckpointMeasures] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
@@ -129,16 +126,6 @@ def _write_tables(
     write_metrics("measure", numbers | {"computed_on": computed_on(parameters.arithmetic)})
 
 
-def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) -> Corpus:
-    """The documents on disk, by the main process; the others wait for it."""
-    if not state.is_main_process:
-        state.wait_for_everyone()
-    write_corpus(folder, documents)
-    if state.is_main_process:
-        state.wait_for_everyone()
-    return Corpus(folder)
-
-
 def _check_room(base: PreTrainedModel, mixing: MeasureParameters, corpus: Corpus, folder: Path) -> None:
     """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
@@ -188,22 +175,6 @@ def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParamet
             f"allowed: {', '.join(family.present(RATIOS))}"
         )
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
-
-
-def _documents(parameters: Parameters) -> Iterator[Document]:
-    """The captured and the drawn documents; `InputError` where a model does not take texts of their length."""
-    mixing, capture = parameters.measure, parameters.capture
-    weights = [CHECKPOINT_FOLDERS[checkpoint] for checkpoint in mixing.checkpoints]
-    for path in weights:
-        check_max_length("measure.max_length", mixing.max_length, path)
-        check_max_length("measure.gradient_max_length", mixing.gradient_max_length, path)
-        check_max_length("capture.max_length", capture.max_length, path)
-    rows, labels = drawn_rows(mixing.documents, parameters.seed), review_labels()
-    drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}
-    captured = chosen_texts(capture, parameters.seed)
-    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows)
-    documents = each_chosen_document(tokenizer, drawn.keys(), texts, captured, mixing.max_length, capture.max_length)
-    return (replace(each, label=drawn[each.name]) if each.counted else each for each in documents)
 
 
 def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:

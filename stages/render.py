@@ -27,7 +27,7 @@ from attnmix.figures.mixing_strips import draw_strips
 from attnmix.figures.residual import draw_residual
 from attnmix.figures.style import find_fallback_fonts, paper_style
 from attnmix.figures.text_layers import text_layers
-from attnmix.figures.tokens import CapturedTexts, read_captured, with_classes
+from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.store.maps import made_layouts, read_map
@@ -45,7 +45,7 @@ def main(parameters: Parameters) -> None:
             "those and no more, and all stages before `render` need none"
         )
     shutil.rmtree(FIGURES, ignore_errors=True)
-    captured = read_captured(with_classes(open_run().tokens), read_plot("measure/steps"))
+    captured = read_captured(open_run().tokens, read_plot("measure/steps"))
     draw_all([*map_figures(captured, parameters.render), *mixing_figures(captured, parameters.render)], captured)
     write_page(parameters)
 

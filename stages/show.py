@@ -15,30 +15,27 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-
-import pandas as pd
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
-from attnmix.measures.documents import chosen_documents
 from attnmix.models.compatibility import prove_model
-from attnmix.models.encoding import readings
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import load_tokenizer, longest_text
+from attnmix.models.loading import longest_text
 from attnmix.page.assembly import write_page
 from attnmix.page.told import of_texts
 from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
+from attnmix.store.tokens import read_documents
+from stages import measure
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
 from stages.common.stage_lock import check_folder
-from stages.measure import measure
 from stages.reduce import reduce
+from stages.tokenize import free_texts, write_tokens
 
 CHECKPOINT = "pretrained"
 KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
@@ -57,7 +54,7 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
         fetch_model(parameters.model, Path(folder) / PRETRAINED)
         with _working_in(Path(folder)):
             prove_model(PRETRAINED, texts)
-            _run(_for_texts(parameters, texts), {f"text/{number}": text for number, text in enumerate(texts)})
+            _run(_for_texts(parameters, texts))
             to.mkdir(parents=True, exist_ok=True)
             for name, made in KEPT.items():
                 if (to / name).is_dir():
@@ -70,23 +67,19 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "max_length": length, "checkpoints": [CHECKPOINT], "gradient_documents": 0}
+    measured = {"documents": len(texts), "checkpoints": [CHECKPOINT], "gradient_documents": 0}
     measured["tokens"] = "captured"
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
 
 
-def _run(parameters: Parameters, texts: dict[str, str]) -> None:
-    length = parameters.capture.max_length
-    capture_texts(parameters, lambda: texts, PRETRAINED)
-    tokenizer = load_tokenizer(PRETRAINED)
-    # Each is captured, and counts.
-    documents = chosen_documents(tokenizer, {}, texts, length, length)
-    measure(parameters, [replace(each, counted=len(each)) for each in documents])
-    read = pd.DataFrame(readings(tokenizer, list(texts.values()), length)[1], index=list(texts))
-    named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_plot("faithfulness/captured_texts", read.rename(columns=named).reset_index(names="document"))
+def _run(parameters: Parameters) -> None:
+    write_tokens(free_texts(parameters.capture, measured=True), parameters.capture.max_length, PRETRAINED)
+    capture_texts(parameters, PRETRAINED)
+    measure.main(parameters)
+    numbers = ["document", "tokens", "whole_tokens", "unknown_tokens"]
+    write_plot("faithfulness/captured_texts", read_documents()[numbers])
     reduce(parameters.umap, CHECKPOINT)
     write_page(parameters, of_texts)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, toy_reviews, write_tiny_bert
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized, toy_reviews, write_tiny_bert
 from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
@@ -32,7 +32,7 @@ HALF = 2.0**-11  # relative rounding of float16
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
     prepared_for_capture(folder, checkpoint)
-    capture.main(read_parameters(folder / "params.yaml"))
+    run_tokenized(capture, folder)
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -281,6 +281,6 @@ def test_two_processes_write_the_same_bytes_as_one(
     one, two = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("one", "two"))
     run_stage(two, "capture", constants=SMALL_SHARDS, processes=2)
     os.chdir(one)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     assert len(list(Path(ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
     assert digest(one / ACTIVATIONS) == digest(two / ACTIVATIONS)

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized
 from remote_servers import server
 from stage_process import run_stage
 
@@ -36,7 +36,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
     prepared_for_capture(folder, checkpoint)
-    capture.main(read_parameters(folder / "params.yaml"))
+    run_tokenized(capture, folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from conftest import Workspace, write_tiny_bert
+from conftest import Workspace, run_tokenized, write_tiny_bert
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import Draws, resample
@@ -85,7 +85,7 @@ def peak(workspace: Workspace, documents: int) -> int:
     """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
     prepare(workspace, documents, "captured", f"of {documents}")
     tracemalloc.start()
-    measure.main(read_parameters())
+    run_tokenized(measure)
     reached = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return reached
@@ -103,12 +103,12 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12, "all")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(PLOTS.rglob("*.csv"))}
     tokens = read_ratios()
     prepare(workspace, 12, "all", "in blocks")
     monkeypatch.setattr(corpus, "BLOCK", 5)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
@@ -117,16 +117,16 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 
 def test_rows_of_tokens_are_of_all_texts_of_the_captured_ones_or_of_none(workspace: Workspace) -> None:
     prepare(workspace, 6, "all")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     everything, captured = read_ratios(), read_captured_ratios(["test/3", "text/0"])
     tables = {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))}
     prepare(workspace, 6, "captured", "captured")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     pd.testing.assert_frame_equal(read_ratios(), captured.reset_index(drop=True))
     assert set(captured["document"]) == {"test/3", "text/0"} < set(everything["document"])
     assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
     prepare(workspace, 6, "none", "none")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert read_ratios().empty
     assert reduce._ratios(captured[["document", "position"]], "finetuned").empty
     assert list(read_ratios()) == list(everything)
@@ -199,7 +199,7 @@ def test_needed_disk_is_known_before_anything_is_measured(
     estimates: list[int] = []
     monkeypatch.setattr(measure, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
     monkeypatch.setattr(measure, "clear", lambda _folder: None)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     files = (folder / ".unfinished").rglob("measures-*.npz")
     sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())
     published = sum(path.stat().st_size for path in (folder / "features/measure").rglob("c/**/*") if path.is_file())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, digest, write_parameters, write_reviews, write_tiny_bert
+from conftest import REPOSITORY, digest, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 from matplotlib.axes import Axes
 
 from attnmix.figures.mixing_matrices import draw_matrices
@@ -41,7 +41,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_reviews(folder / "data/reviews")
         write_tiny_bert(folder / "models/pretrained", seed=0)
         write_tiny_bert(folder / "models/finetuned", seed=1)
-        measure.main(read_parameters())
+        run_tokenized(measure)
     return folder
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import zarr
-from conftest import Workspace, write_parameters, write_reviews, write_tiny_bert
+from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
@@ -82,7 +82,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
             return folder
 
         small(workspace)
-        measure.main(read_parameters())
+        run_tokenized(measure)
     return folder
 
 
@@ -163,7 +163,7 @@ def test_control_tables_hold_every_control_of_the_same_documents(finished: Path)
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
     small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = read_plot("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
@@ -257,7 +257,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(measure.BatchMeasurer, "measures", killed)
         with pytest.raises(KeyboardInterrupt):
-            measure.main(read_parameters())
+            run_tokenized(measure)
     assert not (folder / "features/measure").exists()
     again = 0
 
@@ -267,11 +267,11 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
         return original(self, documents)
 
     monkeypatch.setattr(measure.BatchMeasurer, "measures", counted)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
     fresh = small(workspace, "fresh")
     calls_so_far, again = again, 0
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert calls_so_far == again - 2
     assert bytes_of(fresh) == bytes_of(finished)
 
@@ -294,7 +294,7 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
 
     for index in (1, 0):
         monkeypatch.setattr(measure, "PartialState", lambda cpu, index=index: Process(index))
-        measure.main(read_parameters())
+        run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
 
 
@@ -313,7 +313,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             mixing = {"documents": 100, "max_length": 6, "gradient_max_length": 6, "matrices": ["norm"]}
             small(workspace, measure=mixing, capture=capture | {"max_length": 30})
             patch.chdir(folder)
-            measure.main(read_parameters())
+            run_tokenized(measure)
         folders.append(folder)
     return folders[0], folders[1]
 
@@ -425,7 +425,7 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     table = read_ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
@@ -472,7 +472,7 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, measure={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
     shutil.rmtree("models/pretrained")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert set(read_metrics("measure")) == {"finetuned", "documents", "computed_on"}
     assert set(read_metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert pd.read_csv("reports/plots/measure/mixing_difference.csv").empty
@@ -484,19 +484,19 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
     assert set(stored_matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
     alti = read_matrix("finetuned", "test/3", "alti_rollout")
     small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
     assert set(read_plot("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
     small(workspace, measure={"max_length": 65})
     with pytest.raises(InputError, match=r"measure.max_length: 65 is more than the 64 tokens"):
-        measure.main(read_parameters())
+        run_tokenized(measure)
 
 
 def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) -> None:

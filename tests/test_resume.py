@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, SMALL_SHARDS, digest, prepared_for_capture, write_parameters
+from conftest import REPOSITORY, SMALL_SHARDS, digest, prepared_for_capture, run_tokenized, write_parameters
 from stage_process import run_stage
 
 from attnmix.core.points import Site
@@ -66,7 +66,7 @@ def undisturbed(
     folder = prepared_for_capture(tmp_path / "undisturbed", tiny_bert)
     write_parameters(folder, capture=CAPTURE)
     monkeypatch.chdir(folder)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     assert not (folder / UNFINISHED).exists()
     return folder
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture
+from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized
 from dvc_repository import Repository, new_repository, stages_run
 from stage_process import TESTS, run_stage
 
 from attnmix.store.features import ACTIVATIONS
 from stages import capture
-from stages.common.parameters import read_parameters
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
@@ -111,5 +110,5 @@ def test_workers_that_are_killed_at_random_leave_the_same_bytes(
         assert not (lossy / ACTIVATIONS).exists()
     run_stage(lossy, "capture", constants=SMALL_SHARDS, processes=2)
     os.chdir(whole)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     assert digest(whole / ACTIVATIONS) == digest(lossy / ACTIVATIONS)

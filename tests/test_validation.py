@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, write_reviews, write_tiny_bert
+from conftest import Workspace, run_tokenized, write_reviews, write_tiny_bert
 from families import write_family
 from family_reference import integrated, run_reference
 from scipy import stats
@@ -316,7 +316,7 @@ def prepared(workspace: Workspace, name: str = "workspace") -> Path:
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     faithfulness.main(read_parameters())
     return folder
 

@@ -130,7 +130,7 @@ class CaptureParameters(_Section):
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),
     ]
-    max_length: Tokens = 512
+    max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
     batch_tokens: Count = 8192
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -182,7 +182,6 @@ class CaptureParameters(_Section):
 
 class MeasureParameters(_Section):
     documents: Count = 40
-    max_length: Tokens = 256
     methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
     matrices: list[MatrixName] = list(MATRIX_NAMES)
     checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINT_NAMES)
@@ -269,5 +268,5 @@ class Parameters(_Section):
 
     def lengths(self) -> dict[str, int]:
         """Every parameter that cuts texts, and its number of tokens; `measure.gradient_max_length` goes no further."""
-        sections = {name: getattr(self, name) for name in ("finetune", "capture", "measure", "faithfulness")}
+        sections = {name: getattr(self, name) for name in ("finetune", "capture", "faithfulness")}
         return {f"{name}.max_length": section.max_length for name, section in sections.items()}

@@ -19,7 +19,7 @@ from mpld3.urls import D3_LOCAL
 from attnmix.core.names import LAYOUTS
 from attnmix.core.options import Parameters
 from attnmix.figures.labels import POINT_MARKS, in_text
-from attnmix.figures.tokens import SPACE
+from attnmix.models.encoding import SPACE
 from attnmix.page.arrays import packed, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import called, versions

@@ -13,7 +13,7 @@ import pandas as pd
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, ONE_PLANE, TOKEN_CLASSES
 from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
 from attnmix.figures import labels as vocabulary
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured, with_classes
+from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page.arrays import largest_shares, quantised, visible
@@ -48,7 +48,7 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
     """
     ratios = read_captured_ratios(tokens["document"].unique().tolist())
     steps = read_plot("measure/steps").dropna(subset="mean")
-    captured = read_captured(with_classes(tokens), steps)
+    captured = read_captured(tokens, steps)
     layers = int(ratios["layer"].max())
     return {
         "pointsPerSecond": points_per_second,

@@ -29,14 +29,12 @@ from attnmix.store.files import (
     inside,
     open_array,
     read_array,
-    read_table,
     undamaged,
-    write_table,
     writing,
 )
 from attnmix.store.shard_writer import Block, FileBlock, HeldBlock
+from attnmix.store.tokens import TOKENIZED, read_captured_texts, read_captured_tokens
 
-TEXTS = "texts.parquet"
 MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 24
 DIGEST = "digest"
@@ -234,15 +232,10 @@ def stored_sites(root: Path) -> list[Site]:
 
 
 def read_tokens(root: Path) -> pd.DataFrame:
-    """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
-    return read_table(tokens_file(root), "capture")
-
-
-def write_texts(root: Path, texts: Mapping[str, str]) -> None:
-    """The captured texts by name, so that whoever shows them needs no reviews."""
-    write_table(root / TEXTS, pd.DataFrame({"document": list(texts), "text": list(texts.values())}))
+    """Return the captured tokens, a row for each row of a store, with the columns of `attnmix.store.tokens`."""
+    return read_captured_tokens(root.parent / TOKENIZED.name)
 
 
 def read_texts(root: Path) -> dict[str, str]:
-    """What `write_texts` wrote."""
-    return dict(read_table(root / TEXTS, "capture").itertuples(index=False))
+    """Return the captured texts by document."""
+    return read_captured_texts(root.parent / TOKENIZED.name)

@@ -37,7 +37,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 """Of Ctrl-C; and of a batch system before it takes the machine away, and of torchrun when another process fails."""
 
 
-STAGES = ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",  # its transfers bypass `attnmix.hub.retries`

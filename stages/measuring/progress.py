@@ -23,7 +23,7 @@ from attnmix.core.statistics import Draws, Resampled, mean_product_across
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import SAME_PASS
 from attnmix.measures.derivatives import DocumentDerivatives
-from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.documents import Document
 from attnmix.measures.neurons import record_heads
 from attnmix.measures.sums import Sums, document_sums
 from attnmix.measures.whole_document import DocumentMeasurer
@@ -116,7 +116,7 @@ class CheckpointMeasures:
         for number in self._progress(list(self._own(chosen)), "gradients", "document"):
             if not self._gradient(number).exists():
                 document = self.corpus.document(number)
-                ids = _cut(document, min(mixing.gradient_max_length, document.counted))
+                ids = document.cut(mixing.gradient_max_length).ids
                 # The same for a review in both checkpoints, so that they are compared along the same directions.
                 own_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
                 derivatives = measurer.derivatives(ids, mixing.gradient_directions, int(own_seed))
@@ -230,12 +230,3 @@ class CheckpointMeasures:
 
     def _progress(self, units: Iterable[Any], what: str, unit: str, total: int | None = None) -> Iterator[Any]:
         yield from tqdm(units, desc=f"{self.checkpoint}: {what}", unit=unit, total=total, disable=None)
-
-
-def _cut(document: Document, length: int) -> npt.NDArray[np.int32]:
-    """Its first tokens as the tokenizer would cut it, a special token that ends it kept."""
-    ids = document.ids
-    if len(ids) <= length:
-        return ids
-    ends = ids[-1:] if document.classes[-1] == CLASSES.index("sep") else ids[:0]
-    return np.append(ids[: length - len(ends)], ends)
