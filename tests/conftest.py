@@ -145,7 +145,7 @@ def write_reviews(folder: Path, test: int = 12) -> None:
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """`folder` with the reviews the fine-tuned model and, with parameters, the tokens that capture reads, where it has none."""
+    """`folder` with reviews, a fine-tuned model and, where it has parameters, the tokens that capture reads."""
     if not (folder / "data/reviews").exists():
         write_reviews(folder / "data/reviews")
     if not (folder / "models/finetuned").exists():

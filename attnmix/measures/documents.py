@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +50,11 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
     columns = (tokens["token_id"].to_numpy(np.int32), classes, tokens["word"].to_numpy(np.int32))
     parts = zip(*(np.split(column, ends) for column in columns), strict=True)
-    row: Any
+    counted = np.where(texts["measured"], texts["tokens"], 0).tolist()
+    rows = zip(texts["document"], counted, texts["captured"], texts["label"], parts, strict=True)
     return [
-        Document(row.document, ids, classes, row.tokens if row.measured else 0, row.captured, words, row.label)
-        for row, (ids, classes, words) in zip(texts.itertuples(), parts, strict=True)
+        Document(name, ids, classes, tokens, bool(captured), words, label)
+        for name, tokens, captured, label, (ids, classes, words) in rows
     ]
 
 
