@@ -21,8 +21,7 @@ LENGTH = 32  # tokens
 BATCH_TOKENS = 1024  # so that 100 documents fill several batches
 MODEL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 PARAMETERS = {
-    "measure": {"max_length": LENGTH, "batch_tokens": BATCH_TOKENS, "tokens": "captured"},
-    "capture": {"max_length": LENGTH},
+    "capture": {"max_length": LENGTH, "batch_tokens": BATCH_TOKENS},
 }
 LONG = 330  # tokens: 100 texts fill a shard of the default model
 CAPTURED = {"capture": {"max_length": LONG}}

@@ -73,7 +73,7 @@ def _ready() -> _Ready:
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
     length = parameters.capture.max_length
     kinds = [chosen_documents(tokenizer, drawn, texts, length, length) for drawn in ({}, texts)]
-    batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.measure.batch_tokens)
+    batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, FINETUNED, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
     return _Ready(every, six, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))
 

@@ -155,7 +155,7 @@ def measure(
         ratios: list[torch.Tensor] = []
 
         def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor], found: list[torch.Tensor] = ratios) -> None:
-            found.append(measurer.of_layer(seen))
+            found.append(measurer.layer_ratios(seen))
 
         inputs = _inputs(base, [texts[i] for i in batch], pad_token_id)
         with torch.inference_mode():

@@ -97,7 +97,9 @@ def results(read: Read) -> dict[str, str]:
 
 
 def _overall(read: Read) -> str:
-    means = read(f"{PLOTS}measure/mixing_overall.csv").set_index(["method", "checkpoint"])
+    table = read(f"{PLOTS}measure/mixing_weighted.csv")
+    chosen = table.query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
+    means = chosen.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
     rows = []
     for method in means.index.unique("method"):
         before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))

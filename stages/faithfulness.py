@@ -21,6 +21,7 @@ from tqdm import tqdm
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.core.options import Parameters
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM, REFERENCE, Attribution
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.removal import agreement, probability, removals
@@ -40,8 +41,8 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.measure.batch_tokens)
-    samples, seed = parameters.measure.bootstrap_samples, parameters.seed
+    classifier = Classifier(FINETUNED, device, parameters.capture.batch_tokens)
+    samples, seed = BOOTSTRAP_SAMPLES, parameters.seed
     methods = _present(classifier)
     drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
     shares = parameters.faithfulness.shares

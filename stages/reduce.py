@@ -143,9 +143,7 @@ def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
     documents = drawn["document"].unique().tolist()
     ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
-        logging.info(
-            "no ratios of the fine-tuned model for the maps: measure.checkpoints or measure.tokens leaves them out"
-        )
+        logging.info("no ratios of the checkpoint %s for the maps", checkpoint)
         return pd.DataFrame()
     methods = [method for method in RATIOS if method in ratios]
     by_layer = [

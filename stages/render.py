@@ -14,7 +14,6 @@ from typing import Any
 
 import joblib
 
-from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.options import Parameters, RenderParameters
 from attnmix.figures.animation import write_animation
@@ -32,20 +31,15 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.store.maps import made_layouts, read_map
 from attnmix.store.mixing import read_captured_ratios, stored_matrices
-from attnmix.store.reports import FIGURES, read_plot
+from attnmix.store.reports import FIGURES, read_mixing, read_plot, read_steps
 from attnmix.store.runs import open_run
 
 MAX_PROCESSES = 4  # each takes a second to start
 
 
 def main(parameters: Parameters) -> None:
-    if parameters.measure.tokens == "none":
-        raise InputError(
-            "measure.tokens: none keeps no ratios of the captured texts, which figures and page show; `captured` keeps "
-            "those and no more, and all stages before `render` need none"
-        )
     shutil.rmtree(FIGURES, ignore_errors=True)
-    captured = read_captured(open_run().tokens, read_plot("measure/steps"))
+    captured = read_captured(open_run().tokens, read_steps())
     draw_all([*map_figures(captured, parameters.render), *mixing_figures(captured, parameters.render)], captured)
     write_page(parameters)
 
@@ -90,10 +84,10 @@ def mixing_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterat
     `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
     """
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield draw_by_layer, read_plot("measure/mixing"), xlabel, FIGURES / "mixing_by_layer", figures
+    yield draw_by_layer, read_mixing()[0], xlabel, FIGURES / "mixing_by_layer", figures
     reviews, weighted = (read_plot(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
     yield draw_reviews, reviews, weighted, xlabel, FIGURES / "mixing_reviews", figures
-    yield draw_steps, read_plot("measure/steps"), xlabel, FIGURES / "mixing_steps", figures
+    yield draw_steps, read_steps(), xlabel, FIGURES / "mixing_steps", figures
     document: Any
     ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):

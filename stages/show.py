@@ -29,11 +29,11 @@ from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
 from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
 from attnmix.store.tokens import read_documents
-from stages import measure
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
 from stages.common.stage_lock import check_folder
+from stages.measure import measure
 from stages.reduce import reduce
 from stages.tokenize import free_texts, write_tokens
 
@@ -67,8 +67,7 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     capture, mixing = parameters.capture, parameters.measure
     length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "checkpoints": [CHECKPOINT], "gradient_documents": 0}
-    measured["tokens"] = "captured"
+    measured = {"documents": len(texts), "gradient_documents": 0}
     return parameters.model_copy(
         update={"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
     )
@@ -77,7 +76,7 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
 def _run(parameters: Parameters) -> None:
     write_tokens(free_texts(parameters.capture, measured=True), parameters.capture.max_length, PRETRAINED)
     capture_texts(parameters, PRETRAINED)
-    measure.main(parameters)
+    measure(parameters, [CHECKPOINT])
     numbers = ["document", "tokens", "whole_tokens", "unknown_tokens"]
     write_plot("faithfulness/captured_texts", read_documents()[numbers])
     reduce(parameters.umap, CHECKPOINT)

@@ -14,12 +14,12 @@ from conftest import REPOSITORY, write_captured_texts, write_commits
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
-from attnmix.measures.derivatives import FORMS
+from attnmix.measures.gradients import FORMS
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.store import features as store
 from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
+from attnmix.store.mixing import MIXING, contributions_folder, write_layer_parts, write_matrix
 from attnmix.store.reports import write_plot
 
 CHECKPOINTS = ("pretrained", "finetuned")
@@ -163,25 +163,21 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")
     means = by_layer.groupby(["checkpoint", "layer", "method"], sort=False)["mean"].mean().reset_index()
     intervals = means.assign(ci_low=means["mean"] - 0.05, ci_high=means["mean"] + 0.05)
-    write_plot("measure/mixing", intervals.assign(tokens=100, documents=4))
+    differences = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
+    ends = {"simultaneous_low": intervals["ci_low"] - 0.05, "simultaneous_high": intervals["ci_high"] + 0.05}
+    mixing = pd.concat([intervals, differences]).assign(**ends, tokens=100, documents=4)
+    write_plot("measure/mixing", mixing)
     weighed = intervals.assign(weight="review", tokens_of="all", documents=4)
     write_plot("measure/mixing_weighted", weighed)
     write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100))
-    differences = intervals[intervals["checkpoint"] == "finetuned"].drop(columns="checkpoint")
-    ends = {"simultaneous_low": differences["ci_low"] - 0.05, "simultaneous_high": differences["ci_high"] + 0.05}
-    write_plot("measure/mixing_difference", differences.rename(columns={"mean": "difference"}).assign(**ends))
-    changes = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
-    random = changes.assign(checkpoint="random", control="random_weights")
-    own = [pd.concat([intervals, changes]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
-    write_plot("measure/mixing_controls", pd.concat([random, *own]))
-    left = changes.assign(control="text_mean_value").rename(columns={"mean": "difference"})
-    write_plot("measure/mixing_controls_difference", left)
-    levels = pd.concat([intervals, changes]).query("method == 'attn_n'").drop(columns="method")
-    levels = levels.assign(reference="layer_input", documents=4)
-    forms = [levels.assign(form=form) for form in FORMS]
-    write_plot("measure/derivative_levels", pd.concat(forms))
-    agreement = means.drop(columns="mean").assign(reference="layer_input", spearman=0.5, documents=4)
-    write_plot("measure/mixing_gradient", agreement.assign(ci_low=0.4, ci_high=0.6))
+    random = differences.assign(checkpoint="random", control="random_weights")
+    own = [pd.concat([intervals, differences]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
+    below = {f"below{end}": 0.1 for end in ("", "_low", "_high")}
+    write_plot("measure/mixing_controls", pd.concat([random, *own]).assign(**below))
+    levels = pd.concat([intervals, differences]).query("method == 'attn_n'").assign(quantity="level")
+    agreement = means.assign(quantity="agreement", mean=0.5, ci_low=0.4, ci_high=0.6)
+    derivatives = pd.concat([*(levels.assign(method=form) for form in FORMS), agreement])
+    write_plot("measure/derivatives", derivatives.assign(reference="layer_input", documents=4))
     steps: list[dict[str, Any]] = []
     for checkpoint in CHECKPOINTS:
         for layer in range(1, family.layers + 1):
@@ -190,9 +186,8 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
                     value = generator.uniform(-0.2, 1)
                     if step == "heads" and "attention_heads" in family.widths and measure != "norm":
                         value = np.nan
-                    where = {"checkpoint": checkpoint, "layer": layer, "step": step, "measure": measure}
+                    where = {"checkpoint": checkpoint, "layer": layer, "point": step, "measure": measure}
                     steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
-    write_plot("measure/steps", pd.DataFrame(steps))
-    stacks = (0, 1) if family.decoder_start else (0,)
-    parts = [(stack, part) for stack in stacks for part in family.parts if stack or not part.startswith("cross")]
-    write_plot("measure/layer_parts", pd.DataFrame(parts, columns=["stack", "part"]))
+    write_plot("measure/geometry", pd.DataFrame(steps))
+    parts = [[part for part in family.parts if stack or not part.startswith("cross")] for stack in (0, 1)]
+    write_layer_parts(MIXING, parts if family.decoder_start else parts[:1])

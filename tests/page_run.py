@@ -48,7 +48,7 @@ def make_run(folder: Path) -> Path:
     write_parameters(
         folder,
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
-        measure={"documents": 4, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 0},
+        measure={"documents": 4, "gradient_documents": 0},
         umap={"n_epochs": 20, "layouts": LAYOUTS},
         render={"points_per_second": 20},
     )

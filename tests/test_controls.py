@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from families import make_tokenizer
 
-from attnmix.core.statistics import resample
-from attnmix.measures.control_tables import control_tables
-from attnmix.measures.controls import CONTROLS, shuffled_words
+from attnmix.core.statistics import Draws
+from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.tables import COLUMNS, Blocks, Mean, below, mean_tables, no_columns, resample_checkpoints
 from attnmix.models.loading import load_tokenizer
 
 TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
@@ -75,65 +77,50 @@ def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
     assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]
 
 
-def test_one_word_and_none_stay_as_they_are() -> None:
-    for words in ([-1, 0, 0, -1], [-1, -1]):
-        numbers = np.array(words, dtype=np.int32)
-        ids = np.arange(len(words), dtype=np.int32)
-        plain = Document("test/0", ids, np.zeros(len(words), np.int8), len(words), captured=False, words=numbers)
-        np.testing.assert_array_equal(shuffled_words(plain, 0).ids, ids)
-
-
 def test_tables_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
     generator = np.random.default_rng(0)
-    counts, methods, layers = np.array([3, 9, 5, 4, 12]), ["attn_w", "attn_n"], 2
-
-    def sums() -> npt.NDArray[np.float64]:
-        return generator.uniform(size=(5, layers, 2)) * counts[:, None, None]
-
-    true = {"pretrained": sums(), "finetuned": sums()}
+    counts, methods = np.array([3, 9, 5, 4, 12]), ["attn_w", "attn_n"]
+    cells = counts[:, None, None].astype(float)
+    ratios = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned")}
     # One control is the ratio but for a constant: paired, its excess is that constant in every sample.
     controls = {
-        name: {"shuffled_words": sums(), "text_mean_value": each - 0.25 * counts[:, None, None]}
-        for name, each in true.items()
+        name: {"shuffled_words": generator.uniform(size=(5, 2, 2)) * cells, "text_mean_value": each - 0.25 * cells}
+        for name, each in ratios.items()
     }
-    controls["random"] = {"random_weights": sums()}
-    means = {name: resample(each, counts[:, None, None].astype(float), 300, 7) for name, each in true.items()}
-    means["difference"] = means["finetuned"].minus(means["pretrained"])
-    tokens = counts[:, None, None].astype(float)
-    of_controls = {
-        name: {control: resample(each, tokens, 300, 7) for control, each in by_control.items()}
-        for name, by_control in controls.items()
+    controls["random"] = {"random_weights": generator.uniform(size=(5, 2, 2)) * cells}
+    blocks: dict[str, Blocks] = {
+        name: lambda name=name: [(controls[name] | {"ratios": ratios.get(name)}).__getitem__] for name in controls
     }
-    tables = control_tables(of_controls, means, methods, counts)
-    table, excess = (tables[name] for name in ("mixing_controls", "mixing_controls_difference"))
-    keys = ["checkpoint", "control", "layer", "method"]
-    assert list(table) == [*keys, "mean", "ci_low", "ci_high", "tokens", "documents"]
-    assert list(excess) == [*keys, "difference", "ci_low", "ci_high", "simultaneous_low", "simultaneous_high"]
-    assert (len(table), len(excess)) == (7 * 4, 6 * 4)
+    labels = {"layer": [1, 2], "method": methods}
+
+    def mean(name: str, table: str, names: tuple[str, ...] = (), below: Any = no_columns) -> Mean:
+        return Mean(table, {"control": [name]} | labels, lambda block: (block(name), cells), names, below)
+
+    with io.BytesIO() as file:
+        draws = Draws([5], 300, 7, file)
+        true = resample_checkpoints(mean("ratios", "mixing"), blocks, draws)
+        declared = [mean(name, "mixing_controls", (), partial(below, true)) for name in controls["pretrained"]]
+        declared.append(mean("random_weights", "mixing_controls", ("random",), partial(below, true)))
+        table = mean_tables(declared, blocks, draws)["mixing_controls"]
+    assert tuple(table) == COLUMNS["mixing_controls"]
+    assert len(table) == 7 * 4
     assert set(table["tokens"]) == {33}
     assert set(table["documents"]) == {5}
-    assert "random" not in set(excess["checkpoint"])
-    table, excess = (each.set_index(keys).sort_index() for each in (table, excess))
-    for (checkpoint, control), (place, layer), (number, method) in product(
-        [(checkpoint, control) for checkpoint, each in controls.items() for control in each],
-        enumerate((1, 2)),
-        enumerate(methods),
+    table = table.set_index(["checkpoint", "control", "layer", "method"]).sort_index()
+    assert table.loc["random", "below"].isna().all()
+    for (checkpoint, by_control), (place, layer), (number, method) in product(
+        controls.items(), enumerate((1, 2)), enumerate(methods)
     ):
-        row = table.loc[(checkpoint, control, layer, method)]
-        mean = controls[checkpoint][control][:, place, number].sum() / 33
-        assert row["mean"] == pytest.approx(mean)
-        assert row["ci_low"] < mean < row["ci_high"]
-        if checkpoint != "random":
-            expected = true[checkpoint][:, place, number].sum() / 33 - mean
-            assert excess.loc[(checkpoint, control, layer, method), "difference"] == pytest.approx(expected)
+        for control, sums in by_control.items():
+            row = table.loc[(checkpoint, control, layer, method)]
+            expected = sums[:, place, number].sum() / 33
+            assert row["mean"] == pytest.approx(expected)
+            assert row["ci_low"] < expected < row["ci_high"]
+            if checkpoint != "random":
+                assert row["below"] == pytest.approx(ratios[checkpoint][:, place, number].sum() / 33 - expected)
     for checkpoint, expected in (("pretrained", 0.25), ("finetuned", 0.25), ("difference", 0.0)):
-        rows = excess.loc[(checkpoint, "text_mean_value"), ["difference", "ci_low", "ci_high"]]
-        np.testing.assert_allclose(rows.to_numpy(), expected, atol=1e-12)
+        rows = table.loc[(checkpoint, "text_mean_value"), ["below", "below_low", "below_high"]]
+        np.testing.assert_allclose(rows.to_numpy(float), expected, atol=1e-12)
     rise = table.loc[("difference", "shuffled_words", 2, "attn_n"), "mean"]
     before, after = (controls[name]["shuffled_words"][:, 1, 1].sum() / 33 for name in ("pretrained", "finetuned"))
     assert rise == pytest.approx(after - before)
-
-
-def test_the_declarations_are_complete() -> None:
-    assert set(CONTROLS) == {"random_weights", "shuffled_words", "text_mean_value", "without_value_bias"}
-    assert all(each.label and each.definition for each in CONTROLS.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,16 @@ from families import write_family
 from family_reference import run_reference
 from scipy import stats
 
-from attnmix.core.options import MeasureParameters
 from attnmix.measures import gradients
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.derivatives import FORMS, DocumentDerivatives, levels
 from attnmix.measures.documents import Document
-from attnmix.measures.gradients import REFERENCES, JacobianNorms, derivative_norms, document_calls
-from attnmix.measures.levels import COUNTED, derivative_tables
+from attnmix.measures.gradients import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_calls, levels
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
-from attnmix.measures.ratios import RATIOS
+from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
 from attnmix.page.evidence import derivatives
 from attnmix.store.reports import write_plot
-from stages.measuring.corpus import Corpus, write_corpus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
@@ -108,26 +104,18 @@ def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(tiny_be
 
 def test_the_page_says_how_each_form_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    columns = ["form", "checkpoint", "mean", "ci_low", "ci_high"]
+    columns = ["method", "checkpoint", "mean", "ci_low", "ci_high"]
     rows = [(form, name, mean, -0.1, 0.1) for form in FORMS for name, mean in (("pretrained", 0.5), ("finetuned", 0.5))]
     ends = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
     rows += [(form, "difference", sum(each) / 2, *each) for form, each in ends.items()]
-    levels_table = pd.DataFrame(rows, columns=columns).assign(reference="layer_input", layer=2, documents=4)
-    write_plot("measure/derivative_levels", levels_table)
-    write_plot("measure/mixing_difference", pd.DataFrame({"method": ["attn_n"], "layer": [2], "difference": [0.2]}))
+    table = pd.DataFrame(rows, columns=columns)
+    write_plot("measure/derivatives", table.assign(quantity="level", reference="layer_input", layer=2, documents=4))
+    mixing = pd.DataFrame({"checkpoint": ["difference"], "method": ["attn_n"], "layer": [2], "mean": [0.2]})
+    write_plot("measure/mixing", mixing)
     (sentence,) = derivatives("attn_n")
     assert "when all others move together it rises (50 % to 50 %, +20.0 percentage points" in sentence
     assert "when they move independently it falls (" in sentence
     assert "with the norms of single tokens added it shows no change (" in sentence
-
-
-def test_a_layer_whose_values_are_zero_has_levels_of_zero(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
-    for layer in base.encoder.layer:
-        layer.attention.self.value.weight.zero_()
-    with torch.no_grad():
-        for reference in REFERENCES:
-            assert levels(derivative_norms(document_calls(base, IDS), reference, 3, seed=0)).max() < 1e-12
 
 
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
@@ -143,18 +131,6 @@ def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     assert of_levels.mean(-1).abs().max() < 0.01
 
 
-def test_an_estimate_of_a_jacobian_of_rank_one_is_corrected() -> None:
-    # |J r|^2 is W times a squared coordinate of a random direction: the root alone is 1 / 4K too small.
-    generator = torch.Generator().manual_seed(5)
-    width, directions = 400, 16
-    coordinates = torch.randn(20_000, width, generator=generator).double()
-    squares = (coordinates / coordinates.norm(dim=-1, keepdim=True))[:, :directions].square()
-    raw = (squares.sum(-1) * width / directions).sqrt()
-    found = gradients._root(squares.sum(-1), squares.square().sum(-1), directions, width)
-    assert raw.mean() - 1 == pytest.approx(-1 / (4 * directions), abs=0.003)
-    assert abs(found.mean() - 1) < 0.004
-
-
 def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base(tiny_bert).double().requires_grad_(False)
     calls = document_calls(base, IDS)
@@ -166,14 +142,6 @@ def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, m
                 for found, expected in zip(derivative_norms(calls, reference, 5, seed=1), whole, strict=True):
                     torch.testing.assert_close(found, expected)
             monkeypatch.undo()
-
-
-def test_a_text_of_one_token_depends_on_itself_alone(tiny_bert: Path) -> None:
-    measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
-    found = measurer.derivatives(np.array([7], np.int32), directions=3, seed=0)
-    assert not found.levels.any()
-    np.testing.assert_allclose(found.from_input, 0, atol=1e-12)
-    assert np.isnan(found.agreement).all()
 
 
 def rolled(matrices: list[Any]) -> list[Any]:
@@ -193,7 +161,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     layers = [layer.contributions() for layer in run_reference(name, base, ids.tolist()).layers]
     stacks = [layers[:2], layers[2:]] if name == "bart" else [layers]
     rollouts = [rollout for rollout in ROLLOUTS if rollout.removesuffix("_rollout") in measurer.matrices]
-    assert found.from_input.shape == (len(layers), len(rollouts), len(ids))
+    assert found["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
     for place, rollout in enumerate(rollouts):
         expected = []
         for stack in stacks:  # a decoder's tokens are its own: it begins anew
@@ -201,7 +169,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
             if rollout == "attention_rollout":
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
             expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
-        np.testing.assert_allclose(found.from_input[:, place], expected, atol=1e-5, err_msg=rollout)
+        np.testing.assert_allclose(found["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])
@@ -226,119 +194,79 @@ def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> N
                     others = np.linalg.norm(sum(given[:i] + given[i + 1 :]))
                     own = np.linalg.norm(given[i])
                     expected[place, h] += others / (others + own) if others + own else 0
-        np.testing.assert_allclose(measured.by_head, expected, atol=1e-4)
+        np.testing.assert_allclose(measured.counted["by_head"], expected, atol=1e-4)
 
 
-def test_a_head_that_gives_nothing_has_ratio_zero(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert).requires_grad_(False)
-    attention = base.encoder.layer[1].attention
-    attention.output.dense.weight[:, :6].zero_()  # what the first head gives does not leave W_O
-    ids = np.array([7, 9, 11], np.int32)
-    document = Document("test/0", ids, np.zeros(3, np.int8), 3, captured=False, words=np.arange(3, dtype=np.int32))
-    (measures,) = BatchMeasurer(base, tiny_bert, ["attn_w"], 0).measures([document])
-    assert measures.by_head.shape == (3, 4)
-    assert measures.by_head[1, 0] == 0
-    assert (measures.by_head[1, 1:] > 0).all()
-
-
-def test_the_references_reviews_have_every_class_of_a_sorted_set(tmp_path: Path) -> None:
-    labels = np.repeat([0, 1], [30, 10])
-    one, none = np.ones(1, np.int32), np.zeros(1, np.int8)
-    reviews = [
-        Document(f"test/{row}", one, none, 1, captured=False, words=one, label=label)
-        for row, label in enumerate(labels.tolist())
-    ]
-    write_corpus(tmp_path, [replace(reviews[0], counted=0, captured=True), *reviews])
-    corpus = Corpus(tmp_path)
-    chosen = corpus.drawn(8, seed=1)
-    assert np.bincount(corpus.labels[chosen]).tolist() == [6, 2]
-    assert chosen == sorted(chosen)
-    assert 0 not in chosen  # it does not count
-    assert corpus.drawn(8, seed=1) == chosen != corpus.drawn(8, seed=2)
-    assert corpus.drawn(99, seed=1) == list(range(1, 41))
-    assert corpus.drawn(0, seed=1) == []
-
-
-def made_up(seed: int, tokens: int) -> DocumentDerivatives:
+def made_up(seed: int, tokens: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
-    return DocumentDerivatives(
-        generator.uniform(size=(2, 3, 3)),
-        generator.uniform(size=(2, 3, len(FORMS), tokens)),
-        generator.uniform(size=(3, 1, tokens)),
-        generator.uniform(size=(3, 1, tokens)),
-    )
+    shapes = {
+        "level": (2, 3, len(FORMS), tokens),
+        "ratio": (3, 1, tokens),
+        "from_input": (3, 1 + len(FORMS), tokens),
+        "agreement": (2, 3, 3, 1),
+    }
+    return {name: generator.uniform(size=shape) for name, shape in shapes.items()}
 
 
 def test_tables_are_means_over_tokens_and_over_reviews() -> None:
     lengths = {"test/1": 4, "test/5": 9}
     checkpoints = ("pretrained", "finetuned")
-    found = {
+    documents = {
         checkpoint: {name: made_up(10 * place + length, length) for name, length in lengths.items()}
         for place, checkpoint in enumerate(checkpoints)
     }
-    found["finetuned"]["test/5"].levels[1, 2, 0, :3] = np.nan  # tokens whose output nothing moves
-    found["pretrained"]["test/1"].agreement[0, 1, 2] = np.nan
-    found["pretrained"]["test/1"].agreement[0, 2, 2] = np.nan
-    found["pretrained"]["test/5"].agreement[0, 2, 2] = np.nan
-    mixing = MeasureParameters(methods=["attn_w"], matrices=["attention"], bootstrap_samples=200)
-    tables = derivative_tables(found, mixing, seed=0)
-    levels_table = tables["derivative_levels"].set_index(["checkpoint", "reference", "layer", "form"])
-    assert list(levels_table) == list(COUNTED)
-    pooled = {
-        checkpoint: np.concatenate([each.levels for each in documents.values()], -1)
-        for checkpoint, documents in found.items()
-    }
-    for place, reference in enumerate(REFERENCES):
-        for layer in (1, 2, 3):
-            for column, form in enumerate(FORMS):
-                means = {name: np.nanmean(array[place, layer - 1, column]) for name, array in pooled.items()}
-                for checkpoint in checkpoints:
-                    row = levels_table.loc[(checkpoint, reference, layer, form)]
-                    defined = ~np.isnan(pooled[checkpoint][place, layer - 1, column])
-                    assert row["mean"] == pytest.approx(means[checkpoint])
-                    assert row["tokens"] == defined.sum()
-                    assert row["ci_low"] <= row["mean"] <= row["ci_high"]
-                    assert row[["simultaneous_low", "simultaneous_high"]].isna().all()  # two documents
-                row = levels_table.loc[("difference", reference, layer, form)]
-                assert row["mean"] == pytest.approx(means["finetuned"] - means["pretrained"])
-    by_review = tables["derivative_levels_by_review"].set_index(
-        ["checkpoint", "document", "reference", "layer", "form"]
+    documents["finetuned"]["test/5"]["level"][1, 2, 0, :3] = np.nan  # tokens whose output nothing moves
+    documents["pretrained"]["test/1"]["agreement"][0, 1:, 2] = np.nan
+    documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
+    tables = derivative_tables(documents, ["attn_w"], ["attention"], seed=0)
+    table = tables["derivatives"]
+    assert tuple(table) == COLUMNS["derivatives"]
+    table = (
+        table.astype({"tokens": float, "documents": float})
+        .set_index(["quantity", "checkpoint", "reference", "layer", "method"])
+        .sort_index()
     )
-    row = by_review.loc[("finetuned", "test/5", "layer_input", 3, "sum_of_norms")]
-    assert row["mean"] == pytest.approx(np.nanmean(found["finetuned"]["test/5"].levels[1, 2, 0]))
-    assert row["tokens"] == 6
-    from_input = tables["mixing_from_input"].set_index(["checkpoint", "layer", "method"])
-    methods = ["attention_rollout", *(f"derivative_{form}" for form in FORMS)]
-    assert list(dict.fromkeys(tables["mixing_from_input"]["method"])) == methods
-    rollouts = np.concatenate([each.from_input for each in found["pretrained"].values()], -1)
-    assert from_input.loc[("pretrained", 2, methods[0]), "mean"] == pytest.approx(rollouts[1, 0].mean())
-    of_words = levels_table.loc[("difference", "word_embedding", 2, "norm_of_block")]
-    own = ["mean", "ci_low", "ci_high", "tokens", "documents"]
-    found_again = from_input.loc[("difference", 2, methods[2])]
-    pd.testing.assert_series_equal(found_again[own], of_words[own], check_names=False)
-    ratios = tables["derivative_ratios"].set_index(["checkpoint", "layer", "method"])
-    of_tokens = np.concatenate([each.ratios for each in found["finetuned"].values()], -1)
-    assert ratios.loc[("finetuned", 3, "attn_w"), "mean"] == pytest.approx(of_tokens[2, 0].mean())
-    ranks = tables["mixing_gradient"].set_index(["checkpoint", "reference", "layer", "method"])
-    both = [found["finetuned"][name].agreement[1, 0, 2] for name in lengths]
-    row = ranks.loc[("finetuned", "layer_input", 1, "attention_rollout")]
-    assert row["spearman"] == pytest.approx(np.mean(both))
+    labels = {
+        "level": (REFERENCES, (1, 2, 3), FORMS),
+        "ratio": ((1, 2, 3), ("attn_w",)),
+        "from_input": ((1, 2, 3), ("attention_rollout", *(f"derivative_{form}" for form in FORMS))),
+        "agreement": (REFERENCES, (1, 2, 3), ("attn_w", "attention", "attention_rollout")),
+    }
+    for quantity, axes in labels.items():
+        pooled = {name: np.concatenate([each[quantity] for each in documents[name].values()], -1) for name in documents}
+        for key, place in zip(product(*axes), np.ndindex(*map(len, axes)), strict=True):
+            values = {name: array[place][~np.isnan(array[place])] for name, array in pooled.items()}
+            key = key if len(axes) == 3 else (np.nan, *key)
+            rows = table.loc[quantity]
+            for checkpoint in checkpoints:
+                row = rows.loc[(checkpoint, *key)]
+                mean = values[checkpoint].mean() if len(values[checkpoint]) else np.nan
+                assert row["mean"] == pytest.approx(mean, nan_ok=True)
+                assert row[["simultaneous_low", "simultaneous_high"]].isna().all()  # two documents
+                if quantity == "agreement":
+                    assert row["documents"] == len(values[checkpoint])
+                else:
+                    assert row["tokens"] == len(values[checkpoint])
+                    row = rows.loc[("difference", *key)]
+                    assert row["mean"] == pytest.approx(values["finetuned"].mean() - values["pretrained"].mean())
+    both = [documents["finetuned"][name]["agreement"][1, 0, 2, 0] for name in lengths]
+    row = table.loc[("agreement", "finetuned", "layer_input", 1, "attention_rollout")]
     widened = np.mean(both) + (np.array([min(both), max(both)]) - np.mean(both)) * stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
     assert [row["ci_low"], row["ci_high"]] == pytest.approx(np.clip(widened, -1, 1).tolist(), rel=1e-4)
-    row = ranks.loc[("pretrained", "word_embedding", 2, "attention_rollout")]
-    assert row["spearman"] == pytest.approx(found["pretrained"]["test/5"].agreement[0, 1, 2])
-    assert row["documents"] == 1
-    row = ranks.loc[("pretrained", "word_embedding", 3, "attention_rollout")]
-    assert row["documents"] == 0
-    assert np.isnan(row[["spearman", "ci_low", "ci_high"]].astype(float)).all()
-    assert len(tables["mixing_gradient_by_review"]) == 2 * 2 * 2 * 3 * 3
+    by_review = tables["derivatives_by_review"].set_index(
+        ["quantity", "checkpoint", "document", "reference", "layer", "method"]
+    )
+    row = by_review.loc[("level", "finetuned", "test/5", "layer_input", 3, "sum_of_norms")]
+    assert row["mean"] == pytest.approx(np.nanmean(documents["finetuned"]["test/5"]["level"][1, 2, 0]))
+    assert row["tokens"] == 6
+    assert len(by_review.loc["agreement"]) == 2 * 2 * 2 * 3 * 3
 
 
 def test_without_documents_the_tables_have_their_columns_only() -> None:
-    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, MeasureParameters(), seed=0)
+    tables = derivative_tables({"pretrained": {}, "finetuned": {}}, ["attn_w"], [], seed=0)
+    assert {name: tuple(table) for name, table in tables.items()} == {
+        name: COLUMNS[name] for name in ("derivatives", "derivatives_by_review")
+    }
     assert all(table.empty for table in tables.values())
-    assert list(tables["mixing_gradient"])[:5] == ["checkpoint", "reference", "layer", "method", "spearman"]
-    one = derivative_tables(
-        {"finetuned": {"test/0": made_up(0, 3)}}, MeasureParameters(methods=["attn_w"], matrices=["attention"]), 0
-    )
-    assert set(one["derivative_levels"]["checkpoint"]) == {"finetuned"}
+    one = derivative_tables({"finetuned": {"test/0": made_up(0, 3)}}, ["attn_w"], ["attention"], seed=0)
+    assert set(one["derivatives"]["checkpoint"]) == {"finetuned"}

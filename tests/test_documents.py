@@ -179,17 +179,18 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     test = committed("reports/metrics/finetune.json")["test"]
     reviews = committed(f"{PLOTS}download/reviews.csv").groupby("split")["reviews"].sum()
-    changes = committed(f"{PLOTS}measure/mixing_difference.csv").query("method == @RATIO").set_index("layer")
+    mixing = committed(f"{PLOTS}measure/mixing.csv").query("method == @RATIO and checkpoint == 'difference'")
+    changes = mixing.set_index("layer")
     assert changes.index[changes["simultaneous_low"] > 0].tolist() == [2, 3, 4, 5, 6]
-    assert changes["difference"].idxmax() == 6
-    classes = committed(f"{PLOTS}measure/mixing_by_class.csv").query("method == @RATIO and layer == 6")
-    classes = classes.pivot(index="token_class", columns="checkpoint", values="mean")
-    assert (classes["finetuned"] > classes["pretrained"]).all()
-    where = "method == @RATIO and layer == 6 and checkpoint == 'difference'"
-    lengths = committed(f"{PLOTS}measure/mixing_by_length.csv").query(where).set_index("length")
+    assert changes["mean"].idxmax() == 6
+    groups = committed(f"{PLOTS}measure/mixing_by_group.csv").query("method == @RATIO and layer == 6")
+    groups = groups.set_index(["grouping", "group", "checkpoint"])
+    means = groups["mean"].unstack("checkpoint")
+    assert (means.loc["token_class", "finetuned"] > means.loc["token_class", "pretrained"]).all()
 
     def of_length(length: str) -> tuple[str, int]:
-        return f"{100 * lengths.loc[length, 'mean']:+.1f}", int(lengths.loc[length, "documents"])
+        rise = 100 * (means.loc[("length", length), "finetuned"] - means.loc[("length", length), "pretrained"])
+        return f"{rise:+.1f}", int(groups.loc[("length", length, "finetuned"), "documents"])
 
     reviewed = committed(f"{PLOTS}measure/mixing_by_review.csv").query("method == @RATIO and layer == 6")
     rises = reviewed.pivot(index="document", columns="checkpoint", values="mean").eval("finetuned - pretrained")
@@ -207,13 +208,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     level = control.groupby(["control", "checkpoint"])["mean"].mean().map("{:.0%}".format).str.replace("%", " %")
 
     def step(checkpoint: str, step: str, measure: str) -> str:
-        where = {"checkpoint": checkpoint, "layer": 6, "step": step, "measure": measure}
-        return f"{row(f'{PLOTS}measure/steps.csv', **where)['mean']:.2f}"
+        where = {"checkpoint": checkpoint, "layer": 6, "point": step, "measure": measure}
+        return f"{row(f'{PLOTS}measure/geometry.csv', **where)['mean']:.2f}"
 
-    left = committed(f"{PLOTS}measure/mixing_controls_difference.csv").query(
-        "checkpoint == 'difference' and control == 'text_mean_value' and method == @RATIO"
-    )
-    left = 100 * left.set_index("layer")["difference"]
+    left = control.query("checkpoint == 'difference' and control == 'text_mean_value'")
+    left = 100 * left.set_index("layer")["below"]
     margin = (
         committed(f"{PLOTS}faithfulness/margin_correlation.csv")
         .query("checkpoint == 'finetuned'")
@@ -225,20 +224,18 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         prefix = "ci" if name == "spearman" else name
         return "{:.2f} [{:.2f}, {:.2f}]".format(*margin.loc[predicted, [name, f"{prefix}_low", f"{prefix}_high"]])
 
-    levels = committed(f"{PLOTS}measure/derivative_levels.csv")
-    of_sum = levels.query("form == 'norm_of_sum' and reference == 'layer_input' and checkpoint == 'difference'")
+    derivatives = f"{PLOTS}measure/derivatives.csv"
+    levels = committed(derivatives).query("quantity == 'level' and reference == 'layer_input'")
+    of_sum = levels.query("method == 'norm_of_sum' and checkpoint == 'difference'")
     within = of_sum["mean"].abs().max()
 
     def ends(layer: int) -> str:
         low, high = 100 * of_sum.set_index("layer").loc[layer, ENDS[1:]]
         return f"[{low:+.1f}, {high:+.1f}]"
 
-    of_words = {"reference": "word_embedding", "form": "norm_of_sum", "layer": 6}
-    from_words = {
-        each: row(f"{PLOTS}measure/derivative_levels.csv", **of_words, checkpoint=each)["mean"]
-        for each in ("pretrained", "finetuned")
-    }
-    same_tokens = row(f"{PLOTS}measure/derivative_ratios.csv", checkpoint=CHANGE, layer=6, method=RATIO)
+    of_words = {"quantity": "level", "reference": "word_embedding", "method": "norm_of_sum", "layer": 6}
+    from_words = {each: row(derivatives, **of_words, checkpoint=each)["mean"] for each in ("pretrained", "finetuned")}
+    same_tokens = row(derivatives, quantity="ratio", checkpoint=CHANGE, layer=6, method=RATIO)
     short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
     text = section("docs/results.md", "- The classifier is right on", "What must not be read into this:")
     assert_all_numbers_known(
@@ -248,7 +245,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"{100 * test['accuracy_ci_low']:.0f} % to {100 * test['accuracy_ci_high']:.0f} %)",
             f"be right on {100 * test['majority_accuracy']:.0f} %",
             f"in every layer from 2 to 6 by its simultaneous interval, most on average in layer 6 "
-            f"({100 * changes.loc[6, 'difference']:+.1f} percentage points). In layer 6 it is higher",
+            f"({100 * changes.loc[6, 'mean']:+.1f} percentage points). In layer 6 it is higher",
             f"In layer 6 it rises by {short[0]} points in the {short[1]} reviews of 33 to 64 tokens",
             f"by {middle[0]} in the {middle[1]} of 65 to 128",
             f"by {long[0]} in the {long[1]} of 129 to 256",
@@ -272,7 +269,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             "(4 reviews of 24 tokens)",
             f"by at most {100 * within:.1f} points",
             f"it goes from {100 * from_words['pretrained']:.0f} % to {100 * from_words['finetuned']:.0f} % "
-            f"({change(row(f'{PLOTS}measure/derivative_levels.csv', **of_words, checkpoint=CHANGE))})",
+            f"({change(row(derivatives, **of_words, checkpoint=CHANGE))})",
             f"rises by {change(same_tokens)} in layer 6",
             f"in layer 5 the interval of its change is {ends(5)}, in layer 6 {ends(6)}",
             "8 reviews allow no verdict",
@@ -287,15 +284,19 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
 
 @pytest.mark.parametrize(
     ("document", "path"),
-    [("docs/results.md", f"{PLOTS}measure/mixing_overall.csv"), ("docs/study/README.md", f"{STUDY}ratios_overall.csv")],
+    [
+        ("docs/results.md", f"{PLOTS}measure/mixing_weighted.csv"),
+        ("docs/study/README.md", f"{STUDY}ratios_overall.csv"),
+    ],
 )
 def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: str) -> None:
     rows = parsed(document, "overall")
+    where = {"weight": "token", "tokens_of": "all", "layer": "all"} if "weighted" in path else {}
     assert len(rows) == committed(path)["method"].nunique()
     for method, _, *cells in rows:
         for checkpoint, cell in zip(("pretrained", "finetuned", CHANGE), cells, strict=True):
             found = [float(number) for number in re.findall(r"[-+]?\d+\.\d", cell)]
-            true = row(path, method=method, checkpoint=checkpoint)
+            true = row(path, method=method, checkpoint=checkpoint, **where)
             assert found == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(found)]]
 
 
@@ -339,8 +340,8 @@ def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     check_default_run()
 
-    means = pd.read_csv("reports/plots/measure/mixing_overall.csv")
-    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/measure/mixing_overall.csv", index=False)
+    means = pd.read_csv("reports/plots/measure/mixing.csv")
+    means.assign(mean=means["mean"] / 2).to_csv("reports/plots/measure/mixing.csv", index=False)
     lock["stages"]["measure"]["params"]["params.yaml"]["measure"]["documents"] = 39
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     before = digest(tmp_path)

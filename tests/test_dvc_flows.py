@@ -26,15 +26,16 @@ READ_BY = {
     "dataset: name": "download render",
     "dataset: revision config train_split test_split text_column label_column group_column": "download render",
     "dataset: validation_fraction train_limit test_limit": "download render",
-    "model: name base": "download render",
+    "model: name": "download render",
+    "model: base": "download measure render",
     "model: revision base_revision": "download render",
     "hub: time_limit": "render",
-    "finetune: epochs batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
-    "capture: documents drawn texts max_length": "capture measure faithfulness render",
-    "capture: points dtype batch_tokens precision store": "capture render",
-    "measure: documents max_length batch_tokens bootstrap_samples": "measure faithfulness render",
-    "measure: methods matrices checkpoints tokens": "measure render",
-    "measure: gradient_documents gradient_max_length gradient_directions": "measure render",
+    "finetune: epochs": "finetune measure render",
+    "finetune: batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
+    "capture: documents drawn texts max_length batch_tokens": "capture measure faithfulness render",
+    "capture: points dtype precision store": "capture render",
+    "measure: documents": "measure faithfulness render",
+    "measure: methods matrices gradient_documents gradient_max_length": "measure render",
     "faithfulness: documents max_length shares random_draws": "faithfulness render",
     "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
     "umap: joint_points max_points stability_seeds": "reduce render",
@@ -54,7 +55,7 @@ MAKE_PAGE = ("make", "--old-file", ".venv/.installed", "page")  # the packages a
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
     *("features/capture", "features/measure/contributions", "features/measure/heads"),
-    *("features/measure/tokens.parquet", "features/faithfulness"),
+    *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
 )
 OTHERS = ("data/reviews", "models")
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -223,13 +224,13 @@ def test_experiments_run_here_apart_and_in_a_queue(run_once: Repository, tmp_pat
 
 def test_differences_need_no_cache_and_no_remote(run_once: Repository, tmp_path: Path) -> None:
     author = run_once.copy(tmp_path / "author")
-    change(author, "bootstrap_samples: 2000", "bootstrap_samples: 500")
+    change(author, "gradient_documents: 4", "gradient_documents: 3")
     assert stages_run(author.dvc("repro"))[0] == "measure"
-    author.commit("Fewer samples")
+    author.commit("Fewer reviews")
     reader = author.clone(tmp_path / "reader")
     commits = ("HEAD~1", "HEAD")
     params = json.loads(reader.dvc("params", "diff", "--json", *commits))
-    assert params == {"params.yaml": {"measure.bootstrap_samples": {"old": 2000, "new": 500, "diff": -1500}}}
+    assert params == {"params.yaml": {"measure.gradient_documents": {"old": 4, "new": 3, "diff": -1}}}
     metrics = json.loads(reader.dvc("metrics", "diff", "--json", *commits))
     assert set(metrics) == {f"reports/metrics/{name}.json" for name in ("measure", "faithfulness", "reduce")}
     for name, each in metrics.items():
@@ -271,7 +272,7 @@ def test_real_stages_pull_what_they_read_and_write_the_same(tmp_path: Path) -> N
         model={"name": "bert"},
         finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [0], "texts": ["the film was great ."], "max_length": 40},
-        measure={"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+        measure={"documents": 3, "gradient_documents": 1},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 20, "layouts": ["joint"], "stability_seeds": []},
         render={"dpi": 50, "formats": ["png"]},

@@ -15,8 +15,7 @@ from family_reference import Reference, run_reference
 from attnmix.core.errors import InputError
 from attnmix.core.points import DECODER_INPUT, POINTS, Site
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
-from attnmix.measures.control_passes import random_base
-from attnmix.measures.controls import SAME_PASS
+from attnmix.measures.controls import SAME_PASS, random_base
 from attnmix.measures.documents import Document
 from attnmix.measures.gradients import document_calls, jacobian_norms
 from attnmix.measures.identities import IDENTITIES
@@ -134,10 +133,10 @@ def test_controls_of_the_same_pass_follow_their_definition(
 ) -> None:
     measurer, measures = measured(base, folder, texts)
     for each, reference, ids in zip(measures, references, texts, strict=True):
-        assert each.controls.shape == (len(SAME_PASS), len(measurer.methods), len(reference.layers))
+        assert each.counted["controls"].shape == (len(SAME_PASS), len(measurer.methods), len(reference.layers))
         for number, layer in enumerate(reference.layers):
             controls = layer.controls()
-            for control, of_methods in zip(SAME_PASS, each.controls[..., number], strict=True):
+            for control, of_methods in zip(SAME_PASS, each.counted["controls"][..., number], strict=True):
                 for method, found in zip(measurer.methods, of_methods, strict=True):
                     expected = controls[control][method].sum()
                     assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)

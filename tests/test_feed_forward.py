@@ -11,9 +11,10 @@ from torch.nn.functional import gelu, layer_norm, relu
 
 from attnmix.measures.feed_forward import AfterAttention, slopes
 from attnmix.measures.layers import Linear as Affine
-from attnmix.measures.layers import Norm
+from attnmix.measures.layers import NoNorm, Norm, no_norm
 
 TOKENS, HIDDEN, WIDTH = 5, 6, 11
+NORMS = ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -37,29 +38,25 @@ def norm(seed: int) -> Norm:
     return Norm(1 + random(HIDDEN, seed=seed) / 4, random(HIDDEN, seed=seed + 1), 1e-5, centred=True)
 
 
-def normed(norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
-    return x if norm is None else layer_norm(x, (HIDDEN,), norm.gamma, norm.beta, norm.eps)
+def normed(norm: Norm, x: torch.Tensor) -> torch.Tensor:
+    return x if isinstance(norm, NoNorm) else layer_norm(x, (HIDDEN,), norm.gamma, norm.beta, norm.eps)
 
 
 @pytest.mark.parametrize("present", ["none", "post", "cross", "pre", "sandwich", "all"])
 def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) -> None:
-    norms = dict.fromkeys(
-        ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]
-    )
-    named: dict[str, Norm | None] = {name: norm(3 * place) for place, name in enumerate(norms)}
     kept = {
         "post": ["attention_norm", "output_norm"],
         "cross": ["attention_norm", "cross_attention_norm", "output_norm"],
         "pre": ["feed_forward_norm"],
         "sandwich": ["feed_forward_norm", "feed_forward_output_norm"],
-        "all": list(norms),
+        "all": NORMS,
     }.get(present, [])
-    named = {name: each if name in kept else None for name, each in named.items()}
+    named = {name: norm(3 * place) if name in kept else no_norm(random(1)) for place, name in enumerate(NORMS)}
     up = Affine(random(HIDDEN, WIDTH, seed=20), random(WIDTH, seed=21))
     down = Affine(random(WIDTH, HIDDEN, seed=22), random(HIDDEN, seed=23))
     block: Any = SimpleNamespace(**named, feed_forward=(up, down), activation=torch.sigmoid)
     own, others, constant = (random(TOKENS, HIDDEN, seed=seed) for seed in (30, 31, 32))
-    cross = random(TOKENS, HIDDEN, seed=33) if named["cross_attention_norm"] else None
+    cross = random(TOKENS, HIDDEN, seed=33) if "cross_attention_norm" in kept else None
     z = normed(named["attention_norm"], own + others + constant)
     if cross is not None:
         z = normed(named["cross_attention_norm"], z + cross)
@@ -73,9 +70,7 @@ def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) 
 
 def test_a_network_that_gives_nothing_leaves_the_skip_connection() -> None:
     nothing = Affine(torch.zeros(HIDDEN, WIDTH).double(), torch.zeros(WIDTH).double())
-    norms = dict.fromkeys(
-        ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]
-    )
+    norms = dict.fromkeys(NORMS, no_norm(random(1)))
     down = Affine(random(WIDTH, HIDDEN), random(HIDDEN))
     block: Any = SimpleNamespace(**norms, feed_forward=(nothing, down), activation=gelu)
     own = random(TOKENS, HIDDEN)

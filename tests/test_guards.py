@@ -56,8 +56,7 @@ def test_stores_that_do_not_fit_the_disk_are_refused_before_any_is_written(
 def test_measures_that_do_not_fit_the_disk_are_refused_before_any_is_taken(
     workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mixing = {"documents": 2, "max_length": 40, "checkpoints": ["finetuned"]}
-    prepared_for_capture(workspace(capture=CAPTURE, measure=mixing), tiny_bert)
+    prepared_for_capture(workspace(capture=CAPTURE, measure={"documents": 2}, finetune={"epochs": 0}), tiny_bert)
     leave(monkeypatch, disk=1e4)
     with pytest.raises(InputError, match=r"^measure: 3 captured texts and 2 drawn reviews need .* reduce capture\.max"):
         run_tokenized(measure)

@@ -12,7 +12,7 @@ from families import EACH_FAMILY, write_family
 from family_reference import Reference, run_reference
 
 from attnmix.core.errors import InputError
-from attnmix.measures.neurons import RESULTS, _reach, record_heads
+from attnmix.measures.heads import RESULTS, _reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.loading import load_base, load_tokenizer
@@ -91,7 +91,7 @@ def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tm
 def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnmix.measures.neurons.VECTOR_BYTES", 100)
+    monkeypatch.setattr("attnmix.measures.heads.VECTOR_BYTES", 100)
     parts, _ = recorded("gpt2", tmp_path / "model")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)

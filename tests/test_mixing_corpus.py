@@ -13,38 +13,33 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from conftest import Workspace, run_tokenized, write_tiny_bert
+from conftest import Workspace, write_tiny_bert, run_tokenized
 
-from attnmix.core.errors import InputError
 from attnmix.core.statistics import Draws, resample
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.documents import Document
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.mixing import read_captured_ratios, read_ratios
+from attnmix.store.mixing import read_ratios
 from attnmix.store.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
-from stages import measure, reduce
+from stages import measure
 from stages.common.parameters import read_parameters
 from stages.measuring import corpus
 from stages.measuring.corpus import Corpus, write_corpus
-from stages.render import main as render
 
 MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {
-    "max_length": 20,
-    "batch_tokens": 40,
-    "bootstrap_samples": 100,
     "gradient_documents": 1,
     "gradient_max_length": 5,
     "matrices": [],
 }
 
 
-def prepare(workspace: Workspace, documents: int, tokens: str, name: str = "workspace", length: int = 3) -> Path:
+def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3) -> Path:
     """A folder with so many reviews, of one length."""
     folder = workspace(
         name,
-        measure=SETTINGS | {"documents": documents, "tokens": tokens},
-        capture={"documents": [3], "texts": ["time flies ."], "max_length": 20},
+        measure=SETTINGS | {"documents": documents},
+        capture={"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40},
     )
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
         write_tiny_bert(folder / "models" / checkpoint, seed=number)
@@ -83,7 +78,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def peak(workspace: Workspace, documents: int) -> int:
     """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
-    prepare(workspace, documents, "captured", f"of {documents}")
+    prepare(workspace, documents, f"of {documents}")
     tracemalloc.start()
     run_tokenized(measure)
     reached = tracemalloc.get_traced_memory()[1]
@@ -102,37 +97,17 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
-    prepare(workspace, 12, "all")
+    prepare(workspace, 12)
     run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(PLOTS.rglob("*.csv"))}
     tokens = read_ratios()
-    prepare(workspace, 12, "all", "in blocks")
+    prepare(workspace, 12, "in blocks")
     monkeypatch.setattr(corpus, "BLOCK", 5)
     run_tokenized(measure)
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
     pd.testing.assert_frame_equal(read_ratios(), tokens, atol=1e-6)
-
-
-def test_rows_of_tokens_are_of_all_texts_of_the_captured_ones_or_of_none(workspace: Workspace) -> None:
-    prepare(workspace, 6, "all")
-    run_tokenized(measure)
-    everything, captured = read_ratios(), read_captured_ratios(["test/3", "text/0"])
-    tables = {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))}
-    prepare(workspace, 6, "captured", "captured")
-    run_tokenized(measure)
-    pd.testing.assert_frame_equal(read_ratios(), captured.reset_index(drop=True))
-    assert set(captured["document"]) == {"test/3", "text/0"} < set(everything["document"])
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
-    prepare(workspace, 6, "none", "none")
-    run_tokenized(measure)
-    assert read_ratios().empty
-    assert reduce._ratios(captured[["document", "position"]], "finetuned").empty
-    assert list(read_ratios()) == list(everything)
-    assert {path.name: path.read_bytes() for path in sorted(PLOTS.rglob("*.csv"))} == tables
-    with pytest.raises(InputError, match=r"mixing\.tokens: none .*`captured`"):
-        render(read_parameters())
 
 
 def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +117,7 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
     weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
     expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
     np.testing.assert_allclose(together.samples, expected)
-    monkeypatch.setattr("attnmix.core.statistics.DRAWN_AT_ONCE", 20)  # two samples
+    monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
     with io.BytesIO() as file:
         draws = Draws([4, 2, 3], 50, 7, file)
         for _ in range(2):
@@ -177,7 +152,8 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, monkeypatch: pytest.M
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert [name for names, _ in found.reviews() for name in names] == [f"test/{n}" for n in range(11) if n != 5]
+    names = [name for block in found.counted_blocks for name in found.array("document", block)]
+    assert names == [f"test/{n}" for n in range(11) if n != 5]
 
 
 def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +171,7 @@ def test_needed_disk_is_known_before_anything_is_measured(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SETTINGS, "matrices", ["alti", "globenc"])
-    folder = prepare(workspace, 30, "all")
+    folder = prepare(workspace, 30)
     estimates: list[int] = []
     monkeypatch.setattr(measure, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
     monkeypatch.setattr(measure, "clear", lambda _folder: None)

@@ -18,7 +18,7 @@ from attnmix.figures.style import paper_style
 from attnmix.figures.text_layers import TextLayers
 from attnmix.figures.tokens import DisplayToken, read_captured
 from attnmix.store.mixing import read_matrix, read_ratios
-from attnmix.store.reports import read_plot
+from attnmix.store.reports import read_steps
 from stages import measure
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
@@ -31,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where two free texts and a few reviews were measured."""
     folder = tmp_path_factory.mktemp("measured")
     changes: dict[str, Any] = {
-        "measure": {"documents": 4, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0},
+        "measure": {"documents": 4, "gradient_documents": 0},
         "capture": {"documents": [], "texts": ["time flies like an $ arrow .", "film " * 40], "max_length": 60},
         "render": {"formats": ["png", "svg"], "dpi": 60},
     }
@@ -48,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
     tokens = read_ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
-    captured = read_captured(tokens, read_plot("measure/steps"))
+    captured = read_captured(tokens, read_steps())
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
         draw_all([*mixing_figures(captured, read_parameters().render)], captured)

@@ -12,28 +12,27 @@ import pandas as pd
 import pytest
 import torch
 import zarr
-from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
+from conftest import Workspace, write_parameters, write_reviews, write_tiny_bert, run_tokenized
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
-from attnmix.figures.tokens import with_classes
+from attnmix.core.points import STEP_MEASURES
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.control_passes import random_base
-from attnmix.measures.controls import shuffled_words
+from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Document, chosen_documents
-from attnmix.measures.lengths import LENGTHS, length_class
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.sums import LENGTHS, length_class
+from attnmix.measures.tables import COLUMNS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.store.mixing import (
     MIXING,
     contributions_folder,
-    read_captured_ratios,
     read_matrix,
     read_ratios,
     stored_matrices,
 )
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.reports import read_metrics, read_plot, read_steps
 from stages import measure
 from stages.common.parameters import read_parameters
 
@@ -49,14 +48,12 @@ def prepare(folder: Path) -> None:
 def small(workspace: Workspace, name: str = "workspace", **changes: Any) -> Path:
     mixing = {
         "documents": 6,
-        "max_length": 20,
-        "bootstrap_samples": 400,
         "gradient_documents": 2,
         "gradient_max_length": 9,
-        "batch_tokens": 80,
     }
-    capture = {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 30}
-    folder = workspace(name, measure=mixing | changes.get("measure", {}), capture=capture | changes.get("capture", {}))
+    capture = {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80}
+    sections = {"measure": mixing, "capture": capture, "finetune": {}}
+    folder = workspace(name, **{section: keys | changes.get(section, {}) for section, keys in sections.items()})
     prepare(folder)
     return folder
 
@@ -113,52 +110,49 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     assert not (table["token"] == "[PAD]").any()
 
 
-def test_mixing_csv_is_the_mean_of_the_rows_in_the_statistics(finished: Path) -> None:
+def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
     table = read_ratios().query("in_statistics")
-    plots = pd.read_csv(finished / "reports/plots/measure/mixing.csv")
-    assert list(plots) == ["checkpoint", "layer", "method", "mean", "ci_low", "ci_high", "tokens", "documents"]
-    assert len(plots) == 2 * 3 * len(RATIOS)
+    mixing, groups = read_plot("measure/mixing"), read_plot("measure/mixing_by_group")
+    assert {name: tuple(read_plot(f"measure/{name}")) for name in COLUMNS} == COLUMNS
+    assert len(mixing) == 3 * 3 * len(RATIOS)
     means = table.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
-    for row in plots.itertuples():
-        assert row.mean == pytest.approx(means.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
+    by_class = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
+    early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
+    for row in mixing.itertuples():
+        if row.checkpoint == "difference":
+            pair = [means.loc[(name, row.layer), row.method] for name in ("finetuned", "pretrained")]
+            assert row.mean == pytest.approx(pair[0] - pair[1], abs=2e-6)
+        else:
+            assert row.mean == pytest.approx(means.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
         assert row.ci_low <= row.mean <= row.ci_high
+        assert np.isnan([row.simultaneous_low, row.simultaneous_high]).all()  # six documents
         assert row.documents == 6
         assert row.tokens == len(table) / 6
-    by_class = pd.read_csv(finished / "reports/plots/measure/mixing_by_class.csv")
-    classes = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
-    for row in by_class.itertuples():
-        expected = classes.loc[(row.checkpoint, row.layer, row.token_class), row.method]
+    for row in groups.query("grouping == 'token_class'").itertuples():
+        expected = by_class.loc[(row.checkpoint, row.layer, row.group), row.method]
         assert row.mean == pytest.approx(expected, abs=2e-6)
-    by_position = pd.read_csv(finished / "reports/plots/measure/mixing_by_position.csv", dtype={"positions": str})
-    early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
-    for row in by_position[by_position["positions"] == "4-7"].itertuples():
+    for row in groups.query("grouping == 'position' and group == '4-7'").itertuples():
         assert row.mean == pytest.approx(early.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
-    difference = pd.read_csv(finished / "reports/plots/measure/mixing_difference.csv")
-    for row in difference.itertuples():
-        expected = means.loc[("finetuned", row.layer), row.method] - means.loc[("pretrained", row.layer), row.method]
-        assert row.difference == pytest.approx(expected, abs=2e-6)
 
 
-def test_control_tables_hold_every_control_of_the_same_documents(finished: Path) -> None:
-    table, excess = (read_plot(f"measure/{name}") for name in ("mixing_controls", "mixing_controls_difference"))
+def test_every_control_is_of_the_same_documents(finished: Path) -> None:
+    table = read_plot("measure/mixing_controls")
     own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
-    assert set(zip(excess["checkpoint"], excess["control"], strict=True)) == pairs - {("random", "random_weights")}
     assert len(table) == len(pairs) * 3 * len(RATIOS)
     mixing = read_plot("measure/mixing")
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
-    keys = ["checkpoint", "layer", "method"]
-    both = excess.merge(table, on=[*keys, "control"]).merge(mixing, on=keys, suffixes=("_control", ""))
-    assert len(both) == 2 * 3 * 3 * len(RATIOS)
-    np.testing.assert_allclose(both["difference"], both["mean"] - both["mean_control"], atol=3e-6)
+    both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
+    assert len(both) == 3 * 3 * 3 * len(RATIOS)
+    np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
     # Weights do not depend on values; those of shuffled words do depend on their order.
-    weights = both[both["method"] == "attn_w"].set_index("control")["difference"]
+    weights = both[both["method"] == "attn_w"].set_index("control")["below"]
     assert (weights.drop("shuffled_words") == 0).all()
     assert (weights["shuffled_words"] != 0).all()
-    for control in own:
-        assert both.loc[(both["control"] == control) & (both["method"] == "attn_n"), "difference"].abs().min() > 1e-5
+    of_checkpoints = both[(both["method"] == "attn_n") & (both["checkpoint"] != "difference")]
+    assert of_checkpoints["below"].abs().min() > 1e-5
 
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
@@ -219,25 +213,26 @@ def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
         of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
         assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
-    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
-    assert set(overall.index) == {(c, m) for c in ("pretrained", "finetuned", "difference") for m in RATIOS}
+    where = "weight == 'token' and tokens_of == 'all' and layer == 'all'"
+    overall = read_plot("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
+    assert set(overall.index) == set(product(("pretrained", "finetuned", "difference"), RATIOS))
+    assert overall["depth_spearman"].between(-1, 1).all()
     difference = metrics["difference"]["attnresln_n"]
     assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
     assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
     assert metrics["documents"] == 6
-    gain = read_plot("measure/attention_gain")
-    assert gain.groupby("checkpoint")["layer"].apply(list).tolist() == [[1, 2, 3], [1, 2, 3]]
-    geometry = pd.read_csv(finished / "reports/plots/measure/geometry.csv")
-    assert list(geometry) == ["checkpoint", "layer", "point", "measure", "mean", "ci_low", "ci_high", "documents"]
+    geometry = read_plot("measure/geometry")
+    for measure_name in ("attention_gain", "attention_to_first"):
+        layers = geometry[geometry["measure"] == measure_name].groupby("checkpoint")["layer"].apply(list)
+        assert layers.tolist() == [[1, 2, 3], [1, 2, 3]]
+    assert len(read_steps()) == 2 * 3 * 7 * 4
+    geometry = geometry[~geometry["measure"].isin(STEP_MEASURES) & (geometry["point"] != "attention")]
     assert len(geometry) == 2 * (3 + 6 * 3) * 7
     identity = geometry.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
     np.testing.assert_allclose(identity["mean"], 1)
     assert (geometry.query("measure != 'own_nearest'")["documents"] == 6).all()
     bound = geometry.query("measure == 'effective_rank_bound'")["mean"].to_numpy()
     assert (geometry.query("measure == 'effective_rank'")["mean"].to_numpy() <= bound).all()
-    steps = pd.read_csv(finished / "reports/plots/measure/steps.csv")
-    assert list(steps) == ["checkpoint", "layer", "step", "measure", "mean", "ci_low", "ci_high"]
-    assert len(steps) == 2 * 3 * 7 * 4
 
 
 def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
@@ -298,84 +293,10 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
     assert bytes_of(folder) == bytes_of(finished)
 
 
-@pytest.fixture(scope="module")
-def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two finished runs of all reviews cut to 6 tokens: with test/3 captured whole, and with a text captured."""
-    folders = []
-    for capture in ({"documents": [3], "texts": []}, {"documents": [], "texts": ["time flies ."]}):
-        folder = tmp_path_factory.mktemp("cut")
-        with pytest.MonkeyPatch.context() as patch:
-
-            def workspace(_name: str, folder: Path = folder, **changes: dict[str, Any]) -> Path:
-                write_parameters(folder, **changes)
-                return folder
-
-            mixing = {"documents": 100, "max_length": 6, "gradient_max_length": 6, "matrices": ["norm"]}
-            small(workspace, measure=mixing, capture=capture | {"max_length": 30})
-            patch.chdir(folder)
-            run_tokenized(measure)
-        folders.append(folder)
-    return folders[0], folders[1]
-
-
-def test_a_review_counts_the_same_whether_captured_or_not(cut_short: tuple[Path, Path]) -> None:
-    with_review, without = (pd.read_parquet(folder / MIXING / "tokens.parquet") for folder in cut_short)
-    whole = with_review.query("document == 'test/3' and not in_statistics and checkpoint == 'finetuned' and layer == 1")
-    assert whole["position"].tolist() == list(range(len(whole)))
-    assert len(whole) > 6
-    counted = [table.query("in_statistics") for table in (with_review, without)]
-    keys = ["checkpoint", "document", "layer", "position"]
-    assert (counted[0].groupby(keys[:3]).size() == 6).all()
-    first, second = (table.set_index(keys).sort_index() for table in counted)
-    pd.testing.assert_frame_equal(first, second, atol=1e-6)
-    assert not np.allclose(
-        first.loc["finetuned", "test/3", 1]["attn_n"].to_numpy(), whole["attn_n"].iloc[:6].to_numpy(), atol=1e-3
-    )
-    for name in ("mixing", "mixing_by_class", "geometry"):
-        one, other = (pd.read_csv(folder / f"reports/plots/measure/{name}.csv") for folder in cut_short)
-        values = ["mean"] if name == "geometry" else ["mean", "tokens", "documents"]
-        pd.testing.assert_frame_equal(one[values], other[values], atol=5e-5)
-
-
-def test_who_reads_a_captured_document_gets_the_captured_version(
-    cut_short: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(cut_short[0])
-    everything = read_ratios()
-    read = read_captured_ratios(["test/3", "test/4"])
-    assert list(read) == list(everything)
-    assert not read.duplicated(["checkpoint", "document", "position", "layer"]).any()
-    whole, drawn = (read[read["document"] == name] for name in ("test/3", "test/4"))
-    assert not whole["in_statistics"].any()
-    assert whole["position"].max() > 5
-    assert drawn["in_statistics"].all()  # of which there is no other
-    chosen = read_captured_ratios(
-        ["test/3"], ["position", "attn_n"], [("layer", "==", 2), ("checkpoint", "==", "finetuned")]
-    )
-    assert list(chosen) == ["position", "attn_n"]
-    assert chosen["position"].tolist() == list(range(len(chosen)))
-    tokens = pd.DataFrame({"document": "test/3", "position": range(len(chosen))})
-    assert len(with_classes(tokens)) == len(chosen)
-
-
-def test_a_document_whose_two_cuts_are_the_same_is_measured_once(finished: Path) -> None:
-    tokenizer = load_tokenizer(finished / "models/finetuned")
-    both = {"test/0": "the film was dull ."}
-    for drawn_length, captured_length, expected in (
-        (20, 30, [(7, 7)]),
-        (5, 30, [(7, 0), (5, 5)]),
-        (20, 4, [(4, 0), (7, 7)]),
-    ):
-        documents = chosen_documents(tokenizer, both, both, drawn_length, captured_length)
-        assert [(len(document), document.counted) for document in documents] == expected
-        assert [document.captured for document in documents] == [True, False][: len(documents)]
-
-
 def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
     table = read_ratios().query("in_statistics")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
     by_review = read_plot("measure/mixing_by_review")
-    assert list(by_review) == ["checkpoint", "document", "label", "layer", "method", "mean", "tokens"]
     assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
     own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
     lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
@@ -384,13 +305,10 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
         assert row.label == reviews["label"][int(row.document.removeprefix("test/"))]
         assert row.tokens == lengths[row.document]
     words = table[table["token_class"].isin(["word", "subword"])]
-    weighted = pd.read_csv(finished / "reports/plots/measure/mixing_weighted.csv", dtype={"layer": str})
-    columns = ["checkpoint", "weight", "tokens_of", "layer", "method", "mean", "ci_low", "ci_high", "documents"]
-    assert list(weighted) == columns
-    assert len(weighted) == 3 * 2 * 2 * 4 * len(RATIOS)
-    assert set(weighted["tokens_of"].iloc[:20]) == {"words"}
-    indexed = weighted.set_index(columns[:5]).sort_index()
-    for tokens_of, rows in (("words", words), ("all", table)):
+    weighted = read_plot("measure/mixing_weighted", dtype={"layer": str})
+    assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
+    indexed = weighted.set_index(["checkpoint", "weight", "tokens_of", "layer", "method"]).sort_index()
+    for tokens_of, rows in (("words", words), ("all", table), ("without_first", table[table["position"] > 0])):
         by_token = rows.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
         each = rows.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
         for weight, means in (("token", by_token), ("review", each.groupby(["checkpoint", "layer"]).mean())):
@@ -407,21 +325,11 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
                     assert (found["mean"] <= found["ci_high"]).all()
 
 
-def test_overall_means_have_the_same_intervals_in_every_file(finished: Path) -> None:
-    weighted = read_plot("measure/mixing_weighted").query("tokens_of == 'all' and weight == 'token'")
-    overall = read_plot("measure/mixing_overall").set_index(["checkpoint", "method"])
-    of_all = weighted[weighted["layer"].astype(str) == "all"].set_index(["checkpoint", "method"])
-    for column in ("mean", "ci_low", "ci_high"):
-        np.testing.assert_allclose(of_all[column], overall.loc[of_all.index, column], atol=2e-6)
-    difference = read_plot("measure/mixing_difference")
-    assert list(difference)[-2:] == ["simultaneous_low", "simultaneous_high"]
-    assert difference[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
-
-
 def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
-    folder = small(workspace, measure={"documents": 12, "max_length": 40, "matrices": [], "gradient_documents": 0})
+    few = {"documents": 12, "matrices": [], "gradient_documents": 0}
+    folder = small(workspace, measure=few, capture={"max_length": 40})
     reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
@@ -429,18 +337,13 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     table = read_ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
-    by_length = read_plot("measure/mixing_by_length")
-    columns = ["checkpoint", "layer", "method", "length", "mean", "ci_low", "ci_high", "tokens", "documents"]
-    assert list(by_length) == columns
+    by_length = read_plot("measure/mixing_by_group").query("grouping == 'length'")
     assert 0 < (sizes > 32).sum() < 12
-    assert len(by_length) == 3 * 3 * 2 * len(RATIOS)
+    assert len(by_length) == 2 * 3 * 2 * len(RATIOS)
     means = table.groupby([np.where(long, "33-64", "1-32"), "checkpoint", "layer"])[list(RATIOS)].mean()
     for row in by_length.itertuples():
-        of_length = means.loc[row.length]
-        pair = [of_length.loc[(name, row.layer), row.method] for name in ("finetuned", "pretrained")]
-        expected = pair[0] - pair[1] if row.checkpoint == "difference" else pair[row.checkpoint == "pretrained"]
-        assert row.mean == pytest.approx(expected, abs=2e-6)
-        chosen = sizes[(sizes > 32) == (row.length == "33-64")]
+        assert row.mean == pytest.approx(means.loc[(row.group, row.checkpoint, row.layer), row.method], abs=2e-6)
+        chosen = sizes[(sizes > 32) == (row.group == "33-64")]
         assert (row.tokens, row.documents) == (chosen.sum(), len(chosen))
         if len(chosen) == 1:
             assert np.isnan([row.ci_low, row.ci_high]).all()
@@ -470,14 +373,14 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
 
 
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
-    small(workspace, measure={"checkpoints": ["finetuned"], "gradient_documents": 0, "methods": ["attn_w", "attn_n"]})
+    small(workspace, measure={"gradient_documents": 0, "methods": ["attn_w", "attn_n"]}, finetune={"epochs": 0})
     shutil.rmtree("models/pretrained")
     run_tokenized(measure)
     assert set(read_metrics("measure")) == {"finetuned", "documents", "computed_on"}
     assert set(read_metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
-    assert pd.read_csv("reports/plots/measure/mixing_difference.csv").empty
-    assert pd.read_csv("reports/plots/measure/mixing_gradient.csv").empty
-    assert set(pd.read_csv("reports/plots/measure/mixing.csv")["method"]) == {"attn_w", "attn_n"}
+    assert read_plot("measure/derivatives").empty
+    assert set(read_plot("measure/mixing")["method"]) == {"attn_w", "attn_n"}
+    assert set(read_plot("measure/mixing")["checkpoint"]) == {"finetuned"}
 
 
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
@@ -487,15 +390,16 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
     run_tokenized(measure)
     assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
-    assert set(read_plot("measure/mixing_gradient")["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
+    agreement = read_plot("measure/derivatives").query("quantity == 'agreement'")
+    assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
     run_tokenized(measure)
     assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
-    small(workspace, measure={"max_length": 65})
-    with pytest.raises(InputError, match=r"measure.max_length: 65 is more than the 64 tokens"):
+    small(workspace, capture={"max_length": 65})
+    with pytest.raises(InputError, match=r"capture.max_length: 65 is more than the 64 tokens"):
         run_tokenized(measure)
 
 
@@ -523,23 +427,18 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
-    by_review = read_plot("measure/derivative_levels_by_review")
-    levels = read_plot("measure/derivative_levels")
+    table, by_review = (read_plot(f"measure/{name}") for name in ("derivatives", "derivatives_by_review"))
     reviews = by_review.groupby("checkpoint")["document"].agg(set)
     assert reviews["pretrained"] == reviews["finetuned"]
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
-    assert set(levels["checkpoint"]) == {"pretrained", "finetuned", "difference"}
-    assert len(levels) == 3 * 2 * 3 * 3
-    assert levels["mean"].between(-1, 1).all()
-    from_input = read_plot("measure/mixing_from_input")
-    assert len(from_input) == 3 * 3 * 7
-    agreement = read_plot("measure/mixing_gradient")
-    means = read_plot("measure/mixing_gradient_by_review").groupby(["checkpoint", "reference", "layer", "method"])
-    for row in agreement.itertuples():
-        of_reviews = means.get_group((row.checkpoint, row.reference, row.layer, row.method))["spearman"]
-        assert row.spearman == pytest.approx(of_reviews.mean(), abs=2e-6)
-    by_head = read_plot("measure/mixing_by_head")
-    assert list(by_head)[:3] == ["checkpoint", "layer", "head"]
+    sizes = {"level": 3 * 2 * 3 * 3, "ratio": 3 * 3 * len(RATIOS), "from_input": 3 * 3 * 7, "agreement": 2 * 2 * 3 * 16}
+    assert table["quantity"].value_counts().to_dict() == sizes
+    assert table["mean"].between(-1, 1).all()
+    keys = ["checkpoint", "reference", "layer", "method"]
+    means = by_review.query("quantity == 'agreement'").groupby(keys)["mean"].mean()
+    agreement = table.query("quantity == 'agreement'").set_index(keys)["mean"]
+    np.testing.assert_allclose(agreement, means.loc[agreement.index], atol=2e-6)
+    by_head = read_plot("measure/mixing_by_group").query("grouping == 'head'")
     assert len(by_head) == 2 * 3 * 4
     assert (by_head["documents"] == 6).all()

@@ -198,6 +198,7 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     tested = read_metrics("finetune")["test"]
     assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
     mixing = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attnresln_n'")
+    difference = mixing.query("layer == 2 and checkpoint == 'difference'")
     drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"}
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
@@ -214,13 +215,10 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
         assert f"{of_layers[low]:.2f} (layer {low}) to {of_layers[high]:.2f} (layer {high})" in said
     assert "with an interval over 3 texts" in said
     choose(page, "layer", "2")
-    difference = pd.read_csv("reports/plots/measure/mixing_difference.csv").query(
-        "layer == 2 and method == 'attnresln_n'"
-    )
     shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert f"{100 * difference['difference'].item():+.1f} percentage points" in shown
-    steps = pd.read_csv("reports/plots/measure/steps.csv").query(
-        "checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'"
+    assert f"{100 * difference['mean'].item():+.1f} percentage points" in shown
+    steps = pd.read_csv("reports/plots/measure/geometry.csv").query(
+        "checkpoint == 'finetuned' and measure == 'cosine_input' and point == 'ffn_norm'"
     )
     found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Last LayerNorm")
     assert found["y"] == steps["mean"].tolist()
@@ -443,8 +441,6 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
         table = pd.read_csv(path)
         if "checkpoint" in table:
             table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
-    path = Path("reports/plots/measure/mixing_difference.csv")
-    pd.read_csv(path).iloc[:0].to_csv(path, index=False)
     ratios = pd.read_parquet(MIXING / "tokens.parquet")
     ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
     shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
@@ -461,17 +457,16 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
     moved = page.locator("#movement").text_content()
     assert "with moves in the full space" in moved
     assert ("With the mixing ratio: " in moved) == (checkpoint == "finetuned")
-    says = "measure.checkpoints leaves it out" in page.locator("#map-legend").inner_text()
+    says = "it was not measured" in page.locator("#map-legend").inner_text()
     assert says == (checkpoint == "pretrained")
     shown.close()
 
 
 @pytest.mark.parametrize("method", list(RATIOS))
 def test_findings_name_what_their_method_measures(copied: Path, method: str) -> None:
-    for name in ("mixing", "mixing_difference"):
-        path = Path(f"reports/plots/measure/{name}.csv")
-        table = pd.read_csv(path)
-        table[table["method"] == method].to_csv(path, index=False)
+    path = Path("reports/plots/measure/mixing.csv")
+    table = pd.read_csv(path)
+    table[table["method"] == method].to_csv(path, index=False)
     first = findings(["test/0"])[1]
     assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
     assert ("whole of layer" in first) == (method == "layer_n")

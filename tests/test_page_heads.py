@@ -20,7 +20,7 @@ from head_parts import random_parts
 from page_run import open_values
 
 from attnmix.core.options import ModelParameters
-from attnmix.measures.neurons import RESULTS
+from attnmix.measures.heads import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.page import heads as page_heads
 from attnmix.page.heads import heads_data, reduced

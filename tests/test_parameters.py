@@ -103,12 +103,6 @@ def test_values_of_the_file_come_before_the_defaults(tmp_path: Path) -> None:
         ),
         ("measure", "matrices", None, ["measure.matrices", "list"]),
         (
-            "measure",
-            "checkpoints",
-            ["tuned"],
-            ["measure.checkpoints[0]", "there is no checkpoint of that name; allowed: pretrained, finetuned"],
-        ),
-        (
             "umap",
             "layouts",
             ["spiral"],

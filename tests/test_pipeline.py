@@ -112,7 +112,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
         model={"name": str(checkpoint)},
         finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [0, 1], "max_length": 40},
-        measure={"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+        measure={"documents": 3, "gradient_documents": 1},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 20},
         render={"dpi": 50},

@@ -20,15 +20,13 @@ from transformers import AutoConfig, AutoModel
 
 from attnmix.core.points import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.control_passes import attended_without_bias
-from attnmix.measures.controls import Sources, control_ratios
-from attnmix.measures.geometry import Cloud, geometry, words_of
+from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
+from attnmix.measures.geometry import Cloud, geometry, step_measures, words_of
 from attnmix.measures.gradients import document_calls
 from attnmix.measures.identities import identity_errors, vector_errors
 from attnmix.measures.layers import LayerPass, run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS, mixing_ratios
-from attnmix.measures.steps import step_measures
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import widths
 from attnmix.models.families import PROJECTED, family_of

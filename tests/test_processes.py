@@ -28,10 +28,9 @@ pytestmark = pytest.mark.long
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MEASURE = {
     "measure": {
-        **{"documents": 6, "max_length": 20, "bootstrap_samples": 200, "batch_tokens": 80},
-        **{"gradient_documents": 2, "gradient_max_length": 9},
+        **{"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
     },
-    "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 30},
+    "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80},
 }
 
 

@@ -19,6 +19,7 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.gradients import document_calls, jacobian_norms
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.tables import COLUMNS
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.attention import OBSERVED
 from attnmix.store.mixing import read_ratios
@@ -69,7 +70,7 @@ def ratios(base: Any, *ids: int) -> dict[str, Any]:
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
     """Of the first layer, the means by control and method."""
-    means = measured(base, *ids).controls[..., 0] / len(ids)
+    means = measured(base, *ids).counted["controls"][..., 0] / len(ids)
     return {control: dict(zip(RATIOS, row, strict=True)) for control, row in zip(SAME_PASS, means, strict=True)}
 
 
@@ -165,7 +166,7 @@ def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> 
         layer.attention.output.dense.weight.div_(8)
     before, after = (measured(model, X1, X2, X3, X1) for model in (base, scaled))
     np.testing.assert_allclose(after.ratios, before.ratios, atol=1e-6)
-    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
     assert not np.allclose(before.ratios, measured(toy(layers=3), X1, X2, X3, X1).ratios, atol=0.01)
 
 
@@ -175,7 +176,7 @@ def test_without_positions_ratios_follow_their_tokens() -> None:
     order = np.array([3, 0, 4, 2, 1])
     before, after = measured(base, *ids), measured(base, *ids[order])
     np.testing.assert_allclose(after.ratios, before.ratios[..., order], atol=1e-6)
-    np.testing.assert_allclose(after.controls, before.controls, atol=1e-5)
+    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
     assert not np.allclose(after.ratios, before.ratios, atol=0.01)
 
 
@@ -213,9 +214,8 @@ def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
 def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_cannot_say(
     workspace: Workspace, tokens: int
 ) -> None:
-    mixing = {"documents": 4, "bootstrap_samples": 100, "gradient_documents": 2, "gradient_max_length": 9}
-    lengths = {"max_length": 30}
-    workspace(measure=mixing | lengths, capture={"documents": [], "texts": [" film" * tokens], **lengths})
+    mixing = {"documents": 4, "gradient_documents": 2, "gradient_max_length": 9}
+    workspace(measure=mixing, capture={"documents": [], "texts": [" film" * tokens], "max_length": 30})
     reviews = toy_reviews(8, 0).assign(text=" film" * tokens)
     Path("data/reviews").mkdir(parents=True)
     reviews.to_parquet("data/reviews/test.parquet", index=False)
@@ -230,11 +230,15 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
     assert read_ratios()["token"].nunique() == 1
     for path in sorted(PLOTS.rglob("*.csv")):
         table = pd.read_csv(path)
-        values = table[[name for name in ("mean", "difference", "ci_low", "ci_high") if name in table]]
-        if path.stem in ("attention_to_first", "mixing_without_first"):
-            assert (values.isna().to_numpy() == (tokens == 1)).all(), path.stem  # of all tokens but the first
-        elif path.stem not in ("geometry", "mixing_gradient"):  # each of its measures says where it is unknown
-            assert values.notna().to_numpy().all(), path.stem
-    assert not {"mixing", "mixing_controls", "mixing_controls_difference", "mixing_difference"} - {
-        path.stem for path in PLOTS.rglob("*.csv")
-    }
+        values = table[[name for name in ("mean", "ci_low", "ci_high", "below") if name in table]]
+        unknown = values.isna().any(axis=1)
+        if "tokens_of" in table:  # of all tokens but the first
+            assert (unknown == ((table["tokens_of"] == "without_first") & (tokens == 1))).all()
+            unknown &= table["tokens_of"] != "without_first"
+        if "quantity" in table:  # a rank correlation of one token, or of equal ones
+            unknown &= table["quantity"] != "agreement"
+        if "control" in table:
+            unknown &= table["checkpoint"] != "random"
+        if path.stem != "geometry":  # each of its measures says where it is unknown
+            assert not unknown.any(), path.stem
+    assert {path.stem for path in PLOTS.rglob("*.csv")} == set(COLUMNS)

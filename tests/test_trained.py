@@ -25,7 +25,7 @@ from stages.common.parameters import read_parameters
 LITTLE: dict[str, dict[str, Any]] = {
     "dataset": {"name": "reviews.csv"},
     "capture": {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40},
-    "measure": {"documents": 3, "max_length": 40, "bootstrap_samples": 100, "gradient_documents": 1},
+    "measure": {"documents": 3, "gradient_documents": 1},
     "faithfulness": {"documents": 2, "max_length": 20, "random_draws": 1},
     "umap": {"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
     "render": {"dpi": 30, "formats": ["png"]},
@@ -64,7 +64,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
     first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
     assert second == first | {"best_epoch": 0}
-    for name in ("mixing", "mixing_difference", "mixing_controls", "derivative_levels", "steps"):
+    for name in ("mixing", "mixing_controls", "derivatives", "geometry"):
         csv = f"reports/plots/measure/{name}.csv"
         assert (again / csv).read_bytes() == (trained / csv).read_bytes(), name
 
@@ -79,8 +79,7 @@ def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Pat
     }
     folder = run_stages(tmp_path / "alone", *stages, **changes)
     assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")
-    difference = pd.read_csv(folder / "reports/plots/measure/mixing_difference.csv")
-    assert (difference["difference"] == 0).all()
+    assert set(pd.read_csv(folder / "reports/plots/measure/mixing.csv")["checkpoint"]) == {"finetuned"}
     (row,) = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").itertuples(index=False)
     assert (row.step, row.epoch, row.split) == (0, 0, "validation")
     text = (folder / "reports/index.html").read_text(encoding="utf-8")

@@ -310,9 +310,9 @@ def test_a_correlation_within_classes_is_not_hidden_by_their_levels() -> None:
 
 
 def prepared(workspace: Workspace, name: str = "workspace") -> Path:
-    mixing = {"documents": 8, "max_length": 20, "bootstrap_samples": 100, "gradient_documents": 0, "matrices": []}
+    mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16, "shares": [0.2, 0.5], "random_draws": 2}
-    folder = workspace(name, measure=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
+    folder = workspace(name, measure=mixing, faithfulness=faithful, capture={"max_length": 20, "texts": ["film " * 30]})
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)

@@ -62,9 +62,7 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
         capture=SHORT["capture"] | capture,
-        measure=SHORT["measure"]
-        | {"documents": 3, "bootstrap_samples": 100, "gradient_documents": 0, "checkpoints": ["finetuned"]}
-        | {"matrices": ["attention"]},
+        measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
         render={"formats": ["svg"], "dpi": 30},

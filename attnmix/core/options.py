@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import CHECKPOINT_NAMES, LAYOUTS, MATRIX_NAMES, RATIO_NAMES
+from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
 from attnmix.store import ACTIVATIONS
 
@@ -55,7 +55,6 @@ def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
 Point = Annotated[str, _one_of("capture point", POINTS)]
 Method = Annotated[str, _one_of("mixing ratio", RATIO_NAMES)]
 MatrixName = Annotated[str, _one_of("contribution matrix", MATRIX_NAMES)]
-Checkpoint = Annotated[str, _one_of("checkpoint", CHECKPOINT_NAMES)]
 Layout = Annotated[str, _one_of("layout", LAYOUTS)]
 
 
@@ -132,7 +131,7 @@ class CaptureParameters(_Section):
     ]
     max_length: Tokens = 256
     dtype: Literal["float16", "float32"] = "float16"
-    batch_tokens: Count = 8192
+    batch_tokens: Count = 4096
     precision: Literal["fp32", "bf16"] = "fp32"
     store: Annotated[str, Field(min_length=1)] = str(ACTIVATIONS)
 
@@ -184,13 +183,8 @@ class MeasureParameters(_Section):
     documents: Count = 40
     methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
     matrices: list[MatrixName] = list(MATRIX_NAMES)
-    checkpoints: Annotated[list[Checkpoint], Field(min_length=1)] = list(CHECKPOINT_NAMES)
-    tokens: Literal["all", "captured", "none"] = "all"
-    batch_tokens: Count = 4096
-    bootstrap_samples: Annotated[int, Field(ge=100)] = 2000
     gradient_documents: Annotated[int, Field(ge=0)] = 4
     gradient_max_length: Tokens = 24
-    gradient_directions: Count = 8
 
 
 class FaithfulnessParameters(_Section):

@@ -36,6 +36,8 @@ STEP_POINTS = {
     "ffn_skip": None,
     "ffn_norm": "layer_output",
 }
+STEP_MEASURES = ("cosine_previous", "cosine_input", "distance_previous", "norm")
+"""Measures of a vector after a step."""
 
 
 class Site(NamedTuple):

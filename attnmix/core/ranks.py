@@ -10,7 +10,10 @@ from scipy.stats import rankdata
 
 
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Of the last axis of two arrays that broadcast to each other; NaN where one side is constant or holds a NaN."""
+    """Return the correlation over the last axis of two arrays that broadcast to each other.
+
+    NaN where one side is constant or holds a NaN.
+    """
     ranks = [np.asarray(rankdata(values, axis=-1, nan_policy="propagate")) for values in (first, second)]
     first_centred, second_centred = (each - each.mean(-1, keepdims=True) for each in ranks)
     products = np.asarray((first_centred * second_centred).sum(-1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -17,9 +16,10 @@ from attnmix.core.ranks import rank_correlation
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
+BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
-DRAWN_AT_ONCE = 2**18  # documents of samples, so that memory does not grow with their number
+BLOCK_DRAWS = 2**18  # documents times samples that are drawn at once, so that memory does not grow with their number
 
 
 class Interval(NamedTuple):
@@ -43,27 +43,27 @@ class Resampled(NamedTuple):
     samples: Doubles
     documents: Doubles
     """How many each mean is of `[...]`."""
+    counts: Doubles | float = np.nan
+    """What the documents' sums are divided by `[...]`: their tokens, where a mean is over tokens."""
 
     def interval(self) -> Interval:
-        """The percentile interval, widened; samples in which nothing was counted are left out."""
+        """Return the percentile interval, widened; samples in which nothing was counted are left out."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        samples = self.samples.reshape(len(self.samples), -1)
-        ends = np.full((2, samples.shape[1]), np.nan)
-        for column in range(samples.shape[1]):
-            defined = samples[~np.isnan(samples[:, column]), column]
-            if len(defined):
-                ends[:, column] = np.quantile(defined, tails)
+        ends = np.quantile(self.samples, tails, axis=0)
+        for cell in np.argwhere(np.isnan(self.samples).any(0)):
+            defined = self.samples[(..., *cell)]
+            defined = defined[~np.isnan(defined)]
+            ends[(..., *cell)] = np.quantile(defined, tails) if len(defined) else np.nan
         normal = norm.ppf(tails[1])
-        widening = _student(normal, self.documents) / normal
-        low, high = self.mean + (ends.reshape(2, *self.mean.shape) - self.mean) * widening
+        low, high = self.mean + (ends - self.mean) * _student(normal, self.documents) / normal
         return Interval(self.mean, low, high)
 
     def correlations(self) -> Interval:
-        """`interval` of what cannot be beyond -1 and 1."""
+        """Return `interval`, clipped to what a correlation can be."""
         return Interval(*(np.clip(part, -1, 1) for part in self.interval()))
 
     def simultaneous(self) -> Interval:
-        """95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
+        """Return 95 % intervals that hold for all cells at once: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
 
         With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
         of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
@@ -82,9 +82,10 @@ class Resampled(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
-        """The paired difference: the same documents in each sample of both."""
+        """Return the paired difference: the same documents in each sample of both."""
         documents = np.minimum(self.documents, other.documents)
-        return Resampled(self.mean - other.mean, self.samples - other.samples, documents)
+        counts = np.minimum(self.counts, other.counts)
+        return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
 
 
 class Draws:
@@ -94,57 +95,42 @@ class Draws:
     """
 
     def __init__(self, blocks: Sequence[int], samples: int, seed: int, file: IO[bytes]) -> None:
-        """`blocks` are the numbers of documents of each."""
+        """Draw for blocks of so many documents each."""
         self.blocks, self.samples, self.file = blocks, samples, file
         documents, generator = sum(blocks), np.random.default_rng(seed)
-        ends = np.cumsum(blocks)
-        shares = np.full(documents, 1 / documents)
-        for start in range(0, samples, at_once := max(1, DRAWN_AT_ONCE // documents)):
-            drawn = generator.multinomial(documents, shares, size=min(at_once, samples - start))
+        ends, shares = np.cumsum(blocks), np.full(documents, 1 / documents)
+        for start in range(0, samples, block_samples := max(1, BLOCK_DRAWS // documents)):
+            drawn = generator.multinomial(documents, shares, size=min(block_samples, samples - start))
             drawn = drawn.astype(np.uint8)  # that one of many is drawn 256 times in a sample has a chance below 1e-500
             for end, size in zip(ends, blocks, strict=True):
                 file.seek(samples * (end - size) + start * size)
                 file.write(drawn[:, end - size : end].tobytes())
 
     def __iter__(self) -> Iterator[Doubles]:
-        """Of each block `[samples, documents]`."""
+        """Yield the draws of each block `[samples, documents]`."""
         self.file.seek(0)
         for size in self.blocks:
             drawn = np.frombuffer(self.file.read(self.samples * size), dtype=np.uint8)
             yield drawn.reshape(self.samples, size).astype(np.float64)
 
     def resample(self, blocks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
-        """Means over tokens, from every document's sums `[documents, ...]` and counts that broadcast to them.
+        """Return means from every document's sums `[documents, ...]` and counts that broadcast to them.
 
-        One block of documents after the other, of the sizes that `Draws` was made for.
+        `blocks` have the sizes for which the draws were made, and are read one after the other.
         """
-        of_sums, of_counts = _Totals(), _Totals()
+        totals: list[Any] = [0.0] * 5
         for (sums, counts), weights in zip(blocks, self, strict=True):
-            of_sums.add(sums, weights)
-            of_counts.add(counts, weights)
-        mean = _ratio(of_sums.total, of_counts.total)
-        documents = np.broadcast_to(of_counts.documents.astype(np.float64), mean.shape)
-        return Resampled(mean, _ratio(of_sums.samples, of_counts.samples), documents)
-
-
-class _Totals:
-    """Over the documents as they are, and over each sample of them."""
-
-    def __init__(self) -> None:
-        self.total: Any = 0.0  # [...]
-        self.samples: Any = 0.0  # [samples, ...]
-        self.documents: Any = 0  # [...], with more than nothing
-
-    def add(self, block: Doubles, weights: Doubles) -> None:
-        """A block of documents `[documents, ...]` and how often each is drawn `[samples, documents]`."""
-        documents, *cells = block.shape
-        self.total = self.total + block.sum(0)
-        self.samples = self.samples + (weights @ block.reshape(documents, math.prod(cells))).reshape(-1, *cells)
-        self.documents = self.documents + (block > 0).sum(0)
+            drawn = [np.tensordot(weights, each, axes=1) for each in (sums, counts)]
+            block = [sums.sum(0), counts.sum(0), *drawn, (counts > 0).sum(0)]
+            totals = [total + each for total, each in zip(totals, block, strict=True)]
+        sums, counts, sums_of_samples, counts_of_samples, documents = totals
+        mean = _ratio(sums, counts)
+        counts, documents = (np.broadcast_to(each, mean.shape).astype(np.float64) for each in (counts, documents))
+        return Resampled(mean, _ratio(sums_of_samples, counts_of_samples), documents, counts)
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """`Draws.resample` of documents that are one block."""
+    """Return `Draws.resample` of documents that are one block."""
     with io.BytesIO() as file:
         return Draws([len(sums)], samples, seed, file).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
@@ -156,7 +142,7 @@ def _student(quantile: float, documents: Doubles) -> Doubles:
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
-    """Rank correlation of the layer means with depth, from `[layers, ...]`; NaN where they are constant."""
+    """Return the rank correlation of layer means `[layers, ...]` with depth; NaN where they are constant."""
     depth = np.arange(len(by_layer.mean))
     return Resampled(
         rank_correlation(np.moveaxis(by_layer.mean, 0, -1), depth),
@@ -165,40 +151,38 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     ).correlations()
 
 
-def mean_product_across(sums: Callable[[], Iterable[npt.NDArray[Any]]], counts: Doubles) -> Interval:
-    """Mean product of two unit vectors of different documents, over all such pairs `[...]`; NaN with one document.
+def mean_product_across(documents: Callable[[], Iterable[tuple[npt.NDArray[Any], int]]]) -> Interval:
+    """Return the mean product of two unit vectors of different documents, over all such pairs `[...]`.
 
-    `sums` gives every document's summed unit vectors `[..., D]`, in the order of `counts`, anew at each call:
-    they are read twice and not kept. With the total S of the s_d, of n_d vectors each, the mean over pairs is
+    `documents` yields the sum `[..., D]` and the number of every document's unit vectors, anew at each call: they are
+    read twice and not kept. With the total S of the s_d, of n_d vectors each, the mean over pairs is
 
         (|S|^2 - sum_d |s_d|^2) / (N^2 - sum_d n_d^2)
 
     The interval is the jackknife's: every document left out once, Student's t with one degree of freedom less than
-    there are documents. A bootstrap would need the products of all pairs of documents. NaN with two documents.
+    there are documents. A bootstrap would need the products of all pairs of documents. NaN with fewer than three
+    documents, the mean with fewer than two.
     """
-    total, own = np.zeros(()), np.zeros(())
-    for each in sums():
-        total, own = total + each.astype(np.float64), own + np.square(each, dtype=np.float64).sum(-1)
+    total, squares, numbers = np.zeros(()), np.zeros(()), []
+    for vectors, number in documents():
+        total = total + vectors.astype(np.float64)
+        squares = squares + np.square(vectors, dtype=np.float64).sum(-1)
+        numbers.append(number)
+    counts = np.array(numbers, np.float64)
     pairs = counts.sum() ** 2 - (counts**2).sum()
-    products = np.square(total).sum(-1) - own
+    products = np.square(total).sum(-1) - squares
     mean = _ratio(products, np.broadcast_to(pairs, products.shape))
-    documents = len(counts)
-    if documents < 3:
+    if len(counts) < 3:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    apart, squares = np.zeros(()), np.zeros(())  # of the means without one document from `mean`
-    for each, count in zip(sums(), counts, strict=True):
-        own, with_total = _products(each, total)
-        without = (products - 2 * (with_total - own)) / (pairs - 2 * count * (counts.sum() - count))
-        apart, squares = apart + (without - mean), squares + (without - mean) ** 2
-    variance = np.maximum(squares / documents - (apart / documents) ** 2, 0)  # rounding may leave less than nothing
-    error = np.sqrt((documents - 1) * variance)
-    half = student.ppf((1 + LEVEL) / 2, documents - 1) * error
+    change, changes_squared = np.zeros(()), np.zeros(())  # of the means without one document from `mean`
+    for vectors, number in documents():
+        square = np.square(vectors, dtype=np.float64).sum(-1)
+        with_total = np.einsum("...d,...d->...", vectors, total, dtype=np.float64)
+        without = (products - 2 * (with_total - square)) / (pairs - 2 * number * (counts.sum() - number))
+        change, changes_squared = change + (without - mean), changes_squared + (without - mean) ** 2
+    variance = np.maximum(changes_squared / len(counts) - (change / len(counts)) ** 2, 0)  # rounding can fall below 0
+    half = student.ppf((1 + LEVEL) / 2, len(counts) - 1) * np.sqrt((len(counts) - 1) * variance)
     return Interval(mean, mean - half, mean + half)
-
-
-def _products(each: npt.NDArray[Any], total: Doubles) -> tuple[Doubles, Doubles]:
-    """Of a document's sums with themselves and with the total."""
-    return np.square(each, dtype=np.float64).sum(-1), np.einsum("...d,...d->...", each, total, dtype=np.float64)
 
 
 def _ratio(sums: Doubles, counts: Doubles) -> Doubles:

@@ -15,9 +15,9 @@ from attnmix.core.points import LAYER_POINTS, PREACTIVATION
 from attnmix.faithfulness.classifier import Classifier, Gradients
 from attnmix.faithfulness.decomposition import Decomposition
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.declared import LayerMatrix
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass, Linear
+from attnmix.measures.matrices import LayerMatrix
 from attnmix.models.families import PROJECTED
 
 Tensor = torch.Tensor

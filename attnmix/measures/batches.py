@@ -16,15 +16,13 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, PREACTIVATION, Site
-from attnmix.measures.control_passes import attended_without_bias
-from attnmix.measures.controls import Sources, control_ratios
+from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
 from attnmix.measures.documents import Document
-from attnmix.measures.geometry import Cloud, Words, geometry, words_of
+from attnmix.measures.geometry import Cloud, Words, geometry, step_measures, words_of
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, identity_errors, vector_errors
-from attnmix.measures.layers import RATIO_POINTS, LayerPass, run_layers, value_bias
+from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_bias
 from attnmix.measures.ratios import mixing_ratios, ratio_points
-from attnmix.measures.steps import step_measures
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of, optional_modules
@@ -44,11 +42,15 @@ class DocumentMeasures:
     ratios: Floats  # [methods, layers, tokens]
     to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: Doubles  # [levels, identities], from the embedding on; NaN for those that a level does not have
-    geometry: Doubles  # [sites, measures], over the counted tokens; empty for a document that does not count
-    unit_sums: Floats  # [sites, largest width]: the counted tokens' vectors of norm 1 added up, then zeros; or empty
-    steps: Doubles  # [layers, steps, measures]: sums over the counted tokens; empty likewise
-    controls: Doubles  # [controls of `SAME_PASS`, methods, layers]: sums of their ratios likewise
-    by_head: Doubles  # [layers, heads]: sums of each head's ratio over the counted tokens; empty likewise
+    counted: Mapping[str, npt.NDArray[np.floating]]
+    """Of the counted tokens, by name; empty without any.
+
+    `geometry`   [sites, measures]
+    `unit_sums`  [sites, largest width]: sums of the vectors of norm 1, then zeros
+    `steps`      [layers, steps, measures]: sums
+    `controls`   [controls of `SAME_PASS`, methods, layers]: sums of their ratios
+    `by_head`    [layers, heads]: sums of each head's ratio
+    """
 
 
 class BatchMeasurer:
@@ -62,19 +64,12 @@ class BatchMeasurer:
         self.layers = sum(site.point == "layer_output" for site in self.sites)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
-        """Only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
-        ratios: list[Tensor] = []
-
-        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-            ratios.append(self.of_layer(seen))
-
-        with torch.inference_mode():
-            points = (*RATIO_POINTS, *ratio_points(self.methods))
-            run_layers(self.base, self.folder, self._batch(documents), visit, points)
-            return torch.stack(ratios)
+        """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
+        points = (*RATIO_POINTS, *ratio_points(self.methods))
+        return torch.stack(map_layers(self.layer_ratios, self.base, self.folder, self._batch(documents), points))
 
     def ratio_sums(self, documents: Sequence[Document]) -> Iterator[Doubles]:
-        """The sums `[methods, layers]` of the ratios over each document's counted tokens."""
+        """Yield the sums `[methods, layers]` of the ratios over each document's counted tokens."""
         ratios_LMBT = self.ratios(documents)
         for place, document in enumerate(documents):
             yield ratios_LMBT[:, :, place, : document.counted].double().sum(-1).T.cpu().numpy()
@@ -82,18 +77,13 @@ class BatchMeasurer:
     @cached_property
     def value_biases(self) -> list[Tensor]:
         """b_V of each layer `[E]`."""
-        biases: list[Tensor] = []
-
-        def visit(seen: LayerPass, _features: Mapping[Site, Tensor]) -> None:
-            biases.append(value_bias(seen))
-
-        ids = torch.ones(1, 1, dtype=torch.long, device=self.base.device)
-        with torch.inference_mode():
-            run_layers(self.base, self.folder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, visit)
-        return biases
+        return map_layers(value_bias, self.base, self.folder, padded([[1]], self.pad_token_id, self.base.device))
 
     def measures(self, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
-        """Everything for each document of one padded batch; `InputError` where the numbers are not to be trusted."""
+        """Yield everything for each document of one padded batch.
+
+        `InputError` where the numbers are not to be trusted.
+        """
         with torch.inference_mode():
             batch = self._batch(documents)
             work = _BatchWork(self, documents, batch)
@@ -102,16 +92,16 @@ class BatchMeasurer:
             work.compare(output)
             yield from work.results()
 
+    def layer_ratios(self, layer_pass: LayerPass) -> Tensor:
+        """Return the ratios `[methods, batch, tokens]` of one layer."""
+        return torch.stack(list(mixing_ratios(self.methods, layer_pass).values()))
+
     def _batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
 
-    def of_layer(self, seen: LayerPass) -> Tensor:
-        """The ratios `[methods, batch, tokens]` of one layer."""
-        return torch.stack(list(mixing_ratios(self.methods, seen).values()))
-
 
 class _BatchWork:
-    """What has been read from one batch so far, layer by layer; each list has an entry for a layer."""
+    """What one batch has shown so far; each list has an entry for a layer."""
 
     def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], batch: dict[str, Tensor]) -> None:
         self.measurer, self.documents, self.batch = measurer, documents, batch
@@ -120,36 +110,37 @@ class _BatchWork:
         self.to_first: list[Tensor] = []
         self.errors: list[Tensor] = []  # from the embedding on
         self.outputs: list[Tensor] = []
-        self.geometry: list[dict[Site, tuple[Tensor, Tensor]]] = [{} for _ in documents]
-        self.words: list[Words | None] = [None for _ in documents]
-        self.before: list[Cloud | None] = [None for _ in documents]  # what left the layer before
-        self.steps: list[list[Tensor]] = [[] for _ in documents]
-        self.controls: list[list[Tensor]] = [[] for _ in documents]
+        self.counted = {place: _CountedWork(each, measurer) for place, each in enumerate(documents) if each.counted}
         # Asked for here, as it takes a forward pass of its own.
-        self.value_biases = measurer.value_biases if any(document.counted for document in documents) else []
-        self.by_head: list[list[Tensor]] = [[] for _ in documents]
+        self.value_biases = measurer.value_biases if self.counted else []
 
-    def visit(self, seen: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        if seen.number == 1:
-            self._prove(0, self._embedding_errors(features))
-        self.ratios.append(self.measurer.of_layer(seen))
-        self.to_first.append(seen.attention.to_first().mean(-1))
-        self._check_finite(seen.number, self.ratios[-1])
-        self._prove(seen.number, identity_errors(seen, self.mask_BT))
-        self.outputs.append(seen.features["layer_output"])
-        factors_HdR = head_factors(seen.block, seen.attention.value.shape[1])
-        for place, document in enumerate(self.documents):
-            if document.counted:
-                counted = np.s_[place, : document.counted]
-                own = seen.document(place).cut(document.counted)
-                self._add_geometry(place, own, {site: feature[counted] for site, feature in features.items()})
-                self.steps[place].append(step_measures(own).double().sum(0))
-                self.by_head[place].append(head_ratios(own, factors_HdR).double().sum(0))
-        if self.value_biases:
-            self._add_controls(seen, self.value_biases[seen.number - 1])
+    def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
+        """Read one layer."""
+        if layer_pass.number == 1:
+            self._check_identities(0, self._embedding_errors(features))
+        self.ratios.append(self.measurer.layer_ratios(layer_pass))
+        self.to_first.append(layer_pass.attention.to_first().mean(-1))
+        self._check_finite(layer_pass.number, self.ratios[-1])
+        self._check_identities(layer_pass.number, identity_errors(layer_pass, self.mask_BT))
+        self.outputs.append(layer_pass.features["layer_output"])
+        if not self.counted:
+            return
+        factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
+        bias_E, diagonal_BTH = self.value_biases[layer_pass.number - 1], layer_pass.attention.diagonal()
+        unbiased_BTE, row_sums_BTH = attended_without_bias(layer_pass.attention, bias_E)
+        for place, work in self.counted.items():
+            document, tokens = self.documents[place], np.s_[place, : self.documents[place].counted]
+            part = layer_pass.document(place).cut(document.counted)
+            work.add_geometry(part, {site: feature[tokens] for site, feature in features.items()})
+            work.steps.append(step_measures(part).double().sum(0))
+            work.by_head.append(head_ratios(part, factors_HdR).double().sum(0))
+            attention = (diagonal_BTH[tokens], row_sums_BTH[tokens], part.value[: len(document)])
+            sources = Sources(part.block.output.W, *attention, bias_E, unbiased_BTE[tokens])
+            ratios = control_ratios(self.measurer.methods, part, sources)
+            work.controls.append(torch.stack([torch.stack(each) for each in ratios]).double().sum(-1))
 
     def compare(self, output: Any) -> None:
-        """What left each layer with the library's own record; the last one is there after the model's final norm."""
+        """Compare each layer's output with the library's record, in which the last one is after the final norm."""
         if len(self.measurer.family.stacks) > 1:
             recorded = [*output.encoder_hidden_states[1:], *output.decoder_hidden_states[1:]]
         else:
@@ -157,32 +148,30 @@ class _BatchWork:
         outputs = self.outputs
         for norm in optional_modules(self.measurer.base, filter(None, [self.measurer.family.final_norm])):
             outputs = [*outputs[:-1], norm(outputs[-1])]
-        place = list(IDENTITIES).index("hidden_states")
-        for layer, (found, true) in enumerate(zip(outputs, recorded, strict=True), start=1):
-            errors_B = vector_errors(found, true, self.mask_BT)
-            self.errors[layer][:, place] = errors_B
-            self._check(layer, "hidden_states", errors_B)
+        column = list(IDENTITIES).index("hidden_states")
+        for layer, (computed, true) in enumerate(zip(outputs, recorded, strict=True), start=1):
+            self.errors[layer][:, column] = vector_errors(computed, true, self.mask_BT)
+            self._check(layer, "hidden_states", self.errors[layer][:, column])
 
     def results(self) -> Iterator[DocumentMeasures]:
-        """Document by document."""
+        """Yield the measures document by document."""
         ratios_MBLT = torch.stack(self.ratios, dim=2).cpu().numpy()
         to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
         errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
         for place, document in enumerate(self.documents):
-            tokens = len(document)
             yield DocumentMeasures(
-                np.ascontiguousarray(ratios_MBLT[:, place, :, :tokens]),
-                np.ascontiguousarray(to_first_BLT[place, :, :tokens]),
+                np.ascontiguousarray(ratios_MBLT[:, place, :, : len(document)]),
+                np.ascontiguousarray(to_first_BLT[place, :, : len(document)]),
                 errors_BLI[place],
-                **self._of_counted(place),
+                self.counted[place].results() if place in self.counted else {},
             )
 
     def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
         words: Tensor = self.measurer.base.get_input_embeddings()(self.batch["input_ids"])
         errors = words.new_full((len(words), len(IDENTITIES)), torch.nan)
         names = list(IDENTITIES)
-        found = features.get(Site(0, "word_embedding"), words.new_empty(0))
-        errors[:, names.index("word_embedding")] = vector_errors(found, words, self.mask_BT)
+        captured = features.get(Site(0, "word_embedding"), words.new_empty(0))
+        errors[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)
         summed, true = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
         if summed is not None and true is not None:
             for module in optional_modules(self.measurer.base, self.measurer.family.stacks[0].embedding):
@@ -190,7 +179,7 @@ class _BatchWork:
             errors[:, names.index("embedding_output")] = vector_errors(summed, true, self.mask_BT)
         return errors
 
-    def _prove(self, layer: int, errors_BI: Tensor) -> None:
+    def _check_identities(self, layer: int, errors_BI: Tensor) -> None:
         self.errors.append(errors_BI)
         for name, errors_B in zip(IDENTITIES, errors_BI.T, strict=True):
             self._check(layer, name, errors_B)
@@ -213,60 +202,49 @@ class _BatchWork:
                 f"{self.measurer.folder}: layer {layer} of {name} holds NaN or infinite values; the weights are broken"
             )
 
-    def _add_geometry(self, place: int, seen: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Of this layer's sites, and of those before it that no layer has: the embedding's."""
-        words = features[Site(0, "word_embedding")]
-        own_words = seen.call.stack == self.measurer.family.stacks[0]  # a decoder's tokens are shifted
-        embedded = Cloud(words) if seen.number == 1 else None
-        start, last = self._cloud_of_input(place, seen.x), Site(seen.number, "layer_output")
-        for site in self.measurer.sites:
-            if site in features and site not in self.geometry[place]:
-                near = self._words(place, words) if own_words and features[site].shape == words.shape else None
-                cloud = embedded if site.point == "word_embedding" and embedded else Cloud(features[site])
-                enters = start if site.layer == seen.number else embedded or Cloud(words)
-                self.geometry[place][site] = geometry(cloud, enters, near), cloud.unit_sum_D
-                if site == last:
-                    self.before[place] = cloud
 
-    def _add_controls(self, seen: LayerPass, bias_E: Tensor) -> None:
-        diagonal_BTH = seen.attention.diagonal()
-        unbiased_BTE, row_sums_BTH = attended_without_bias(seen.attention, bias_E)
-        for place, document in enumerate(self.documents):
-            if document.counted:
-                own = seen.document(place).cut(document.counted)
-                diagonal_NH, row_sums_NH, unbiased_NE = (
-                    tensor[place, : document.counted] for tensor in (diagonal_BTH, row_sums_BTH, unbiased_BTE)
-                )
-                value_TE = own.value[: len(document)]
-                sources = Sources(own.block.output.W, diagonal_NH, row_sums_NH, value_TE, bias_E, unbiased_NE)
-                ratios = control_ratios(self.measurer.methods, own, sources)
-                self.controls[place].append(torch.stack([torch.stack(each) for each in ratios]).double().sum(-1))
+class _CountedWork:
+    """What one document in the statistics has shown so far; each list has an entry for a layer."""
 
-    def _cloud_of_input(self, place: int, x_TD: Tensor) -> Cloud:
-        """With the products that were made where the same vectors left the layer before."""
-        before = self.before[place]
-        return before if before is not None and torch.equal(before.given_TD, x_TD) else Cloud(x_TD)
+    def __init__(self, document: Document, measurer: BatchMeasurer) -> None:
+        self.document, self.sites, self.first_stack = document, measurer.sites, measurer.family.stacks[0]
+        self.geometry: dict[Site, Tensor] = {}
+        self.unit_sums: dict[Site, Tensor] = {}
+        self.steps: list[Tensor] = []
+        self.controls: list[Tensor] = []
+        self.by_head: list[Tensor] = []
+        self.words: Words | None = None
+        self.layer_input: Cloud | None = None  # what left the layer before
 
-    def _words(self, place: int, words_TD: Tensor) -> Words:
-        known = self.words[place]
-        if known is None:
-            ids = self.documents[place].ids[: len(words_TD)]
+    def add_geometry(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
+        """Add this layer's sites, and those before it that no layer has: the embedding's."""
+        words_TD = features[Site(0, "word_embedding")]
+        if self.words is None:
+            ids = self.document.ids[: len(words_TD)]
             positions = (ids, np.unique(ids, return_index=True)[1])
-            known = words_of(words_TD, *(torch.as_tensor(each, device=words_TD.device) for each in positions))
-            self.words[place] = known
-        return known
+            self.words = words_of(words_TD, *(torch.as_tensor(each, device=words_TD.device) for each in positions))
+        embedded = Cloud(words_TD)
+        start = self.layer_input
+        if start is None or not torch.equal(start.given_TD, layer_pass.x):  # its products are known otherwise
+            start = Cloud(layer_pass.x)
+        for site in self.sites:
+            if site in features and site not in self.geometry:
+                comparable = layer_pass.call.stack == self.first_stack and features[site].shape == words_TD.shape
+                cloud = embedded if site.point == "word_embedding" else Cloud(features[site])
+                enters = start if site.layer == layer_pass.number else embedded
+                self.geometry[site] = geometry(cloud, enters, self.words if comparable else None)
+                self.unit_sums[site] = cloud.unit_sum_D
+                if site == Site(layer_pass.number, "layer_output"):
+                    self.layer_input = cloud
 
-    def _of_counted(self, place: int) -> dict[str, Any]:
-        """The measures of counted tokens, by their field of `DocumentMeasures`."""
-        if not self.steps[place]:
-            axes = {"geometry": 2, "unit_sums": 2, "steps": 3, "controls": 3, "by_head": 2}
-            return {name: np.zeros((0,) * number) for name, number in axes.items()}
-        shapes, sums = zip(*(self.geometry[place][site] for site in self.measurer.sites), strict=True)
-        found = {
-            "geometry": torch.stack(shapes),
-            "unit_sums": pad_sequence(list(sums), batch_first=True).float(),
-            "steps": torch.stack(self.steps[place]),
-            "controls": torch.stack(self.controls[place], dim=-1),
-            "by_head": pad_sequence(self.by_head[place], batch_first=True, padding_value=torch.nan),  # fewer in some
+    def results(self) -> dict[str, Any]:
+        """Return `DocumentMeasures.counted`."""
+        unit_sums = [self.unit_sums[site] for site in self.sites]
+        arrays = {
+            "geometry": torch.stack([self.geometry[site] for site in self.sites]),
+            "unit_sums": pad_sequence(unit_sums, batch_first=True).float(),
+            "steps": torch.stack(self.steps),
+            "controls": torch.stack(self.controls, dim=-1),
+            "by_head": pad_sequence(self.by_head, batch_first=True, padding_value=torch.nan),  # fewer in some layers
         }
-        return {name: tensor.cpu().numpy() for name, tensor in found.items()}
+        return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from attnmix.measures.declared import LayerMatrix
-from attnmix.measures.layers import Block, LayerPass, Norm
+from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.matrices import LayerMatrix
 
 Tensor = torch.Tensor
 
@@ -45,7 +45,7 @@ def contributions(
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
-    """Rows divided by their sums; a row of zeros, to which nothing contributes, keeps the token as it is."""
+    """Return rows divided by their sums; a row of zeros, to which nothing contributes, keeps the token as it is."""
     sums = matrix_TT.sum(-1, keepdim=True)
     return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
 
@@ -55,26 +55,26 @@ def _identity(matrix_TT: Tensor) -> Tensor:
 
 
 def rollout(matrices_LTT: Tensor) -> Tensor:
-    """R_l = A_l R_{l-1} for each layer `[L, T, T]` (Abnar and Zuidema, ACL 2020, equation 1)."""
+    """Return R_l = A_l R_{l-1} for each layer `[L, T, T]` (Abnar and Zuidema, ACL 2020, equation 1)."""
     rolled = [matrices_LTT[0]]
     for matrix in matrices_LTT[1:]:
         rolled.append(matrix @ rolled[-1])
     return torch.stack(rolled)
 
 
-def layer_contributions(declared: Sequence[LayerMatrix], seen: LayerPass) -> dict[str, Tensor]:
-    """The declared matrices `[T, T]` of one document in one layer by name, none normalised; the pass is float64."""
-    tokens, block = len(seen.x), seen.block
-    value_THd = seen.attention.value.transpose(0, 1)
+def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
+    tokens, block = len(layer_pass.x), layer_pass.block
+    value_THd = layer_pass.attention.value.transpose(0, 1)
     W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
     f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    full = _Full.of(seen)
-    raw = {each.name: seen.x.new_empty(tokens, tokens) for each in declared}
-    size = max(1, BLOCK_NUMBERS // (tokens * seen.x.shape[-1]))
+    full = _Full.of(layer_pass)
+    raw = {each.name: layer_pass.x.new_empty(tokens, tokens) for each in declared}
+    size = max(1, BLOCK_NUMBERS // (tokens * layer_pass.x.shape[-1]))
     for start in range(0, tokens, size):
         sources = slice(start, min(start + size, tokens))
         attention_JTH = full.weights_HTT[:, :, sources].permute(2, 1, 0)
-        given = SourceBlock(seen, full, sources, attention_JTH, f_THD[sources])
+        given = SourceBlock(layer_pass, full, sources, attention_JTH, f_THD[sources])
         for each in declared:
             raw[each.name][:, sources] = each.formula(given).T
     return raw
@@ -89,18 +89,18 @@ class _Full(NamedTuple):
     output: Tensor
 
     @classmethod
-    def of(cls, seen: LayerPass) -> _Full:
-        attention_output = seen.features["attention_output"]
-        attended = seen.features.get("attention_norm", seen.x + attention_output)
-        output = seen.block.rest(seen.call, seen.x, attention_output)
-        return cls(seen.attention.weights(), seen.projected, attended, output)
+    def of(cls, layer_pass: LayerPass) -> _Full:
+        attention_output = layer_pass.features["attention_output"]
+        attended = layer_pass.features.get("attention_norm", layer_pass.x + attention_output)
+        output = layer_pass.block.rest(layer_pass.call, layer_pass.x, attention_output)
+        return cls(layer_pass.attention.weights(), layer_pass.projected, attended, output)
 
 
 @dataclass(frozen=True)
 class SourceBlock:
-    """What J sources give to each of T tokens in one layer."""
+    """The contributions of J sources to each of T tokens in one layer."""
 
-    seen: LayerPass
+    layer_pass: LayerPass
     full: _Full
     sources: slice
     attention_JTH: Tensor
@@ -109,7 +109,7 @@ class SourceBlock:
 
     @property
     def _block(self) -> Block:
-        return self.seen.block
+        return self.layer_pass.block
 
     @cached_property
     def projected_JTD(self) -> Tensor:
@@ -119,33 +119,28 @@ class SourceBlock:
     @cached_property
     def F_JTD(self) -> Tensor:
         """The F_ij: where a norm stands on attention's output, through its linear part."""
-        return _through(self._block.attention_output_norm, self.projected_JTD, self.full.projected)
+        return self._block.attention_output_norm.part(self.projected_JTD, self.full.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
         """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
         R_JTD = self.F_JTD.clone()
         rows = torch.arange(R_JTD.shape[0], device=R_JTD.device)
-        R_JTD[rows, rows + self.sources.start] += self.seen.x[self.sources]
-        whole = self.seen.x + self.seen.features["attention_output"]
-        return _through(self._block.attention_norm, R_JTD, whole)
+        R_JTD[rows, rows + self.sources.start] += self.layer_pass.x[self.sources]
+        whole = self.layer_pass.x + self.layer_pass.features["attention_output"]
+        return self._block.attention_norm.part(R_JTD, whole)
 
     def through_output_norm(self) -> Tensor:
-        """The T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
-        features, attended, parts = self.seen.features, self.full.attended, self.T_JTD
-        if self._block.cross_attention_norm is not None:
-            whole = attended + features["cross_attention_output"]
-            parts, attended = _through(self._block.cross_attention_norm, parts, whole), features["cross_attention_norm"]
-        return _through(self._block.output_norm, parts, attended + features["ffn_output"])
+        """Return the T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
+        features, attended, parts = self.layer_pass.features, self.full.attended, self.T_JTD
+        if "cross_attention_norm" in features:
+            parts = self._block.cross_attention_norm.part(parts, attended + features["cross_attention_output"])
+            attended = features["cross_attention_norm"]
+        return self._block.output_norm.part(parts, attended + features["ffn_output"])
 
     def output_without(self) -> Tensor:
-        """The layer's output `[J, T, D]` with value j zero in all heads."""
+        """Return the layer's output `[J, T, D]` with value j zero in all heads."""
         projected_JTD = self.full.projected - self.projected_JTD
         if path := self._block.stack.attention_output_norm:
             projected_JTD = self._block.layer.get_submodule(path)(projected_JTD)
-        return self._block.rest(self.seen.call, self.seen.x, projected_JTD)
-
-
-def _through(norm: Norm | None, parts: Tensor, whole_TD: Tensor) -> Tensor:
-    """The linear part of a norm whose deviation is that of `whole_TD`."""
-    return parts if norm is None else norm.linear(parts) / norm.deviation(whole_TD)
+        return self._block.rest(self.layer_pass.call, self.layer_pass.x, projected_JTD)

@@ -13,17 +13,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from transformers import AutoModel, PreTrainedModel
 
+from attnmix.measures.documents import Document
+from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
+from attnmix.models.attention import OBSERVED, AttentionCall, attend
+from attnmix.models.loading import load_config
 
-if TYPE_CHECKING:  # tables and documents read the declarations, and need no torch
-    from torch import Tensor
-
-    from attnmix.measures.documents import Document
-    from attnmix.measures.layers import LayerPass
+Tensor = torch.Tensor
 
 
 class Sources(NamedTuple):
@@ -93,6 +96,8 @@ CONTROLS: dict[str, Control] = {each.name: each for each in _DECLARED}
 """Every control by its name."""
 SAME_PASS = tuple(each.name for each in _DECLARED if each.formula)
 """Those that come from the forward pass of what they control."""
+OWN_PASS = tuple(each.name for each in _DECLARED if not each.formula)
+"""Those that take a forward pass of their own."""
 RANDOM = "random"
 """The checkpoint of `random_weights`."""
 
@@ -109,38 +114,65 @@ class ControlParts(Parts):
         return self.given
 
 
-def control_ratios(methods: Sequence[str], seen: LayerPass, sources: Sources) -> list[list[Tensor]]:
-    """The ratio `[N]` by each of `methods` for each control of `SAME_PASS`; `seen` is one document's first N tokens."""
-    mixed_weight_N = 1 - sources.diagonal_NH.mean(-1)
-    value_NE = sources.value_TE[: len(mixed_weight_N)]
-    found = []
-    for control in CONTROLS.values():
-        if control.formula is not None:
-            given = control.formula(sources)
-            parts = ControlParts(
-                seen.block,
-                mixed_weight_N,
-                sources.diagonal_NH,
-                seen.x,
-                value_NE,
-                seen.projected,
-                seen.features,
-                given,
-            )
-            found.append([RATIOS[method].formula(parts) for method in methods])
-    return found
+def control_ratios(methods: Sequence[str], layer_pass: LayerPass, sources: Sources) -> list[list[Tensor]]:
+    """Return the ratio `[N]` by each of `methods` for each control of `SAME_PASS`.
+
+    `layer_pass` is that of one document's first N tokens.
+    """
+    diagonal_NH, value_TE = sources.diagonal_NH, sources.value_TE
+    tokens = (1 - diagonal_NH.mean(-1), diagonal_NH, layer_pass.x, value_TE[: len(diagonal_NH)], layer_pass.projected)
+    ratios = []
+    for name in SAME_PASS:
+        formula = CONTROLS[name].formula
+        assert formula is not None
+        parts = ControlParts(layer_pass.block, *tokens, layer_pass.features, formula(sources))
+        ratios.append([RATIOS[method].formula(parts) for method in methods])
+    return ratios
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """The document with its words in an order that follows from `seed` and its name, specials in place.
+    """Return the document with its words in an order that follows from `seed` and its name, specials in place.
 
     Of a document that counts in part, its first `counted` tokens in the new order count.
     """
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
     places = np.flatnonzero(document.words >= 0)
-    numbers, of_place = np.unique(document.words[places], return_inverse=True)
+    numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
     new_rank = generator.permutation(len(numbers))
     source = np.arange(len(document))
-    source[places] = places[np.argsort(new_rank[of_place], kind="stable")]
+    source[places] = places[np.argsort(new_rank[word_of_place], kind="stable")]
     return replace(document, ids=document.ids[source], classes=document.classes[source], words=document.words[source])
+
+
+def random_base(folder: Path, seed: int) -> PreTrainedModel:
+    """Return a model of the architecture in `folder`, as the library initialises it after `torch.manual_seed(seed)`.
+
+    As `load_base` gives it: without any head, in float32 and eval mode, its attention to be looked into.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModel.from_config(
+            load_config(folder), attn_implementation=OBSERVED, dtype=torch.float32
+        )
+    model.config.use_cache = False
+    model.eval()
+    return model
+
+
+def attended_without_bias(call: AttentionCall, value_bias_E: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_j a^h_ij (v_j - b_V) `[B, T, E]`, exactly 0 where all values are b_V; and sum_j a^h_ij `[B, T, H]`."""
+    value_BHTd = call.value - value_bias_E.unflatten(-1, (call.value.shape[-3], 1, -1))
+    context_BHTd, without_sink = attend(
+        None,
+        call.query,
+        call.key,
+        value_BHTd,
+        call.mask,
+        scaling=call.scaling,
+        is_causal=call.causal,
+        softcap=call.softcap,
+    )
+    row_sums_BHT = (without_sink.log_sums - call.log_sums).exp()
+    context_BHTd = context_BHTd * row_sums_BHT.unsqueeze(-1)
+    return context_BHTd.transpose(-3, -2).flatten(-2), row_sums_BHT.transpose(-1, -2)

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `ratios` needs this module and no torch
-    from torch import Tensor
+from torch import Tensor
 
-    from attnmix.measures.layers import Block, Norm
+from attnmix.measures.layers import Block, NoNorm
 
 STEP = 1e-4  # of the difference that gives g'(0)
 
@@ -44,90 +42,74 @@ class AfterAttention:
         return slopes(activation, self.preactivation_NW, activation(self.preactivation_NW))
 
     def stream(self, part_ND: Tensor) -> Tensor:
-        """A part of `residual_ND` as the part of what the second skip connection carries."""
-        part_ND = _through(self.block.attention_norm, part_ND, self.residual_ND)
-        if self.cross_ND is not None:
-            part_ND = _through(self.block.cross_attention_norm, part_ND, self._attended_ND + self.cross_ND)
-        return part_ND
+        """Return a part of `residual_ND` as the part of what the second skip connection carries."""
+        part_ND = self.block.attention_norm.part(part_ND, self.residual_ND)
+        if self.cross_ND is None:
+            return part_ND
+        return self.block.cross_attention_norm.part(part_ND, self._attended_ND + self.cross_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """What the feed-forward network adds by a part of the stream, biases left out."""
+        """Return what the feed-forward network adds by a part of the stream, biases left out."""
         up, down = self.block.feed_forward
-        entering_ND = _through(self.block.feed_forward_norm, stream_ND, self._stream_ND)
-        projected_ND = (entering_ND @ up.W).mul_(self.slopes_NW) @ down.W
-        norm = self.block.feed_forward_output_norm
-        return projected_ND if norm is None else _through(norm, projected_ND, self._projected_ND)
+        entering_ND = self.block.feed_forward_norm.part(stream_ND, self._stream_ND)
+        return self._leaving((entering_ND @ up.W).mul_(self.slopes_NW) @ down.W)
 
     def output(self, part_ND: Tensor) -> Tensor:
-        """A part of `residual_ND` in the layer's output, but for the last norm's deviation, which a ratio cancels."""
+        """Return a part of `residual_ND` in the layer's output, but for the last norm's deviation.
+
+        A ratio cancels that deviation.
+        """
         stream_ND = self.stream(part_ND)
-        summed_ND = stream_ND + self.added(stream_ND)
-        norm = self.block.output_norm
-        return summed_ND if norm is None else norm.linear(summed_ND)
+        return self.block.output_norm.linear(stream_ND + self.added(stream_ND))
 
     def biases(self, constant_ND: Tensor) -> Tensor:
-        """What the network adds by its own biases, by a constant part of `residual_ND` and by what comes to it on the
-        way: with `added` of every source it is the whole."""
+        """Return what the network adds by its own biases, by a constant part of `residual_ND` and by what joins it.
+
+        With `added` of every source it is the whole.
+        """
         return self.added_with_biases(self.stream_with_biases(constant_ND))
 
     def stream_with_biases(self, constant_ND: Tensor) -> Tensor:
-        """A constant part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
-        stream_ND = _plus_beta(
-            self.block.attention_norm, _through(self.block.attention_norm, constant_ND, self.residual_ND)
-        )
+        """Return a constant part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
+        norm, cross_norm = self.block.attention_norm, self.block.cross_attention_norm
+        stream_ND = norm.part(constant_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
-        norm = self.block.cross_attention_norm
-        return _plus_beta(norm, _through(norm, stream_ND + self.cross_ND, self._attended_ND + self.cross_ND))
+        return cross_norm.part(stream_ND + self.cross_ND, self._attended_ND + self.cross_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """A constant part of the stream as `added`, with the network's and its norms' biases."""
+        """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
         block, (up, down) = self.block, self.block.feed_forward
-        entering_ND = _through(block.feed_forward_norm, stream_ND, self._stream_ND)
-        entering_ND = _plus_beta(block.feed_forward_norm, entering_ND)
+        entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
         at_zero = block.activation(self.preactivation_NW.new_zeros(1))
         projected_ND = ((entering_ND @ up.W + up.b) * self.slopes_NW + at_zero) @ down.W + down.b
-        norm = block.feed_forward_output_norm
-        return projected_ND if norm is None else _plus_beta(norm, _through(norm, projected_ND, self._projected_ND))
+        return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
+
+    def _leaving(self, projected_ND: Tensor) -> Tensor:
+        """Return a part of what leaves W_2 as the part of what leaves the network."""
+        norm, down = self.block.feed_forward_output_norm, self.block.feed_forward[1]
+        if isinstance(norm, NoNorm):
+            return projected_ND
+        return norm.part(projected_ND, self.block.activation(self.preactivation_NW) @ down.W + down.b)
 
     @cached_property
     def _attended_ND(self) -> Tensor:
         """After attention's skip connection and its norm."""
-        return _plus_beta(
-            self.block.attention_norm, _through(self.block.attention_norm, self.residual_ND, self.residual_ND)
-        )
+        norm = self.block.attention_norm
+        return norm.part(self.residual_ND, self.residual_ND) + norm.beta
 
     @cached_property
     def _stream_ND(self) -> Tensor:
         """What enters the feed-forward network, before a norm of its own."""
-        if self.cross_ND is None:
-            return self._attended_ND
-        whole_ND, norm = self._attended_ND + self.cross_ND, self.block.cross_attention_norm
-        return _plus_beta(norm, _through(norm, whole_ND, whole_ND))
-
-    @cached_property
-    def _projected_ND(self) -> Tensor:
-        """What leaves W_2; only a norm that follows asks for it."""
-        down = self.block.feed_forward[1]
-        projected_ND: Tensor = self.block.activation(self.preactivation_NW) @ down.W + down.b
-        return projected_ND
+        return self.stream_with_biases(self.residual_ND)
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
-    """(g(p) - g(0)) / p of an elementwise g, with p `before` and g(p) `after` it; g'(0) where p is 0.
+    """Return (g(p) - g(0)) / p of an elementwise g, with p `before` and g(p) `after` it; g'(0) where p is 0.
 
     g'(0) is a central difference: the mean of both sides' where g has a corner.
     """
     at_zero = activation(before.new_zeros(1))
     derivative = (activation(before.new_full((1,), STEP)) - activation(before.new_full((1,), -STEP))) / (2 * STEP)
-    found: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
-    return found
-
-
-def _through(norm: Norm | None, part_ND: Tensor, whole_ND: Tensor) -> Tensor:
-    """The linear part of a norm whose deviation is that of `whole_ND`."""
-    return part_ND if norm is None else norm.linear(part_ND) / norm.deviation(whole_ND)
-
-
-def _plus_beta(norm: Norm | None, part_ND: Tensor) -> Tensor:
-    return part_ND if norm is None else part_ND + norm.beta
+    slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
+    return slope

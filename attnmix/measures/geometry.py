@@ -1,4 +1,4 @@
-"""The shape of a document's cloud of token vectors at a capture point."""
+"""The shape of a document's cloud of token vectors at a capture point, and where a layer's steps move each vector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+
+from attnmix.core.points import STEP_MEASURES, STEP_POINTS
+from attnmix.measures.layers import LayerPass
 
 Tensor = torch.Tensor
 
@@ -73,13 +76,13 @@ class Words:
 
 
 def words_of(words_TD: Tensor, token_ids_T: Tensor, first_W: Tensor) -> Words:
-    """From a document's word embeddings; `first_W` are the positions at which a token is there for the first time."""
+    """Return a document's word embeddings; `first_W` are the positions at which a token is there for the first time."""
     words_WD = torch.nn.functional.normalize(words_TD[first_W].double(), dim=-1)
     return Words(words_WD, token_ids_T[first_W], token_ids_T)
 
 
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """`GEOMETRY_MEASURES` of one document's vectors at one point, in float64.
+    """Return `GEOMETRY_MEASURES` of one document's vectors at one point, in float64.
 
     `start` enters the layer, `words` are None where they are of another width or of other tokens. What is not defined
     is NaN.
@@ -138,7 +141,7 @@ def _cka(cloud: Cloud, start: Cloud) -> Tensor:
 
 
 def _hsic(product: Tensor, first_T: Tensor, second_T: Tensor) -> Tensor:
-    """T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
+    """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
 
     tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), K and L with zeros on their diagonals. The rows of
     X X^T sum to 0 for a centred X, so those of K sum to minus the squared norms, and T x T matrices are not needed.
@@ -146,3 +149,43 @@ def _hsic(product: Tensor, first_T: Tensor, second_T: Tensor) -> Tensor:
     tokens = len(first_T)
     both = first_T @ second_T
     return product - both + first_T.sum() * second_T.sum() / ((tokens - 1) * (tokens - 2)) - 2 * both / (tokens - 2)
+
+
+def step_measures(layer_pass: LayerPass) -> Tensor:
+    """Return `[tokens, steps, measures]` of one document in one layer; NaN for the steps that the family does not have.
+
+    `cosine_previous` compares a step's vector with the one before it, `cosine_input` with the token's
+    own layer input; `distance_previous` and `norm` are lengths relative to that input's. The basis
+    of `heads` (the heads side by side) is not the residual stream's: its cosines say little, and where its width
+    differs too there are none.
+    """
+    start, before = layer_pass.x, layer_pass.x
+    length = start.norm(dim=-1)
+    rows = []
+    for now in _vectors(layer_pass).values():
+        row = start.new_full((len(start), len(STEP_MEASURES)), torch.nan)
+        if now is not None:
+            row[:, 3] = now.norm(dim=-1) / length
+            if now.shape == start.shape:
+                row[:, 1] = torch.cosine_similarity(now, start, dim=-1)
+            if now.shape == before.shape:
+                row[:, 0] = torch.cosine_similarity(now, before, dim=-1)
+                row[:, 2] = (now - before).norm(dim=-1) / length
+            before = now
+        rows.append(row)
+    return torch.stack(rows, dim=1)
+
+
+def _vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
+    """Return the vectors after each step.
+
+    A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
+    """
+    vectors = {step: layer_pass.features.get(point) if point else None for step, point in STEP_POINTS.items()}
+    stack = layer_pass.block.stack
+    if stack.output_norm is None:
+        vectors |= {"ffn_skip": layer_pass.features["layer_output"], "ffn_norm": None}
+    else:
+        last_norm = "cross_attention_norm" if stack.cross_attention_norm else "attention_norm"
+        vectors["ffn_skip"] = layer_pass.features[last_norm] + layer_pass.features["ffn_output"]
+    return vectors

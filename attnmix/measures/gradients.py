@@ -9,6 +9,17 @@ eighth of the square's relative variance, to first order (1 / 4K for a Jacobian 
 differ gives that variance, entry by entry, and the root is corrected by it (`_root`). Norms over several sources are
 estimated from the same directions, the same one at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
+`levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
+differ in how the other tokens' Jacobians become one norm:
+
+    form             others
+    sum_of_norms     sum_{j != i} |J_ij|            the norms added (Brunner et al., ICLR 2020, equation 3)
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
+    norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
+
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios: in both, sources that push in opposite
+directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt(n); the other two do not.
+
 Shapes: K directions, S source tokens, T tokens, D hidden, W width of what is moved.
 """
 
@@ -30,11 +41,12 @@ Tensor = torch.Tensor
 Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
+FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
 PASS_TOKENS = 4096
 
 
 class _Start(NamedTuple):
-    """What a stack of layers begins with."""
+    """The vectors that a stack of layers begins with."""
 
     summed_TW: Tensor  # the sum of the embeddings
     embed: Callable[[Tensor], Tensor]  # from there to what enters the first layer
@@ -59,7 +71,7 @@ class DocumentCalls(NamedTuple):
 
 
 def document_calls(base: PreTrainedModel, ids_1T: Tensor) -> DocumentCalls:
-    """Run one document."""
+    """Run one document forward and keep what every layer was called with."""
     calls: list[LayerCall] = []
     stacks = family_of(base.config).stacks
     with torch.no_grad(), recording(base, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), calls.append) as features:
@@ -74,27 +86,42 @@ def document_calls(base: PreTrainedModel, ids_1T: Tensor) -> DocumentCalls:
 
 
 def jacobian_norms(document: DocumentCalls, reference: Reference, directions: int, seed: int) -> Tensor:
-    """|d layer_output_i / d x_j| `[layers, T, T]` (i, j) of one document: the entries of `derivative_norms`."""
+    """Return |d layer_output_i / d x_j| `[layers, T, T]` (i, j) of one document: the entries of `derivative_norms`."""
     return derivative_norms(document, reference, directions, seed).entries_LTT
 
 
 def derivative_norms(document: DocumentCalls, reference: Reference, directions: int, seed: int) -> JacobianNorms:
-    """The norms of one document's derivatives, in all layers.
+    """Return the norms of one document's derivatives, in all layers.
 
     x_j is the token's word embedding, or with `layer_input` what enters each layer; in a decoder beside an encoder its
     own, the encoder's states as they are. The norm is estimated from random orthonormal directions r:
     E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
     """
-    found = []
+    norms = []
     for start, calls in _runs(document, reference):
         width = start.summed_TW.shape[-1]
         basis_KW = _directions(width, min(directions, width), seed).to(start.summed_TW)
-        found.append(_norms(start, calls, basis_KW))
-    return JacobianNorms(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        norms.append(_norms(start, calls, basis_KW))
+    return JacobianNorms(*(torch.cat(parts) for parts in zip(*norms, strict=True)))
+
+
+def levels(norms: JacobianNorms) -> Tensor:
+    """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
+
+    NaN for a token whose output nothing moves.
+    """
+    own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
+    added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
+    forms = (added_LT, norms.block_LT, norms.sum_LT)
+    return torch.stack([_share(others_LT, own_LT) for others_LT in forms], dim=1)
+
+
+def _share(others: Tensor, own: Tensor) -> Tensor:
+    return others / (others + own)  # 0 / 0 is NaN
 
 
 def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Start, list[LayerCall]]]:
-    """Layers that tangents pass one after another, and where these start."""
+    """Yield layers that tangents pass one after another, and where these start."""
     if reference == "layer_input":
         for call in document.layers:
             yield _Start(call.whole.hidden[0], torch.nn.Identity()), [call]
@@ -105,7 +132,7 @@ def _runs(document: DocumentCalls, reference: Reference) -> Iterator[tuple[_Star
 
 
 def _norms(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> JacobianNorms:
-    """Those of a run of layers, from the squares |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
+    """Return the norms in a run of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
     tokens, (directions, width) = len(start.summed_TW), basis_KW.shape
     layers = [LayerTangents(call) for call in calls]
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, len(layers), tokens, tokens, dtype=torch.float64)
@@ -118,9 +145,9 @@ def _norms(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> JacobianN
         together = [call.whole.hidden.new_zeros(len(ks), *call.whole.hidden[0].shape) for call in calls]
         sources = torch.arange(tokens, device=basis_KW.device)
         for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
-            moved = layers[0].of_one_token(moved_KTD, projected, sources_S)
+            moved = layers[0].move_one_token(moved_KTD, projected, sources_S)
             for place, layer in enumerate(layers):
-                moved = layer.of_all_tokens(moved) if place else moved
+                moved = layer.move_all_tokens(moved) if place else moved
                 moved_SKTD = moved.unflatten(0, (len(sources_S), -1))
                 others_ST = (sources_S[:, None] != sources).to(moved)
                 together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, others_ST)
@@ -134,7 +161,7 @@ def _norms(start: _Start, calls: list[LayerCall], basis_KW: Tensor) -> JacobianN
 
 
 def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
-    """The norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
+    """Return the norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
 
     sqrt(mean) (1 + v / 8), v the relative variance of the mean: that of K draws without replacement from `width`, so
     that all directions give the norm as it is. A single direction tells nothing of v, and its root stays too small.
@@ -149,7 +176,7 @@ def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
 
 
 def _directions(width: int, directions: int, seed: int) -> Tensor:
-    """Orthonormal rows `[directions, width]`."""
+    """Return orthonormal rows `[directions, width]`."""
     generator = torch.Generator().manual_seed(seed)
     basis: Tensor = torch.linalg.qr(torch.randn(width, directions, generator=generator, dtype=torch.float64)).Q
     return basis.T

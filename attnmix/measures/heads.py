@@ -1,25 +1,42 @@
-"""The mixing ratio of each head: how much of what a head adds to a token comes from other tokens, by norm.
+"""Single heads: how much of what each adds to a token comes from other tokens, and what goes through it in one text.
+
+The mixing ratio of a head is `attn_n` of that head alone (Kobayashi et al., EMNLP 2020):
 
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
-`attn_n` of one head (Kobayashi et al., EMNLP 2020), before any norm that stands on attention's output: such a norm
-divides all heads together. The sum over the others is what the head gives before W_O without its own part.
+before any norm that stands on attention's output: such a norm divides all heads together. The sum over the others is
+what the head gives before W_O without its own part. `record_heads` gives queries, keys, sums and, of short texts, every
+vector, in float64; `attnmix/store/heads.py` names the parts.
 
-Shapes: H heads, T tokens, d head width, R = min(d, hidden).
+Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import Any
 
-from attnmix.measures.layers import Block, LayerPass
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from attnmix.core.errors import InputError
+from attnmix.measures.layers import Block, LayerPass, NoNorm, map_layers
 from attnmix.measures.ratios import Split
+from attnmix.models.attention import AttentionCall
+from attnmix.models.families import PROJECTED
+from attnmix.store.heads import VECTOR_BYTES
 
 Tensor = torch.Tensor
 
+RESULTS = ("attention_norm", "attention_residual", "attention_output")
+"""Where attention's part of a layer ends: the first of these that a family has."""
+FAR_BELOW = -1e30  # a mask's number, as it is added to scores
+
 
 def head_factors(block: Block, heads: int) -> Tensor:
-    """L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`: L^h L^hT is the Gram matrix W_O^h W_O^hT.
+    """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`: L^h L^hT is the Gram matrix W_O^h W_O^hT.
 
     By a QR decomposition in float64, as the root of u Gram u^T would lose half of the digits.
     """
@@ -28,11 +45,91 @@ def head_factors(block: Block, heads: int) -> Tensor:
     return factors
 
 
-def head_ratios(seen: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """The ratio `[T, H]` of one document's tokens in one layer; 0 where nothing contributes to a token."""
-    heads_THd = seen.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
+def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
+    """Return the ratio `[T, H]` of one document's tokens in one layer; 0 where nothing contributes to a token."""
+    heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
     tokens = len(heads_THd)
-    weights_TH = seen.attention.diagonal()[:tokens]
-    own_THd = weights_TH.unsqueeze(-1) * seen.attention.value.transpose(0, 1)[:tokens]
+    weights_TH = layer_pass.attention.diagonal()[:tokens]
+    own_THd = weights_TH.unsqueeze(-1) * layer_pass.attention.value.transpose(0, 1)[:tokens]
     through = (torch.einsum("thd,hdr->thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
     return Split(*through).share()
+
+
+def record_heads(
+    base: PreTrainedModel, folder: Path, ids: npt.NDArray[np.int32], layers: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return every part of one text by its name, of all `layers`.
+
+    `InputError` naming `folder` for scores that hold a bias.
+    """
+    tokens = torch.as_tensor(ids[None], dtype=torch.long, device=base.device)
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    key_heads = getattr(base.config, "num_key_value_heads", None)
+    points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
+    by_layer = map_layers(
+        lambda each: _layer_parts(each.document(0), folder, key_heads, layers), base, folder, batch, points
+    )
+    kinds = {"reach": np.int32}
+    return {
+        name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy().astype(kinds.get(name, np.float32))
+        for name in by_layer[0]
+    }
+
+
+def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
+    call = layer_pass.attention
+    heads = len(call.query)
+    shared = slice(None, None, heads // (key_heads or heads))
+    W_HdD = layer_pass.block.output.W.unflatten(0, (heads, -1))
+    attended_HTd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
+    given_HTD = attended_HTd @ W_HdD
+    parts = {
+        "query": call.query,
+        "key": call.key[shared],
+        "log_sums": call.log_sums,
+        "reach": _reach(call, f"{folder}: layer {layer_pass.number}"),
+        "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
+        "source_norms": (call.value @ W_HdD).norm(dim=-1),
+        "given_norms": given_HTD.norm(dim=-1),
+    }
+    if not torch.equal(parts["key"].repeat_interleave(shared.step, 0), call.key):
+        raise AssertionError("heads do not share keys as the configuration says")
+    if 4 * given_HTD.numel() * layers <= VECTOR_BYTES:
+        parts |= {
+            "value": call.value[shared],
+            "attended": attended_HTd,
+            "given": given_HTD,
+            **_behind_heads(layer_pass),
+        }
+    return parts
+
+
+def _behind_heads(layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return what stands between the heads and the end of attention's part of the layer."""
+    block = layer_pass.block
+    result = next(layer_pass.features[point] for point in RESULTS if point in layer_pass.features)
+    norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
+    weights = {
+        name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not isinstance(norm, NoNorm)
+    }
+    constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
+    vectors = {"output_bias": block.output.b, "input": layer_pass.x, "result": result}
+    return {**vectors, **weights, **({"norm_constants": constants} if weights else {})}
+
+
+def _reach(call: AttentionCall, where: str) -> Tensor:
+    """Return the first and last key `[T, 2]` that the mask leaves to each token; `InputError` where it does more."""
+    tokens = torch.arange(call.key.shape[-2], device=call.key.device)
+    if call.mask is None:
+        last = tokens if call.causal else tokens[-1].expand(len(tokens))
+        return torch.stack([torch.zeros_like(tokens), last], dim=-1)
+    visible = (call.mask == 0).all(0)
+    hidden = (call.mask < FAR_BELOW).all(0)
+    first, last = visible.int().argmax(-1), tokens[-1] - visible.flip(-1).int().argmax(-1)
+    inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
+    if not torch.equal(visible, inside) or not torch.equal(hidden, ~inside):
+        raise InputError(
+            f"{where} adds numbers of its own to attention's scores, or leaves out tokens between others; heads can be "
+            "kept only where a mask leaves each token one row of neighbours"
+        )
+    return torch.stack([first, last], dim=-1)

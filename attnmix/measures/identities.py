@@ -6,7 +6,7 @@ import torch
 
 from attnmix.core.points import PREACTIVATION
 from attnmix.measures.feed_forward import AfterAttention
-from attnmix.measures.layers import LayerPass, Norm
+from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
 
 Tensor = torch.Tensor
@@ -26,8 +26,8 @@ IDENTITIES = {
 """Each identity, and what it says; those of points that a family does not have are absent."""
 
 
-def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
-    """Largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
+def identity_errors(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
+    """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
     not from attention_output. Tokens outside `mask_BT` do not count; NaN for an identity that the layer does not have,
@@ -36,41 +36,40 @@ def identity_errors(seen: LayerPass, mask_BT: Tensor) -> Tensor:
     # One document at a time, so that its vectors stay in the cache.
     rows = []
     for place, mask_T in enumerate(mask_BT):
-        errors = _of_document(seen.document(place), mask_T.unsqueeze(-1))
-        rows.append(torch.stack([errors.get(name, seen.x.new_full((), torch.nan)) for name in IDENTITIES]))
+        errors = _document_errors(layer_pass.document(place), mask_T.unsqueeze(-1))
+        rows.append(torch.stack([errors.get(name, layer_pass.x.new_full((), torch.nan)) for name in IDENTITIES]))
     return torch.stack(rows)
 
 
 def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
+    """Return the same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
     if found_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
     each = zip(found_BTD, true_BTD, mask_BT.unsqueeze(-1), strict=True)
     return torch.stack([_relative_error(*document) for document in each])
 
 
-def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
-    features, block = seen.features, seen.block
-    own_TD, others_TD, row_sums_T = _summed_sources(seen)
-    deviation_T1: Tensor | float = 1
-    if block.attention_output_norm is not None:
-        deviation_T1 = block.attention_output_norm.deviation(seen.projected)
-    summed_TD = _through(block.attention_output_norm, others_TD + own_TD + block.output.b, deviation_T1)
-    residual_TD = seen.residual
+def _document_errors(layer_pass: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
+    features, block = layer_pass.features, layer_pass.block
+    own_TD, others_TD, row_sums_T = _summed_sources(layer_pass)
+    output_norm, residual_TD = block.attention_output_norm, layer_pass.residual
+    summed_TD = output_norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + output_norm.beta
+    bias_TD = output_norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + output_norm.beta
     expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
     stream_TD = residual_TD
-    if block.attention_norm is not None:
-        deviation_T1 = block.attention_norm.deviation(residual_TD)
-        expected["attention_norm"] = _through(block.attention_norm, seen.x + summed_TD, deviation_T1)
+    if "attention_norm" in features:
+        norm = block.attention_norm
+        expected["attention_norm"] = norm.part(layer_pass.x + summed_TD, residual_TD) + norm.beta
         stream_TD = features["attention_norm"]
     if "cross_attention_norm" in features:
         stream_TD = stream_TD + features["cross_attention_output"]
-        expected["cross_attention_norm"] = _normed(seen, block.stack.cross_attention_norm, stream_TD)
+        expected["cross_attention_norm"] = _normed(layer_pass, block.stack.cross_attention_norm, stream_TD)
         stream_TD = features["cross_attention_norm"]
     if PREACTIVATION in features:
-        bias_TD = _through(block.attention_output_norm, block.output.b.expand_as(own_TD), deviation_T1)
-        expected["ffn_output"] = _added(seen, summed_TD - bias_TD, bias_TD)
-    expected["layer_output"] = _normed(seen, block.stack.output_norm, stream_TD + features["ffn_output"])
+        rest = AfterAttention(block, residual_TD, features.get("cross_attention_output"), features[PREACTIVATION])
+        sources_added_TD = rest.added(rest.stream(layer_pass.x + (summed_TD - bias_TD)))
+        expected["ffn_output"] = sources_added_TD + rest.biases(bias_TD)
+    expected["layer_output"] = _normed(layer_pass, block.stack.output_norm, stream_TD + features["ffn_output"])
     errors = {
         "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
         for name, vectors in expected.items()
@@ -79,33 +78,22 @@ def _of_document(seen: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
     return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
 
 
-def _added(seen: LayerPass, sources_TD: Tensor, bias_TD: Tensor) -> Tensor:
-    """What the feed-forward network adds by all sources and by all biases, where attention adds these two."""
-    cross_TD, preactivation_TW = seen.features.get("cross_attention_output"), seen.features[PREACTIVATION]
-    rest = AfterAttention(seen.block, seen.residual, cross_TD, preactivation_TW)
-    return rest.added(rest.stream(seen.x + sources_TD)) + rest.biases(bias_TD)
-
-
-def _summed_sources(seen: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     """F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and the sum of each row of attention weights, the furthest
     from 1."""
-    own_TE = scaled_heads(seen.attention.diagonal(), seen.value)
+    own_TE = scaled_heads(layer_pass.attention.diagonal(), layer_pass.value)
     heads, row_sums = [], []
-    for rows in seen.attention.blocks():
-        weights_HRT = seen.attention.weights(rows)
-        heads.append((weights_HRT @ seen.attention.value).transpose(0, 1).flatten(-2))
+    for rows in layer_pass.attention.blocks():
+        weights_HRT = layer_pass.attention.weights(rows)
+        heads.append((weights_HRT @ layer_pass.attention.value).transpose(0, 1).flatten(-2))
         sums_HR = weights_HRT.sum(-1)
         row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
-    W_ED = seen.block.output.W
+    W_ED = layer_pass.block.output.W
     return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
 
 
-def _through(norm: Norm | None, whole_TD: Tensor, deviation_T1: Tensor | float) -> Tensor:
-    return whole_TD if norm is None else norm.linear(whole_TD) / deviation_T1 + norm.beta
-
-
-def _normed(seen: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
-    normed: Tensor = vectors if path is None else seen.block.layer.get_submodule(path)(vectors)
+def _normed(layer_pass: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
+    normed: Tensor = vectors if path is None else layer_pass.block.layer.get_submodule(path)(vectors)
     return normed
 
 

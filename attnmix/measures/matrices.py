@@ -6,16 +6,47 @@ vectors.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from attnmix.measures.declared import LayerMatrix, Matrix
 from attnmix.measures.ratios import length
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceBlock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
+
+    name: str
+    label: str
+    definition: str
+    source: str
+    rows: Literal["sum to 1", "made to sum to 1", "as they are"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMatrix(Matrix):
+    """One that describes a layer."""
+
+    formula: Callable[[Any], Any]
+    """From a `SourceBlock` to `[sources, tokens]`."""
+    rollout: Literal["with identity", "as it is"] | None
+    """How its product over the layers is taken, if it is."""
+
+    def rolled_out(self) -> Matrix:
+        """Return the declaration of the rollout."""
+        return Matrix(
+            name=f"{self.name}_rollout",
+            label=f"{self.label} rollout",
+            definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
+            source="Abnar and Zuidema, ACL 2020" if self.rollout == "with identity" else self.source,
+            rows="sum to 1",
+        )
 
 
 def _alti(block: SourceBlock) -> Tensor:
@@ -87,5 +118,5 @@ MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
 
 
 def with_rollouts(names: Collection[str]) -> list[str]:
-    """Those of `names` and their rollouts, in the order of `MATRICES`."""
+    """Return those of `names` and their rollouts, in the order of `MATRICES`."""
     return [name for name in MATRICES if name.removesuffix("_rollout") in names]

@@ -13,15 +13,13 @@ In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from attnmix.core.names import Mark
 from attnmix.core.points import PREACTIVATION
-from attnmix.measures.declared import Ratio
-from attnmix.measures.feed_forward import AfterAttention
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
@@ -29,6 +27,27 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
     from attnmix.measures.layers import Block, LayerPass, Norm
 
 ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
+
+    name: str
+    mark: Mark
+    formula: Callable[[Any], Any]
+    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
+    definition: str
+    """The formula as it stands in the documents."""
+    source: str
+    sentence: str
+    """What one value says; `{layer}` and `{share}` are filled in."""
+    covers: Literal["attention", "layer"] = "attention"
+    """The part of a layer after which it is taken."""
+    points: tuple[str, ...] = ()
+    """What it reads of a forward pass beyond what all of them do."""
+    headline: bool = False
+    """Whether its mean is among the metrics."""
 
 
 _DECLARED = (
@@ -111,13 +130,13 @@ class Split(NamedTuple):
     others: Tensor
 
     def share(self) -> Tensor:
-        """|others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
+        """Return |others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
         others_norm = length(self.others)
         total = others_norm + length(self.own)
         return (others_norm / total).masked_fill(total == 0, 0)
 
     def normalised(self, norm: Norm) -> Split:
-        """Through the norm's linear part, but for the standard deviation, which cancels in `share`."""
+        """Return both through the norm's linear part, but for the standard deviation, which cancels in `share`."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
@@ -146,10 +165,7 @@ class Parts:
     def attention(self) -> Split:
         """The F_ij."""
         norm = self.block.attention_output_norm
-        if norm is None:
-            return self.projected
-        deviation = norm.deviation(self.projected_ND)
-        return Split(*(part / deviation for part in self.projected.normalised(norm)))
+        return Split(*(norm.part(part, self.projected_ND) for part in self.projected))
 
     @cached_property
     def residual(self) -> Split:
@@ -159,40 +175,43 @@ class Parts:
     @cached_property
     def attention_norm(self) -> Split:
         """The T_ij, in a post-LN family."""
-        assert self.block.attention_norm is not None
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
         """The T_ij through the LayerNorms that follow; cross-attention and feed-forward network belong to no source."""
-        split = self.attention_norm
-        for norm in (self.block.cross_attention_norm, self.block.output_norm):
-            split = split if norm is None else split.normalised(norm)
-        return split
+        return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
-        attention_ND, norm = self.projected_ND, self.block.attention_output_norm
-        if norm is not None:
-            attention_ND = norm.linear(attention_ND) / norm.deviation(attention_ND) + norm.beta
+        norm = self.block.attention_output_norm
+        attention_ND = norm.part(self.projected_ND, self.projected_ND) + norm.beta
+        from attnmix.measures.feed_forward import AfterAttention  # needs torch
+
         cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
         rest = AfterAttention(self.block, self.x_ND + attention_ND, cross_ND, preactivation_NW)
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))
 
 
-def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
-    """The ratio `[..., T]` by each of `methods`, in their order."""
-    diagonal_TH = seen.attention.diagonal()
+def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return the ratio `[..., T]` by each of `methods`, in their order."""
+    diagonal_TH = layer_pass.attention.diagonal()
     mixed_weight_T = 1 - diagonal_TH.mean(-1)
-    each_token = (tensor.flatten(0, -2) for tensor in (diagonal_TH, seen.x, seen.value, seen.projected))
+    each_token = (
+        tensor.flatten(0, -2) for tensor in (diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
+    )
     weight_N, diagonal_NH, x_ND, value_NE, projected_ND = mixed_weight_T.flatten(), *each_token
-    features = {point: seen.features[point].flatten(0, -2) for point in ratio_points(methods) if point in seen.features}
+    features = {
+        point: layer_pass.features[point].flatten(0, -2)
+        for point in ratio_points(methods)
+        if point in layer_pass.features
+    }
     ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
     for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         parts = Parts(
-            seen.block,
+            layer_pass.block,
             weight_N[rows],
             diagonal_NH[rows],
             x_ND[rows],
@@ -206,24 +225,24 @@ def mixing_ratios(methods: Sequence[str], seen: LayerPass) -> dict[str, Tensor]:
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """What `methods` read of a forward pass beyond attention's output."""
+    """Return what `methods` read of a forward pass beyond attention's output."""
     return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """The one of `methods` that sentences and first views are about: the most of what attention's block does."""
+    """Return the one of `methods` that sentences and first views are about: the most of what attention's block does."""
     methods = list(methods)
-    of_attention = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
-    return (of_attention or [name for name in RATIOS if name in methods])[-1]
+    covering = [name for name in RATIOS if name in methods and RATIOS[name].covers == "attention"]
+    return (covering or [name for name in RATIOS if name in methods])[-1]
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Every head's values times its weight `[N, E]`."""
+    """Return every head's values times its weight `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)
 
 
 def length(vectors: Tensor) -> Tensor:
-    """Euclidean norms of the last axis."""
+    """Return Euclidean norms of the last axis."""
     norms: Tensor = vectors.norm(dim=-1)
     return norms

@@ -9,13 +9,11 @@ Shapes: K directions, S source tokens, R = S * K tangents, H heads, T tokens, d 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.func import jvp, vmap
-from torch.nn.functional import layer_norm, linear
-from torch.overrides import TorchFunctionMode
 
 from attnmix.measures.layers import Block
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed, unattended
@@ -25,8 +23,8 @@ Tensor = torch.Tensor
 
 
 def tangents(function: Callable[..., Any], at: tuple[Tensor, ...], moved: tuple[Tensor, ...]) -> Any:
-    """The derivative of `function` at `at` along each of the tangents, which `moved` counts in its first dimension."""
-    with attention_by(explicit), _Formulas():
+    """Return the derivative of `function` at `at` along each tangent; `moved` counts them in its first dimension."""
+    with attention_by(explicit):
         return vmap(lambda *along: jvp(function, at, along)[1])(*moved)
 
 
@@ -36,7 +34,7 @@ class LayerTangents:
     def __init__(self, call: LayerCall) -> None:
         self.call, self.block, self.x_TD = call, Block(call.module, call.stack), call.whole.hidden[0]
         calls: list[AttentionCall] = []
-        with attention_by(observed(lambda _module, seen: calls.append(seen))):
+        with attention_by(observed(lambda _module, layer_pass: calls.append(layer_pass))):
             self._attend(self.x_TD)
         attention = calls[0].document(0)
         self.query_HTd, self.key_HTd, self.value_HTd = attention.query, attention.key, attention.value
@@ -44,20 +42,20 @@ class LayerTangents:
         self.pull_HTT = self.weights_HTT * attention.slopes()
         self.heads_HTd = self.weights_HTT @ attention.value
 
-    def of_all_tokens(self, moved_RTD: Tensor) -> Tensor:
-        """The derivative of the layer's output along tangents at all tokens, `[R, T, D]`."""
+    def move_all_tokens(self, moved_RTD: Tensor) -> Tensor:
+        """Return the derivative of the layer's output along tangents at all tokens, `[R, T, D]`."""
         query, key, value = tangents(self._project, (self.x_TD,), (moved_RTD,))  # [R, H, T, d]
         pull_RHTT = (query @ self.key_HTd.mT + self.query_HTd @ key.mT) * self.pull_HTT
         heads_RHTd = self._heads(pull_RHTT, self.heads_HTd) + self.weights_HTT @ value
         return self._finish_tangents(moved_RTD, heads_RHTd.transpose(1, 2).flatten(2))
 
     def projected(self, moved_KTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What K tangents at each token change in the token's own query, key and value, `[K, H, T, d]`."""
+        """Return what K tangents at each token change in the token's own query, key and value, `[K, H, T, d]`."""
         moved: tuple[Tensor, Tensor, Tensor] = tangents(self._project, (self.x_TD,), (moved_KTD,))
         return moved
 
-    def of_one_token(self, moved_KTD: Tensor, projected: tuple[Tensor, Tensor, Tensor], sources_S: Tensor) -> Tensor:
-        """The derivative of the layer's output along tangents each of which moves one source only, `[S * K, T, D]`.
+    def move_one_token(self, moved_KTD: Tensor, projected: tuple[Tensor, Tensor, Tensor], sources_S: Tensor) -> Tensor:
+        """Return the output's derivative along tangents each of which moves one source only, `[S * K, T, D]`.
 
         Where token j moves, another token's scores change for j only, and only j's own for all tokens.
         """
@@ -96,55 +94,3 @@ class LayerTangents:
         heads_TE = self.heads_HTd.transpose(0, 1).flatten(1)
         moved: Tensor = tangents(self._finish, (self.x_TD, heads_TE), (x_RTD, heads_RTE))
         return moved
-
-
-class _Formulas(TorchFunctionMode):
-    """Linear and LayerNorm, whose derivatives by torch's own formulas take many more passes under `vmap`."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return _FORMULAS.get(func, func)(*args, **kwargs or {})
-
-
-class _Known(torch.autograd.Function):
-    """`value(x)`, whose derivative is `derivative(x, moved)`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, value: Callable[[Tensor], Tensor], _derivative: Any) -> Tensor:
-        return value(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_forward(inputs[0])
-        ctx.derivative = inputs[2]
-
-    @staticmethod
-    def jvp(ctx: Any, moved: Tensor, *_others: Any) -> Any:
-        return ctx.derivative(*ctx.saved_tensors, moved)
-
-
-_known: Callable[..., Tensor] = _Known.apply
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _known(x, lambda x: linear(x, weight, bias), lambda _x, moved: linear(moved, weight))
-
-
-def _layer_norm(
-    x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    def derivative(x: Tensor, moved: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
-        scale = (variance + eps).rsqrt()
-        unit = (x - mean) * scale
-        centred = moved - moved.mean(-1, keepdim=True)
-        along = (centred * unit).mean(-1, keepdim=True)
-        return torch.addcmul(centred, unit, along, value=-1) * (scale if weight is None else scale * weight)
-
-    return _known(x, lambda x: layer_norm(x, shape, weight, bias, eps), derivative)
-
-
-_FORMULAS: Mapping[Any, Callable[..., Any]] = {linear: _linear, layer_norm: _layer_norm}

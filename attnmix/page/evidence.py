@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import read_plot
+from attnmix.store.reports import read_mixing, read_plot
 
 EXAMPLES = 5  # captured texts that are set beside the measured reviews
 FORMS = {
@@ -24,7 +24,7 @@ def change(differences: pd.DataFrame) -> list[str]:
     if differences.empty:  # one checkpoint was measured
         return []
     rows = differences[differences["method"] == preferred_ratio(differences["method"].tolist())]
-    row = rows.iloc[int(rows["difference"].abs().argmax())]
+    row = rows.iloc[int(rows["mean"].abs().argmax())]
     sure = " (an estimate without an interval for all layers and ratios at once, so it may be none)"
     if pd.notna(row["simultaneous_low"]):
         known = row["simultaneous_low"] > 0 or row["simultaneous_high"] < 0
@@ -34,13 +34,13 @@ def change(differences: pd.DataFrame) -> list[str]:
         )
     return [
         f"The largest change of the ratio by fine-tuning, as far as can be told, is in layer {row['layer']:.0f}: "
-        f"{points(row['difference'])} percentage points{sure}."
+        f"{points(row['mean'])} percentage points{sure}."
     ]
 
 
 def controls(name: str) -> list[str]:
     """Return the ratio `name` beside its controls, averaged over the layers."""
-    table, curves = read_plot("measure/mixing_controls"), read_plot("measure/mixing")
+    table, (curves, differences) = read_plot("measure/mixing_controls"), read_mixing()
     mean = table[table["method"] == name].groupby(["control", "checkpoint"])["mean"].mean()
     shown = "finetuned" if "finetuned" in mean["text_mean_value"] else str(mean["text_mean_value"].index[0])
     own = curves.loc[(curves["method"] == name) & (curves["checkpoint"] == shown), "mean"].mean()
@@ -51,18 +51,17 @@ def controls(name: str) -> list[str]:
         f"values, {percent(mean['text_mean_value', shown])}."
     ]
     if "difference" in mean["text_mean_value"]:
-        changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
-        left = read_plot("measure/mixing_controls_difference").query(
-            "control == 'text_mean_value' and checkpoint == 'difference' and method == @name"
-        )
+        changes = differences.query("method == @name").set_index("layer")["mean"]
+        left = table.query("control == 'text_mean_value' and checkpoint == 'difference' and method == @name")
         layer: Any = changes.abs().idxmax()
         row = left.set_index("layer").loc[layer]
-        sure = "" if pd.isna(row["ci_low"]) else f" (95 % interval {points(row['ci_low'])} to {points(row['ci_high'])})"
+        interval = f"{points(row['below_low'])} to {points(row['below_high'])}"
+        sure = "" if pd.isna(row["below_low"]) else f" (95 % interval {interval})"
         sentences.append(
             "The text's own mean removes which token gave a value and keeps what the text says as a whole. Fine-tuning "
             f"changes the ratio by {points(changes.mean())} percentage points, and with that mean in place of the "
             f"values by {points(mean['text_mean_value', 'difference'])} (means over the layers). In layer {layer} the "
-            f"first change less the second is {points(row['difference'])}{sure}."
+            f"first change less the second is {points(row['below'])}{sure}."
         )
     return sentences
 
@@ -90,12 +89,12 @@ def typical(name: str, documents: Sequence[str]) -> list[str]:
 
 def derivatives(name: str) -> list[str]:
     """Whether the layers' derivatives change as the ratio does; nothing without gradient documents."""
-    levels = read_plot("measure/derivative_levels").query("reference == 'layer_input'")
-    changes = read_plot("measure/mixing_difference").query("method == @name").set_index("layer")["difference"]
+    levels = read_plot("measure/derivatives").query("quantity == 'level' and reference == 'layer_input'")
+    changes = read_mixing()[1].query("method == @name").set_index("layer")["mean"]
     if "difference" not in set(levels["checkpoint"]):
         return []
     layer: Any = changes.abs().idxmax()
-    own = levels[levels["layer"] == layer].set_index(["form", "checkpoint"])
+    own = levels[levels["layer"] == layer].set_index(["method", "checkpoint"])
     said = []
     for form, what in FORMS.items():
         row = own.loc[(form, "difference")]

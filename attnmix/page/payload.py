@@ -22,8 +22,8 @@ from attnmix.page.importance import importance
 from attnmix.page.nearest import nearest
 from attnmix.page.sentences import captured_text, strongest_layer
 from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
-from attnmix.store.mixing import read_captured_ratios, read_matrix, stored_matrices
-from attnmix.store.reports import read_plot
+from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
+from attnmix.store.reports import read_mixing, read_plot, read_steps
 from attnmix.store.runs import Run
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
@@ -47,7 +47,9 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
     `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
     """
     ratios = read_captured_ratios(tokens["document"].unique().tolist())
-    steps = read_plot("measure/steps").dropna(subset="mean")
+    steps = read_steps().dropna(subset="mean")
+    simultaneous = ["simultaneous_low", "simultaneous_high"]
+    curves, differences = read_mixing()
     captured = read_captured(tokens, steps)
     layers = int(ratios["layer"].max())
     return {
@@ -71,10 +73,10 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "layer": strongest_layer(method),
         "importance": importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
         "reviews": _reviews(),
-        "curves": _records(read_plot("measure/mixing")),
-        "differences": _records(read_plot("measure/mixing_difference")),
+        "curves": _records(curves.drop(columns=simultaneous)),
+        "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
         "steps": _records(steps),
-        "layerParts": _layer_parts(),
+        "layerParts": read_layer_parts(),
         "movement": _records(read_plot("reduce/movement")),
         "documents": _documents(tokens, run.texts),
         "encoder": captured.encoder,
@@ -91,12 +93,6 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
     return list(rows)
-
-
-def _layer_parts() -> list[list[str]]:
-    """By stack, the norms of its layers, and whether they are parallel."""
-    table = read_plot("measure/layer_parts")
-    return [table.loc[table["stack"] == stack, "part"].tolist() for stack in (0, 1)]
 
 
 def _reviews() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from attnmix.page import evidence
 from attnmix.page.arrays import visible
 from attnmix.page.evidence import signed
 from attnmix.store.maps import made_layouts, read_quality
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.reports import read_metrics, read_mixing, read_plot
 
 LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
 PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
@@ -104,15 +104,16 @@ def facts() -> dict[str, str]:
 def findings(captured: Sequence[str]) -> list[str]:
     """Sentences; each figure stands in a metrics or plots file."""
     test, run = read_metrics("finetune")["test"], facts()
-    method = preferred_ratio(read_plot("measure/mixing")["method"].tolist())
+    curves, differences = read_mixing()
+    method = preferred_ratio(curves["method"].tolist())
     return [
         f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
         f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
         f"naming the most frequent class every time would be on {run['majority baseline']}.",
         *_classes(),
-        *mixing(read_plot("measure/mixing")),
+        *mixing(curves),
         *evidence.typical(method, captured),
-        *evidence.change(read_plot("measure/mixing_difference")),
+        *evidence.change(differences),
         *evidence.controls(method),
         *evidence.derivatives(method),
         *map_findings(made_layouts()[0]),
@@ -125,7 +126,7 @@ def cautions(parameters: Parameters) -> list[str]:
         *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
         "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
         "rollouts ask (under Text).",
-        "A ratio of norms is no causal effect." + _agreement(read_plot("measure/mixing_gradient")),
+        "A ratio of norms is no causal effect." + _agreement(read_plot("measure/derivatives")),
         ONE_SEED,
         "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
         "they are means little, and another seed gives another map.",
@@ -178,12 +179,12 @@ def called(name: str) -> str:
 
 def strongest_layer(method: str) -> int:
     """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(most_and_least(read_plot("measure/mixing"), method)[0]["layer"])
+    return int(most_and_least(read_mixing()[0], method)[0]["layer"])
 
 
 def headline() -> str:
     """What is found, in one line that holds for any run."""
-    curves = read_plot("measure/mixing")
+    curves = read_mixing()[0]
     most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
     # As many digits as tell them apart, and from nothing.
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
@@ -220,16 +221,17 @@ def mixing(curves: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _agreement(agreement: pd.DataFrame) -> str:
+def _agreement(derivatives: pd.DataFrame) -> str:
     """How far the preferred ratio agrees with derivatives, as a sentence; none without gradient documents."""
+    agreement = derivatives[derivatives["quantity"] == "agreement"]
     if agreement.empty:
         return ""
     method = preferred_ratio(agreement["method"].tolist())
     chosen = (agreement["method"] == method) & (agreement["reference"] == "layer_input")
-    rows = agreement[chosen & (agreement["checkpoint"] == _shown_checkpoint(agreement))].dropna(subset="spearman")
+    rows = agreement[chosen & (agreement["checkpoint"] == _shown_checkpoint(agreement))].dropna(subset="mean")
     if rows.empty:
         return ""
-    low, high = rows.iloc[int(rows["spearman"].argmin())], rows.iloc[int(rows["spearman"].argmax())]
+    low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
     return (
         f" The rank correlation of this one ({in_text(RATIOS[method].mark.label)}) with derivatives, of "
         f"{low['documents']} reviews, is lowest in layer {low['layer']} ({_correlation(low)}) and highest in layer "
@@ -239,7 +241,7 @@ def _agreement(agreement: pd.DataFrame) -> str:
 
 def _correlation(row: pd.Series) -> str:
     sure = "" if pd.isna(row["ci_low"]) else f", 95 % interval {signed(row['ci_low'])} to {signed(row['ci_high'])}"
-    return f"{signed(row['spearman'])}{sure}"
+    return f"{signed(row['mean'])}{sure}"
 
 
 def map_findings(layout: str) -> list[str]:

@@ -13,7 +13,7 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page import evidence, sentences
 from attnmix.page.sentences import percent
 from attnmix.store.maps import made_layouts
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.reports import read_metrics, read_mixing
 
 EXAMPLES = (
     "Numbers of these texts alone: other texts have others. Where there are several, intervals are over them; one text "
@@ -22,7 +22,7 @@ EXAMPLES = (
 
 OF_REVIEWS = (
     *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
-    *("measure.documents", "measure.checkpoints", "measure.gradient_"),
+    *("measure.documents", "measure.gradient_"),
 )
 """How parameters begin that say nothing of texts alone."""
 
@@ -52,7 +52,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         dataset=sentences.called(parameters.dataset.name),
         facts=facts,
         headline=sentences.headline(),
-        lead=sentences.mixing(read_plot("measure/mixing"))[0],
+        lead=sentences.mixing(read_mixing()[0])[0],
         measured=f"Ratios and controls are of the {facts['reviews measured']} test reviews that were measured, "
         "derivatives of a few of them, maps of the captured texts: examples, which need not be like them.",
         intervals=", with 95 % intervals over reviews",
@@ -66,7 +66,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
 
 def of_texts(parameters: Parameters, tokens: pd.DataFrame) -> Told:
     """From the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
-    curves = read_plot("measure/mixing")
+    curves = read_mixing()[0]
     method = preferred_ratio(curves["method"].tolist())
     most, least = sentences.most_and_least(curves, method)
     texts = tokens["document"].nunique()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, open_array, read_array, read_table, writing
+from attnmix.store.files import (
+    CHECKED,
+    CHUNK_BYTES,
+    create_array,
+    made,
+    open_array,
+    read_array,
+    read_table,
+    whole,
+    writing,
+)
 
 MIXING = Path("features/measure")
 TOKENS = "tokens.parquet"
+LAYER_PARTS = "layer_parts.json"
 GROUP_ROWS = 2**16  # of the table of tokens at least: what a parquet file says of its groups is all in memory
 
 
@@ -29,6 +41,18 @@ class TokenRatios(NamedTuple):
     classes: list[str]
     in_statistics: npt.NDArray[np.bool_]
     ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
+
+
+def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
+    """Write by stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+    with whole(folder / LAYER_PARTS) as path:
+        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
+
+
+def read_layer_parts() -> list[list[str]]:
+    """Return what `write_layer_parts` wrote."""
+    parts: list[list[str]] = json.loads(made(MIXING / LAYER_PARTS, "measure").read_text(encoding="utf-8"))
+    return parts
 
 
 def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:

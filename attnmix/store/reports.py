@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnmix.core.points import STEP_MEASURES
 from attnmix.store.files import made, whole
 
 METRICS = Path("reports/metrics")
@@ -61,6 +62,18 @@ def read_plot(name: str, **options: Any) -> pd.DataFrame:
     """Return what `write_plot` wrote under `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
     table: pd.DataFrame = pd.read_csv(made(PLOTS / f"{name}.csv", name.partition("/")[0]), **options)
     return table
+
+
+def read_mixing() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the mean ratios of the checkpoints, and the rows of their difference."""
+    table = read_plot("measure/mixing")
+    return table[table["checkpoint"] != "difference"], table[table["checkpoint"] == "difference"]
+
+
+def read_steps() -> pd.DataFrame:
+    """Return the rows of `geometry.csv` that are of a layer's steps, named in the column `step`."""
+    table = read_plot("measure/geometry")
+    return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
 
 
 def read_plot_rows(name: str, values: Mapping[str, object]) -> pd.DataFrame:

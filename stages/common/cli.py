@@ -26,8 +26,8 @@ REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *FU
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
-    "measure": "measure.batch_tokens, capture.max_length or measure.gradient_max_length",
-    "faithfulness": "measure.batch_tokens or faithfulness.max_length",
+    "measure": "capture.batch_tokens, capture.max_length or measure.gradient_max_length",
+    "faithfulness": "capture.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }  # what decides how much memory a stage takes
 CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")

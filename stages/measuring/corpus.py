@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.core.statistics import Draws
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.documents import COLUMNS, Document, documents_of
 from attnmix.models.encoding import batches_by_tokens
@@ -65,16 +64,11 @@ class Corpus:
         """The blocks with documents in the statistics."""
         return [block for block in self.blocks if self.counted[self.rows(block)].any()]
 
-    def tokens(self, block: int) -> npt.NDArray[np.int32]:
-        """The numbers of tokens of a block's documents in the statistics."""
-        counted = self.counted[self.rows(block)]
-        return counted[counted > 0]
-
-    def reviews(self) -> Iterator[tuple[list[str], list[int]]]:
-        """Names and labels of the documents in the statistics, block by block."""
-        for block in self.counted_blocks:
-            counted = [document for document in self.block(block) if document.counted]
-            yield [document.name for document in counted], [document.label for document in counted]
+    def array(self, name: str, block: int) -> npt.NDArray[Any]:
+        """Return the `document` names, `label` numbers or numbers of `tokens` of a block's documents that count."""
+        counted = [document for document in self.block(block) if document.counted]
+        attribute = {"document": "name", "label": "label", "tokens": "counted"}[name]
+        return np.array([getattr(document, attribute) for document in counted])
 
     def drawn(self, size: int, seed: int) -> list[int]:
         """The numbers of so many documents in the statistics, stratified by label; of all where there are not more."""
@@ -82,6 +76,7 @@ class Corpus:
         chosen: list[int] = counted[stratified_draw(self.labels[counted], size, seed)].tolist()
         return chosen
 
-    def draws(self, samples: int, seed: int, file: IO[bytes]) -> Draws:
+    def draws(self, seed: int, file: IO[bytes]) -> Draws:
         """Bootstrap samples of the documents in the statistics."""
-        return Draws([len(self.tokens(block)) for block in self.counted_blocks], samples, seed, file)
+        documents = [int((self.counted[self.rows(block)] > 0).sum()) for block in self.counted_blocks]
+        return Draws(documents, BOOTSTRAP_SAMPLES, seed, file)

@@ -65,7 +65,7 @@ function documentLegend() {
 }
 
 function ratioLegend(scale) {
-  if (!checkpoints.includes(CAPTURED)) return ["No ratios of the fine-tuned model: measure.checkpoints leaves it out."];
+  if (!checkpoints.includes(CAPTURED)) return ["No ratios of the fine-tuned model: it was not measured."];
   if (data.sites[state.point].layer === 0) return ["Before the first layer nothing is mixed yet."];
   const how = `(${inText(data.labels.methods[state.method])}, ${inText(data.labels.checkpoints[CAPTURED])})`;
   return [
