@@ -19,6 +19,7 @@ from attnmix.core.points import Site
 from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.reports import METRICS
+from attnmix.store.tokens import TOKENIZED, write_tokenized
 from benchmarks.stages import write_parameters, write_ratios
 from benchmarks.timing import machine, timed
 
@@ -55,6 +56,11 @@ def _write_stores(root: Path, vectors: int, hidden: int) -> pd.DataFrame:
     number = np.arange(vectors)
     table = pd.DataFrame({"document": "test/" + pd.Series(number // TOKENS).astype(str), "position": number % TOKENS})
     write_table(store.tokens_file(root), table.assign(token_id=0, token="a"))
+    texts = pd.DataFrame({"document": table["document"].unique(), "text": "a", "label": -1, "label_name": None})
+    texts = texts.assign(captured=True, measured=False, removed=False, whole_tokens=TOKENS, unknown_tokens=0)
+    texts["tokens"] = table.groupby("document", sort=False).size().to_numpy()
+    columns = {"token_id": 0, "token": "a", "label": "a", "start": 0, "end": 1, "word": 0, "token_class": "word"}
+    write_tokenized(root.parent / TOKENIZED.name, [(texts, table.assign(**columns))])
     return table.head(TOKENS)
 
 

@@ -35,6 +35,8 @@ from transformers import (
 from attnmix.arithmetic import kernels
 from attnmix.measures.documents import Document, documents_of
 from attnmix.models.encoding import NEWLINE, SPACE, tokenize_texts
+from attnmix.store import features as store
+from attnmix.store.files import write_table
 from attnmix.store.reports import PAGE, write_plot
 from attnmix.store.tokens import TOKENIZED, write_tokenized
 from attnmix.store.validation import write_captured_scores
@@ -204,15 +206,17 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
     return table.assign(document=document, position=range(len(labels)), token_id=0, token=labels, label=labels)
 
 
-def write_tokenized_texts(tokens: pd.DataFrame, texts: Mapping[str, str], root: Path = TOKENIZED) -> None:
-    """As `tokenize` writes captured texts and their tokens."""
-    table = pd.DataFrame({"document": list(texts), "text": list(texts.values()), "label": -1, "label_name": None})
-    lengths = tokens.groupby("document").size()[list(texts)].to_numpy()
-    counts = {"tokens": lengths, "whole_tokens": lengths, "unknown_tokens": 0}
-    missing = {"label": "a", "start": 0, "end": 1, "word": 0, "token_class": "word"}
+def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
+    """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
+    folder = folder or Path()
+    captured = {"captured": True, "measured": False, "removed": False, "label": -1, "label_name": None}
+    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured, unknown_tokens=0)
+    table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
+    missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
+    missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
-    table = table.assign(captured=True, measured=False, removed=False, **counts)
-    write_tokenized(root, [(table, tokens)], "decoder_token" in tokens)
+    write_tokenized(folder / TOKENIZED, [(table, tokens)], "decoder_token" in tokens)
+    write_table(store.tokens_file(folder / store.ACTIVATIONS), tokens[["document", "position", "token_id", "token"]])
 
 
 Workspace = Callable[..., Path]

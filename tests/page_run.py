@@ -10,7 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened
-from conftest import REPOSITORY, toy_reviews, write_captured_texts, write_commits, write_parameters, write_tiny_bert
+from conftest import (
+    REPOSITORY,
+    toy_reviews,
+    write_captured_texts,
+    write_captured_tokens,
+    write_commits,
+    write_parameters,
+    write_tiny_bert,
+)
 from head_parts import random_parts
 
 from attnmix.core.options import Parameters
@@ -26,7 +34,7 @@ from attnmix.store.maps import write_map, write_nearest, write_quality
 from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
 from attnmix.store.reports import PAGE
 from attnmix.store.validation import write_captured_scores
-from stages import capture, measure, reduce
+from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
 
 HOSTILE = [
@@ -61,7 +69,7 @@ def make_run(folder: Path) -> Path:
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for stage in (capture, measure, reduce):
+        for stage in (tokenize, capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
         write_commits(f"owner/{HOSTILE[0]}")
@@ -70,8 +78,8 @@ def make_run(folder: Path) -> Path:
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
         scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
         write_captured_scores(scores)
-        tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
-        tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
+        tokens.loc[2 : 1 + len(HOSTILE), "label"] = HOSTILE
+        write_captured_tokens(tokens, store.read_texts(ACTIVATIONS))
         write_page(read_parameters())
     return folder
 
@@ -120,8 +128,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
         for unit in range(plan.units):
             rows = plan.rows_of(unit)
             store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
-    table.to_parquet(store.tokens_file(root), index=False)
-    store.write_texts(root, dict.fromkeys(table["document"].unique(), "the film was dull ."))
+    write_captured_tokens(table, dict.fromkeys(table["document"].unique(), "the film was dull ."), folder)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
         write_map(layout, table, places)

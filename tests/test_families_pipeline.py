@@ -18,7 +18,7 @@ from attnmix.store.features import ACTIVATIONS, stored_sites
 from attnmix.store.mixing import read_ratios, stored_matrices
 from stages.common.parameters import read_parameters
 
-STAGES = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 PLAIN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "gpt2", "opt", "bart")
 POST_LN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert", "bart")
 PARALLEL = ("gpt_neox",)

@@ -17,8 +17,9 @@ from attnmix.figures.mixing_strips import draw_strips
 from attnmix.figures.style import paper_style
 from attnmix.figures.text_layers import TextLayers
 from attnmix.figures.tokens import DisplayToken, read_captured
-from attnmix.store.mixing import read_matrix, read_ratios
+from attnmix.store.mixing import read_matrix
 from attnmix.store.reports import read_steps
+from attnmix.store.tokens import read_captured_tokens
 from stages import measure
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
@@ -47,8 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
-    tokens = read_ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
-    captured = read_captured(tokens, read_steps())
+    captured = read_captured(read_captured_tokens(), read_steps())
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
         draw_all([*mixing_figures(captured, read_parameters().render)], captured)
@@ -72,7 +72,7 @@ def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: p
 
 
 def text_layers(text: str, layers: int) -> TextLayers:
-    tokens = [DisplayToken(word, word.encode(), True, "cls" if word == "[CLS]" else "word") for word in text.split()]
+    tokens = [DisplayToken(word, True, "cls" if word == "[CLS]" else "word") for word in text.split()]
     return TextLayers("", range(1, layers + 1), None, tokens)
 
 

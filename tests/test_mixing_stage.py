@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import torch
 import zarr
-from conftest import Workspace, write_parameters, write_reviews, write_tiny_bert, run_tokenized
+from conftest import Workspace, run_tokenized, tokenized_documents, write_parameters, write_reviews, write_tiny_bert
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import STEP_MEASURES
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sums import LENGTHS, length_class
@@ -405,7 +405,7 @@ def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Worksp
 
 def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) -> None:
     tokenizer = load_tokenizer(default_weights)
-    (document,) = chosen_documents(tokenizer, {}, {"text/0": "Unforgettably good, isn't it?"}, 30, 30)
+    (document,) = tokenized_documents(tokenizer, {"text/0": "Unforgettably good, isn't it?"}, 30)
     tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
     classes = dict(zip(tokens, (CLASSES[number] for number in document.classes), strict=True))
     assert classes["[CLS]"] == "cls"
@@ -419,7 +419,7 @@ def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) ->
 
 def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) -> None:
     text = "a long review " * 30
-    (document,) = chosen_documents(load_tokenizer(default_weights), {"test/0": text}, {}, 16, 99)
+    (document,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": text}, 16)
     expected = AutoTokenizer.from_pretrained(default_weights)(text, truncation=True, max_length=16)["input_ids"]
     assert document.ids.tolist() == expected
     assert document.counted == 16

@@ -195,7 +195,17 @@ def test_wrong_parameters_are_told_before_anything_heavy_is_imported(tmp_path: P
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY]))}
-    for stage in ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"):
+    for stage in (
+        "sources",
+        "download",
+        "finetune",
+        "tokenize",
+        "capture",
+        "measure",
+        "faithfulness",
+        "reduce",
+        "render",
+    ):
         run = run_to_its_end([sys.executable, "-m", "stages", stage], tmp_path, path)
         assert run.stderr.startswith("error: params.yaml: figures.formts is unknown; did you mean render.formats?")
         assert (run.returncode, run.stderr.count("\n")) == (1, 1)

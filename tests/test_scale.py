@@ -21,7 +21,7 @@ from stages import capture
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
-STAGES = ["download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"]
+STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
 def a_free_port() -> int:

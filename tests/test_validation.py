@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, run_tokenized, write_reviews, write_tiny_bert
+from conftest import Workspace, run_tokenized, tokenized_documents, write_reviews, write_tiny_bert
 from families import write_family
 from family_reference import integrated, run_reference
 from scipy import stats
@@ -24,7 +24,7 @@ from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.removal import agreement, first_places, removals
 from attnmix.faithfulness.review import Review
 from attnmix.faithfulness.tables import margin_correlation
-from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
@@ -41,7 +41,7 @@ DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert"
 
 def reviewed(folder: Path, text: str = TEXT) -> Review:
     classifier = Classifier(folder, torch.device("cpu"), 400)
-    (document,) = chosen_documents(classifier.tokenizer, {"test/0": text}, {}, 60, 60)
+    (document,) = tokenized_documents(classifier.tokenizer, {"test/0": text}, 60)
     decomposed = ATTRIBUTIONS["decompx"].absent(classifier.family) is None
     names = classifier.family.present(MATRICES_READ) if len(classifier.family.stacks) == 1 else []
     matrices = [LAYER_MATRICES[name] for name in names]
