@@ -27,8 +27,7 @@ from attnmix.page.assembly import write_page
 from attnmix.page.told import of_texts
 from attnmix.store.checkpoints import PRETRAINED
 from attnmix.store.features import ACTIVATIONS
-from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
-from attnmix.store.tokens import read_documents
+from attnmix.store.reports import PAGE, PLOTS, SHOWN
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
@@ -77,8 +76,6 @@ def _run(parameters: Parameters) -> None:
     write_tokens(free_texts(parameters.capture, measured=True), parameters.capture.max_length, PRETRAINED)
     capture_texts(parameters, PRETRAINED)
     measure(parameters, [CHECKPOINT])
-    numbers = ["document", "tokens", "whole_tokens", "unknown_tokens"]
-    write_plot("faithfulness/captured_texts", read_documents()[numbers])
     reduce(parameters.umap, CHECKPOINT)
     write_page(parameters, of_texts)
 

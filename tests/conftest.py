@@ -37,9 +37,9 @@ from attnmix.measures.documents import Document, documents_of
 from attnmix.models.encoding import NEWLINE, SPACE, tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.reports import PAGE, write_plot
+from attnmix.store.reports import PAGE, write_metrics
 from attnmix.store.tokens import TOKENIZED, write_tokenized
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.validation import PREDICTIONS, write_captured_scores
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
@@ -125,18 +125,18 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
-    row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("faithfulness/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
+    write_table(PREDICTIONS, table)
     write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
 COMMIT = "c" * 40
 
 
-def write_commits(model: str = "owner/bert") -> None:
-    """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
-    rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
-    write_plot("download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
+def write_download_metrics() -> None:
+    """As `download` writes them into the current folder, of a model of the hub and a folder of reviews."""
+    counts = {"train": 277, "validation": 49, "test": 101}
+    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts})
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:

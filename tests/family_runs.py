@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captured_tokens, write_commits
+from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captured_tokens, write_download_metrics
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
@@ -156,8 +156,8 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
 
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
     write_captured_texts(["text/0"])
-    write_commits()
-    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/download/reviews.csv"):
+    write_download_metrics()
+    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/finetune/finetune_by_class.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")

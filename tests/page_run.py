@@ -15,7 +15,7 @@ from conftest import (
     toy_reviews,
     write_captured_texts,
     write_captured_tokens,
-    write_commits,
+    write_download_metrics,
     write_parameters,
     write_tiny_bert,
 )
@@ -55,16 +55,17 @@ def make_run(folder: Path) -> Path:
     """A folder in which every stage but the first two ran, on a tiny model; its tokens are made hostile."""
     write_parameters(
         folder,
+        model={"name": f"owner/{HOSTILE[0]}", "revision": "v1.0"},
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
         measure={"documents": 4, "gradient_documents": 0},
-        umap={"n_epochs": 20, "layouts": LAYOUTS},
+        umap={"layouts": LAYOUTS},
         render={"points_per_second": 20},
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
     (folder / "data/reviews").mkdir(parents=True)
     toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
-    for name in ("metrics/finetune.json", "plots/download/reviews.csv"):
+    for name in ("metrics/finetune.json", "plots/finetune/finetune_by_class.csv"):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +73,7 @@ def make_run(folder: Path) -> Path:
         for stage in (tokenize, capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
-        write_commits(f"owner/{HOSTILE[0]}")
+        write_download_metrics()
         tokens = store.read_tokens(ACTIVATIONS)
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))

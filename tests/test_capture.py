@@ -15,6 +15,7 @@ from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
 from attnmix.core.points import LAYER_POINTS, POINTS, Site
 from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
@@ -23,11 +24,17 @@ from attnmix.store.reviews import read_split
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
-from stages.common.selection import chosen_rows
+from stages.tokenize import chosen_texts
 
 ALL_POINTS = list(POINTS)
 OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attention")]
 HALF = 2.0**-11  # relative rounding of float16
+
+
+def captured_rows(parameters: Parameters) -> list[int]:
+    """Return the rows of the captured test reviews in their order."""
+    texts = [text["document"] for text in chosen_texts(parameters) if text["captured"]]
+    return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
@@ -225,15 +232,16 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
 ) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
-    rows = chosen_rows(parameters.capture, parameters.seed)
+    rows = captured_rows(parameters)
     assert list(stored) == [f"test/{row}" for row in rows]
     assert list(stored.values()) == reviews["text"][rows].tolist()
     assert rows[0] == 7
     assert rows[1:] == sorted(set(rows) - {7})
-    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed)
+    unnamed = parameters.capture.model_copy(update={"documents": []})
+    drawn = captured_rows(parameters.model_copy(update={"capture": unnamed}))
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
-    assert len({tuple(chosen_rows(parameters.capture, seed)) for seed in range(5)}) > 1
+    assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(

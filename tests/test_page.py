@@ -423,7 +423,7 @@ def test_another_process_renders_the_same_bytes(copied: Path) -> None:
 
 def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opened) -> None:
     rows = opened.page.locator("#run tbody tr").all_inner_texts()
-    assert any(row.startswith("umap.n_epochs") and "20" in row and "200" in row for row in rows)
+    assert any(row.startswith("capture.max_length") and "40" in row for row in rows)
     workspace("unchanged")
     shutil.copy(REPOSITORY / "params.yaml", "params.yaml")
     assert changed_parameters(read_parameters()) == []

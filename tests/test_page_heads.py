@@ -141,7 +141,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             model = write_family(name, folder / "model")
-            write_parameters(folder, **SHORT, umap={"n_epochs": 20, "stability_seeds": [3]})
+            write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})

@@ -24,6 +24,8 @@ from attnmix.page.sentences import captured_text
 from attnmix.store.features import ACTIVATIONS, read_tokens
 from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
+from attnmix.store.tokens import read_documents
+from attnmix.store.validation import PREDICTIONS
 from stages.common.parameters import read_parameters
 
 LONG = pytest.mark.long
@@ -64,7 +66,7 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
         capture=SHORT["capture"] | capture,
         measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+        umap={"layouts": ["joint"], "stability_seeds": []},
         render={"formats": ["svg"], "dpi": 30},
     )
     for stage in STAGES:
@@ -82,10 +84,9 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
     assert by_class["label_name"].tolist() == names
     assert by_class["reviews"].tolist() == [5, 5, 5]
     assert 0 <= read_metrics("finetune")["test"]["macro_f1"] <= 1
-    for table in ("margins", "captured_texts"):
-        found = read_plot(f"faithfulness/{table}")
-        assert set(found["label"]) | set(found["predicted"]) <= set(names)
     margins = read_plot("faithfulness/margins").set_index("document")
+    predicted = pd.read_parquet(PREDICTIONS)["predicted"]
+    assert {*margins["label"], *margins["predicted"], *predicted, *read_documents()["label_name"]} <= set(names)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     for document, row in margins.iterrows():
@@ -120,7 +121,7 @@ def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(worksp
 def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
     frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    unknown = read_plot("faithfulness/captured_texts").set_index("document")
+    unknown = read_documents().set_index("document")
     assert unknown.loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
@@ -131,7 +132,7 @@ def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
 
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
     row = {
-        "label": "NA",
+        "label_name": "NA",
         "predicted": "سلبي\x00",
         "probability": 0.5,
         "tokens": 9,

@@ -47,7 +47,7 @@ def write_page(parameters: Parameters, told: Callable[[Parameters, pd.DataFrame]
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"visible": visible}
-    not_chosen, lacking, points_left_out = _points_left_out(data, parameters.umap.joint_points)
+    not_chosen, lacking, points_left_out = _points_left_out(data, [])
     text = environment.get_template("template.html.j2").render(
         policy=_policy(charts, own),
         # The project's own files and d3's, no one's text.

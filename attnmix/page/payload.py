@@ -21,10 +21,13 @@ from attnmix.page.heads import heads_data
 from attnmix.page.importance import importance
 from attnmix.page.nearest import nearest
 from attnmix.page.sentences import captured_text, strongest_layer
+from attnmix.store.files import read_table
 from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
 from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
 from attnmix.store.reports import read_mixing, read_plot, read_steps
 from attnmix.store.runs import Run
+from attnmix.store.tokens import read_documents
+from attnmix.store.validation import PREDICTIONS
 
 PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
@@ -78,7 +81,7 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
         "steps": _records(steps),
         "layerParts": read_layer_parts(),
         "movement": _records(read_plot("reduce/movement")),
-        "documents": _documents(tokens, run.texts),
+        "documents": _documents(tokens, run.texts, CAPTURED_CHECKPOINT in checkpoints),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
@@ -125,10 +128,10 @@ def _class_names(captured: CapturedTexts) -> list[str]:
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
-def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    # A class may be called NA or None; an empty label is that of a text of one's own.
-    names = {"label": str, "predicted": str}
-    table = read_plot("faithfulness/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
+def _documents(tokens: pd.DataFrame, texts: Mapping[str, str], classified: bool) -> list[dict[str, Any]]:
+    table = read_documents()  # the label of a text of one's own is missing
+    if classified:
+        table = table.merge(read_table(PREDICTIONS, "faithfulness"), on="document")
     captured = {str(row["document"]): row for _, row in table.iterrows()}
     return [
         {

@@ -69,18 +69,22 @@ def computed_on() -> str:
     return f"Not all on the same kind of machine: {each}."
 
 
-def origins() -> list[str]:
+def origins(parameters: Parameters) -> list[str]:
     """Where model and reviews come from; of a repository of the hub, at which commit."""
-    table = read_plot("download/commits", dtype=str, keep_default_na=False)
-    return [_origin(row) for _, row in table.iterrows()]
+    commits, model, data = read_metrics("download"), parameters.model, parameters.dataset
+    base = model.base_model
+    return [
+        *([_origin("model.base", base.name, base.revision, commits["base_commit"])] if base else []),
+        _origin("model.name", model.name, model.revision, commits["model_commit"]),
+        _origin("dataset.name", data.name, data.revision, commits["dataset_commit"]),
+    ]
 
 
-def _origin(row: pd.Series) -> str:
-    said = f"{ORIGINS[row['key']]} {row['name']}"
-    if not row["commit"]:
-        return f"{said}."
-    asked = f" ({row['revision']})" if row["revision"] not in ("", row["commit"]) else ""
-    return f"{said} of the hub, commit {row['commit']}{asked}."
+def _origin(key: str, name: str, revision: str | None, commit: str | None) -> str:
+    if commit is None:
+        return f"{ORIGINS[key]} {name}."
+    asked = f" ({revision})" if revision not in (None, commit) else ""
+    return f"{ORIGINS[key]} {name} of the hub, commit {commit}{asked}."
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -90,8 +94,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 def facts() -> dict[str, str]:
     """The run in figures, by what they are."""
-    test, reviews = read_metrics("finetune")["test"], read_plot("download/reviews")
-    number = reviews.groupby("split")["reviews"].sum()
+    test, number = read_metrics("finetune")["test"], read_metrics("download")
     return {
         "test accuracy": percent(test["accuracy"], 1),
         "majority baseline": percent(test["majority_accuracy"], 1),
@@ -142,10 +145,14 @@ def _taken(model: ModelParameters) -> str:
 
 
 def captured_text(row: pd.Series) -> str:
-    """What the classifier, if any, says of a captured text, a row of `captured_texts.csv`, and what the model saw."""
+    """What the classifier, if any, says of a captured text, and what of it the model saw.
+
+    `row` is of `texts.parquet`, with the columns of `predictions.parquet` where there is a classifier.
+    """
     said = []
     if "predicted" in row:
-        label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
+        name = row["label_name"]
+        label = f"Labelled {_class(name)}, classified" if isinstance(name, str) else "Classified"
         said.append(f"{label} as {_class(row['predicted'])} with a probability of {percent(row['probability'])}.")
     if row["tokens"] < row["whole_tokens"]:
         said.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
@@ -156,9 +163,9 @@ def captured_text(row: pd.Series) -> str:
 
 def _classes() -> list[str]:
     """Which of more than two classes are told best and worst, by F1."""
-    if read_plot("download/reviews")["label"].nunique() == 2:
-        return []
     table = read_plot("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    if len(table) == 2:
+        return []
     f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
     worst, best = (f"{_class(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
     return [f"Of the {len(table)} classes, {best} is told best and {worst} worst."]

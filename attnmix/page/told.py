@@ -59,7 +59,7 @@ def of_run(parameters: Parameters, tokens: pd.DataFrame) -> Told:
         findings=sentences.findings(tokens["document"].unique().tolist()),
         cautions=sentences.cautions(parameters),
         changed=sentences.changed_parameters(parameters),
-        origins=sentences.origins(),
+        origins=sentences.origins(parameters),
         computed_on=sentences.computed_on(),
     )
 

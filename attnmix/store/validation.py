@@ -8,6 +8,7 @@ import pandas as pd
 
 from attnmix.store.files import read_table, write_table
 
+PREDICTIONS = Path("features/faithfulness/predictions.parquet")
 CAPTURED = Path("features/faithfulness/captured.parquet")
 
 
