@@ -93,12 +93,14 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
     texts: list[str] = []
     start = 0  # of the current word
     for place, token in enumerate(tokens):
-        text = "" if token.special or token.text == SAME_CHARACTER else token.text.replace(NEWLINE, "")
-        texts.append(text)
-        if place and token.word >= 0 and token.word == tokens[place - 1].word:
-            texts[start], texts[place] = texts[start] + text, ""
+        text = "" if token.special or token.text == SAME_CHARACTER else token.text.strip(SPACE + NEWLINE)
+        same_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
+        if same_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
+            texts[start] += text
+            text = ""
         else:
             start = place
+        texts.append(text)
     texts = [text if text in UNKNOWN else text.lower() for text in texts]
     return [text if any(map(str.isalnum, text)) else "" for text in texts]
 

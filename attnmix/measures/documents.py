@@ -48,7 +48,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     """Return the documents of rows of `texts.parquet` with all their rows of `tokens.parquet`."""
     ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
     classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
-    columns = (tokens["token_id"].to_numpy(np.int32), classes, tokens["word"].to_numpy(np.int32))
+    columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
     parts = zip(*(np.split(column, ends) for column in columns), strict=True)
     counted = np.where(texts["measured"], texts["tokens"], 0).tolist()
     rows = zip(texts["document"], counted, texts["captured"], texts["label"], parts, strict=True)

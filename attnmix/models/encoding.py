@@ -18,7 +18,10 @@ NEWLINE = "⏎"
 SAME_CHARACTER = "…"
 WORDPIECE_PREFIX = "##"
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
-WHITESPACE_MARKS = str.maketrans({"Ġ": SPACE, "▁": SPACE, " ": SPACE, "Ċ": NEWLINE, "\n": NEWLINE, "ĉ": "\t"})
+WHITESPACE = "Ġ▁Ċĉ \n\t"
+WHITESPACE_MARKS = str.maketrans(
+    dict(zip(WHITESPACE, [SPACE, SPACE, NEWLINE, "\t", SPACE, NEWLINE, "\t"], strict=True))
+)
 TOKENS_OF_BATCH = 128
 """What starting one more forward pass costs, in tokens."""
 
@@ -56,7 +59,7 @@ def _tokenized(tokenizer: PreTrainedTokenizerFast, name: str, text: str, encodin
         "document": name,
         "position": np.arange(len(words), dtype=np.int32),
         "token_id": np.array(encoding.ids, np.int32),
-        "token": encoding.tokens,
+        "token": tokenizer.convert_ids_to_tokens(encoding.ids),
         "label": token_labels(tokenizer, text, encoding),
         "start": np.where(special, -1, start),
         "end": np.where(special, -1, end),
@@ -117,21 +120,20 @@ def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -
     tokens that share a character, which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
     """
     if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
-        return list(encoding.tokens)
+        return list(tokenizer.convert_ids_to_tokens(encoding.ids))
     labels: list[str] = []
     end_before = 0
-    for number, (name, special, (start, end)) in enumerate(
-        zip(encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
-    ):
-        spaces = len(name) - len(name.lstrip(SPACE_MARKS))
-        if special or encoding.ids[number] == tokenizer.unk_token_id:
+    names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    for name, special, (start, end) in zip(names, encoding.special_tokens_mask, encoding.offsets, strict=True):
+        if special or name == tokenizer.unk_token:
             labels.append(name)
-        elif text[start:end].strip():
-            piece = text[start:end].lstrip(" ") if end > end_before else SAME_CHARACTER
-            labels.append(SPACE * spaces + piece.replace(" ", SPACE).replace("\n", NEWLINE))
-        else:
+        elif not name.strip(WHITESPACE):
             labels.append(name.translate(WHITESPACE_MARKS))
-        end_before = end if not special else end_before
+        else:
+            spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
+            piece = text[start:end].lstrip(" ") if end > end_before else SAME_CHARACTER
+            labels.append(spaces + piece.translate(WHITESPACE_MARKS))
+            end_before = end
     return labels
 
 
