@@ -33,8 +33,9 @@ from transformers import (
 )
 
 from attnmix.arithmetic import kernels
+from attnmix.core.names import NEWLINE, SPACE
 from attnmix.measures.documents import Document, documents_of
-from attnmix.models.encoding import NEWLINE, SPACE, tokenize_texts
+from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.reports import PAGE, write_metrics

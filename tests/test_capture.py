@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized, toy_reviews, write_tiny_bert
@@ -38,8 +40,8 @@ def captured_rows(parameters: Parameters) -> list[int]:
 
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
-    prepared_for_capture(folder, checkpoint)
-    run_tokenized(capture, folder)
+    with chdir(prepared_for_capture(folder, checkpoint)):
+        capture.main(read_parameters())
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -145,7 +147,7 @@ def test_roberta_equals_its_own_hidden_states(workspace: Workspace, tiny_roberta
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
-    tokens = store.read_tokens(ACTIVATIONS)
+    tokens = pd.read_parquet(store.tokens_file(ACTIVATIONS))
     assert list(tokens.columns) == ["document", "position", "token_id", "token"]
     assert tokens["document"].drop_duplicates().tolist() == ["test/5", "test/2", "text/0"]
     assert "[PAD]" not in tokens["token"].tolist()

@@ -9,9 +9,9 @@ from unicodedata import category
 
 import pandas as pd
 
+from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
 from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
-from attnmix.models.encoding import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
 from attnmix.store.tokens import DECODER_TOKEN
 
 UNKNOWN = ("[UNK]", "<unk>")

@@ -13,10 +13,8 @@ import torch
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-SPACE = "␣"  # in a label; a token without one continues right where the token before it ended
-NEWLINE = "⏎"
-SAME_CHARACTER = "…"
-WORDPIECE_PREFIX = "##"
+from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
+
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(
