@@ -129,7 +129,7 @@ def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -
             labels.append(name.translate(WHITESPACE_MARKS))
         else:
             spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
-            piece = text[start:end].lstrip(" ") if end > end_before else SAME_CHARACTER
+            piece = text[max(start, end_before) : end].lstrip(" ") or SAME_CHARACTER
             labels.append(spaces + piece.translate(WHITESPACE_MARKS))
             end_before = end
     return labels
