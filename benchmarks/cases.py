@@ -19,8 +19,8 @@ import pandas as pd
 
 from attnmix.arithmetic.settings import PORTABLE
 from attnmix.core.options import UmapParameters
-from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
-from attnmix.store.maps import MAPS
+from attnmix.store.features import read_features, stored_sites
+from attnmix.store.layout import ACTIVATIONS, Layout
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
 from stages.common.parameters import read_parameters
@@ -116,7 +116,7 @@ def reduce_stage(**changed: Any) -> None:
 
 def layouts_made() -> str:
     umap = read_parameters().umap
-    made = {layout: len(pd.read_parquet(MAPS / f"{layout}.parquet")) for layout in umap.layouts}
+    made = {layout: len(pd.read_parquet(Layout(Path()).maps / f"{layout}.parquet")) for layout in umap.layouts}
     seeds = 1 + len(umap.stability_seeds)
     return f"{', '.join(f'{layout} of {number} vectors' for layout, number in made.items())}; {seeds} seeds of each."
 

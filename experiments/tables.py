@@ -55,12 +55,9 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
 def experiments_of_commit() -> list[str]:
     """Return the names of DVC's finished experiments that started from the current commit, and print the others."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
-    print(
-        *(f"left out: {name}: {state.lower()}\n" for name, state in states.items() if state),
-        sep="",
-        file=sys.stderr,
-        end="",
-    )
+    for name, state in states.items():
+        if state:
+            print(f"left out: {name}: {state.lower()}", file=sys.stderr)
     return [name for name, state in states.items() if not state]
 
 

@@ -26,29 +26,30 @@ from attnmix.hub.repository import Repository
 from attnmix.hub.retries import use_retries
 from attnmix.models.compatibility import prove_model, prove_pair
 from attnmix.models.fetching import fetch_model, is_on_hub
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
-from attnmix.store.reports import write_metrics
-from attnmix.store.reviews import REVIEWS, split_file, write_split
-from attnmix.store.sources import write_sources
+from attnmix.store.reviews import split_file, write_split
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_sources
 from stages.common.resume import UNFINISHED, clear, publish
 from stages.common.source_hashes import hash_sources
 
 
 def main(parameters: Parameters) -> None:
-    for key, (model, _) in _models(parameters.model).items():
-        _check_path(key, model.name, list(CHECKPOINT_FOLDERS.values()))
-    _check_path("dataset.name", parameters.dataset.source, [REVIEWS])
-    sources = hash_sources(parameters)
+    run = Run(Path())
+    for key, (model, _) in _models(parameters.model, run).items():
+        _check_path(key, model.name, list(run.checkpoints.values()))
+    _check_path("dataset.name", parameters.dataset.source, [run.reviews])
+    sources = hash_sources(parameters, run)
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
     try:
-        splits, metrics = _make(parameters, work)
-        publish(work / PRETRAINED, PRETRAINED)
+        unpublished = Run(work)
+        splits, metrics = _make(parameters, unpublished)
+        publish(unpublished.pretrained, run.pretrained)
         for split in splits:
-            publish(split_file(split, work / REVIEWS), split_file(split))
-        write_metrics("download", metrics)
-        write_sources(sources)
+            publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
+        write_metrics("download", metrics, run.metrics_folder)
+        write_sources(sources, run.sources_file)
     finally:
         clear(work)
 
@@ -64,39 +65,39 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
         raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
 
 
-def _make(parameters: Parameters, work: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-    """Write reviews and models under the folder `work`; return the reviews by split, and the metrics."""
+def _make(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """Write reviews and models into the folder of `run`; return the reviews by split, and the metrics."""
     use_retries()
-    models = _models(parameters.model)
+    models = _models(parameters.model, run)
     commits: dict[str, str | None] = {}
     for key, (model, folder) in models.items():
-        with _errors_named(key, model.name, work / folder):
+        with _errors_named(key, model.name, folder):
             commit = Repository("model", model.name, model.revision).commit if is_on_hub(model) else None
-            fetch_model(model.model_copy(update={"revision": commit}), work / folder)
+            fetch_model(model.model_copy(update={"revision": commit}), folder)
             commits["model_commit" if key == "model.name" else "base_commit"] = commit
     dataset = parameters.dataset
     on_hub = source.is_on_hub(dataset)
     commit = Repository("dataset", dataset.source, dataset.revision).commit if on_hub else None
-    splits = source.read_splits(dataset.model_copy(update={"revision": commit}), parameters.seed, work.parent)
+    splits = source.read_splits(dataset.model_copy(update={"revision": commit}), parameters.seed, run.root.parent)
     texts = splits["test"]["text"].tolist()
     for key, (model, folder) in models.items():
-        with _errors_named(key, model.name, work / folder):
-            prove_model(work / folder, texts)
+        with _errors_named(key, model.name, folder):
+            prove_model(folder, texts)
     if len(models) > 1:
-        prove_pair(work / PRETRAINED, work / OWN, texts)
+        prove_pair(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
-        write_split(split, reviews, work / REVIEWS)
+        write_split(split, reviews, run.reviews)
         counts = reviews.groupby("label_name")["label"].count()
         logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
     metrics = {"dataset_commit": commit, **commits} | {split: len(reviews) for split, reviews in splits.items()}
     return splits, metrics
 
 
-def _models(model: ModelParameters) -> dict[str, tuple[ModelParameters, Path]]:
+def _models(model: ModelParameters, run: Run) -> dict[str, tuple[ModelParameters, Path]]:
     """Return each model to bring and its folder, by the key that names it."""
     if (base := model.base_model) is None:
-        return {"model.name": (model, PRETRAINED)}
-    return {"model.base": (base, PRETRAINED), "model.name": (model, OWN)}
+        return {"model.name": (model, run.pretrained)}
+    return {"model.base": (base, run.pretrained), "model.name": (model, run.named_model)}
 
 
 @contextmanager

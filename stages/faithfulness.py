@@ -11,6 +11,8 @@ classifier is compared with the last layer's mixing ratio, among reviews of one 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -25,11 +27,9 @@ from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import ALL, agreement, faithfulness_table, margin_correlation, probability_drops
 from attnmix.measures.documents import Document, read_documents
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.files import write_table
-from attnmix.store.reports import read_plot, read_plot_rows, write_metrics, write_plot
-from attnmix.store.tokens import read_documents as read_texts
-from attnmix.store.validation import PREDICTIONS, write_captured_scores
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_plot
 
 Doubles = npt.NDArray[np.float64]
 
@@ -37,32 +37,34 @@ Doubles = npt.NDArray[np.float64]
 def main(parameters: Parameters) -> None:
     """Compare the token scores and the margins, and write the stage's files."""
     use(parameters.arithmetic)
+    run = Run(Path())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(FINETUNED, device, parameters.capture.batch_tokens)
-    removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed)
-    margins, checkpoints = _margins(classifier)
+    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens)
+    removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
+    margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints)
-    predictions, scores = _captured(classifier, parameters.seed)
-    write_plot("faithfulness/faithfulness", removed)
-    write_plot("faithfulness/margins", margins)
-    write_plot("faithfulness/margin_correlation", correlations)
-    write_table(PREDICTIONS, predictions)
-    write_captured_scores(scores)
+    predictions, scores = _captured(classifier, parameters.seed, run)
+    write_plot("faithfulness/faithfulness", removed, run.tables)
+    write_plot("faithfulness/margins", margins, run.tables)
+    write_plot("faithfulness/margin_correlation", correlations, run.tables)
+    write_table(run.predictions_file, predictions)
+    write_table(run.token_scores_file, scores)
     best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
     overall = correlations[correlations["predicted"] == ALL].set_index("checkpoint")["given_length"]
-    write_metrics("faithfulness", {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))})
+    metrics = {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))}
+    write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
-def _reviews(kind: str) -> list[Document]:
+def _reviews(kind: str, run: Run) -> list[Document]:
     """Return the `measured` or `removed` reviews in the order of the test split."""
-    return sorted(read_documents(kind), key=lambda document: int(document.name.removeprefix("test/")))
+    return sorted(read_documents(kind, run), key=lambda document: int(document.name.removeprefix("test/")))
 
 
-def _removals(classifier: Classifier, max_length: int, seed: int) -> pd.DataFrame:
+def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return `faithfulness.csv` of the reviews in which tokens are removed, each cut to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     drops, agreements = [], []
-    documents = [document.cut(max_length) for document in _reviews("removed")]
+    documents = [document.cut(max_length) for document in _reviews("removed", run)]
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, generator)
         scores = {name: each.scores(review) for name, each in methods.items()}
@@ -73,36 +75,36 @@ def _removals(classifier: Classifier, max_length: int, seed: int) -> pd.DataFram
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
-    documents = _reviews("measured")
+    documents = _reviews("measured", run)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest, names = logits_NC.topk(2).values, [document.name for document in documents]
     table = pd.DataFrame(
         {
             "document": names,
-            "label": read_texts().set_index("document")["label_name"].loc[names].to_numpy(),
+            "label": run.documents.set_index("document")["label_name"].loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
         }
     )
-    means = read_plot("measure/mixing")
+    means = run.table("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    ratios = read_plot_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
+    ratios = run.table_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
     checkpoints = ratios["checkpoint"].unique().tolist()
     by_review = ratios.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
     return table.join(by_review, on="document"), checkpoints
 
 
-def _captured(classifier: Classifier, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _captured(classifier: Classifier, seed: int, run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return `predictions.parquet`, the captured texts' classes, and `captured.parquet`, scores of their tokens.
 
     The scores are those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be.
     """
     generator = np.random.default_rng(seed)
     predictions, tables = [], []
-    for document in read_documents("captured"):
+    for document in read_documents("captured", run):
         review = Review(classifier, document, generator)
         predictions.append((document.name, classifier.classes[review.predicted], review.probability))
         columns = {"document": document.name, "position": np.arange(len(document), dtype=np.int32)}

@@ -46,9 +46,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.options import FinetuneParameters, Parameters
 from attnmix.models.encoding import encode
 from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
-from attnmix.store.checkpoints import FINETUNED, start
-from attnmix.store.reports import write_metrics, write_plot
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_plot
 from stages.common.resume import clear, publish, unfinished_folder
 
 WEIGHT_DECAY = 0.01
@@ -58,11 +58,12 @@ WARMUP_FRACTION = 0.2  # of all steps
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     finetune, seed = parameters.finetune, parameters.seed
-    own = start()
+    run = Run(Path())
+    own = run.initial
     _check(parameters, own)
-    splits = {split: read_split(split) for split in ("train", "validation", "test")}
+    splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
-    folder = unfinished_folder("finetune", parameters)
+    folder = unfinished_folder("finetune", parameters, run.root)
 
     set_seed(seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
@@ -94,11 +95,11 @@ def main(parameters: Parameters) -> None:
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
-    write_plot("finetune/finetune", _curves(trainer.state.log_history))
-    write_plot("finetune/finetune_by_class", _by_class(prediction, names))
+    write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)
+    write_plot("finetune/finetune_by_class", _by_class(prediction, names), run.tables)
     metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
-    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)})
-    publish(folder / "best", FINETUNED)
+    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)}, run.metrics_folder)
+    publish(folder / "best", run.finetuned)
     clear(folder)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,10 +27,8 @@ from attnmix.maps.movement import linear_projections, movement_table
 from attnmix.maps.neighbours import Vectors, neighbours
 from attnmix.maps.parallel import check_cluster, in_parallel
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.maps import MAPS, write_map, write_nearest, write_quality
-from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import write_metrics, write_plot
-from attnmix.store.runs import Run, open_run
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 NEAREST_VECTORS = 5  # of each vector, in the full space
@@ -38,31 +37,32 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 
 def main(parameters: Parameters) -> None:
     check_cluster()
-    reduce(parameters.umap, CAPTURED_CHECKPOINT)
+    reduce(parameters.umap, CAPTURED_CHECKPOINT, Run(Path()))
 
 
-def reduce(umap: UmapParameters, checkpoint: str) -> None:
+def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
-    run = open_run()
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
     tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
     stream = _residual_stream(vectors)
-    shutil.rmtree(MAPS, ignore_errors=True)
+    shutil.rmtree(run.maps, ignore_errors=True)
     layouts = {}
     for layout in umap.layouts:
         layouts[layout] = fit_layout(layout, vectors if layout == "separate" else stream, umap)
         places = layouts[layout].maps[umap.seed]
-        write_map(layout, tokens, places)
+        write_map(layout, tokens, places, run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(places), len(places))
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     nearest = in_parallel(neighbours, searches, "nearest vectors")
-    write_nearest(tokens, {site: rows[indices] for site, (indices, _) in zip(vectors, nearest, strict=True)})
+    by_site = {site: rows[indices] for site, (indices, _) in zip(vectors, nearest, strict=True)}
+    write_nearest(tokens, by_site, run.maps)
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
         compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
         moved |= linear_projections(compared, [umap.seed, *umap.stability_seeds])
-    write_plot("reduce/movement", movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint), umap))
-    _write_quality(layouts, len(tokens))
+    movement = movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint, run), umap)
+    write_plot("reduce/movement", movement, run.tables)
+    _write_quality(layouts, len(tokens), run)
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
@@ -83,7 +83,7 @@ def _read(run: Run, rows: Rows) -> dict[Site, Vectors]:
     for site in run.sites:
         vectors[site] = run.read(site, rows).astype(np.float32)
         if not np.isfinite(vectors[site]).all():
-            raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
+            raise InputError(f"{run.activations}: {site} holds a value that is no number; run `dvc repro -f capture`")
     return vectors
 
 
@@ -100,10 +100,10 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
     return {site: vectors_TD for site, vectors_TD in vectors.items() if vectors_TD.shape[1] == stream}
 
 
-def _ratios(tokens: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
+def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
     """Return `layer` and the ratios of the `tokens` in `checkpoint`, in the maps' order; empty without any."""
     documents = tokens["document"].unique().tolist()
-    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
+    ratios = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
         logging.info("no ratios of the checkpoint %s for the maps", checkpoint)
         return pd.DataFrame()
@@ -116,16 +116,16 @@ def _ratios(tokens: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["layer", *methods]] if parts else pd.DataFrame()
 
 
-def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
+def _write_quality(layouts: Mapping[str, Fitted], tokens: int, run: Run) -> None:
     """Write every map's scores, the whole layouts' where a person reads them, and the three that say most."""
     quality = pd.concat([fitted.quality for fitted in layouts.values()], ignore_index=True)
-    write_quality(quality)
+    write_quality(quality, run.maps)
     whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]].assign(tokens=tokens)
     points = {layout: len(next(iter(fitted.maps.values()))) for layout, fitted in layouts.items()}
     scored = {layout: fitted.n_scored for layout, fitted in layouts.items()}
     whole = whole.assign(points=whole["layout"].map(points), scored_vectors=whole["layout"].map(scored))
-    write_plot("reduce/map_quality", whole)
+    write_plot("reduce/map_quality", whole, run.tables)
     metrics: dict[str, dict[str, float]] = {layout: {} for layout in layouts}
     for row in whole[whole["measure"].isin(METRICS)].to_dict("records"):
         metrics[row["layout"]][row["measure"]] = row["value"]
-    write_metrics("reduce", metrics)
+    write_metrics("reduce", metrics, run.metrics_folder)

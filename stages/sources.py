@@ -6,10 +6,14 @@ DVC cannot watch a path that may as well be a hub identifier, so this stage runs
 such a source; else dvc.yaml has no such stage. Writes `reports/sources.json`.
 """
 
+from pathlib import Path
+
 from attnmix.core.options import Parameters
-from attnmix.store.sources import write_sources
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_sources
 from stages.common.source_hashes import hash_sources
 
 
 def main(parameters: Parameters) -> None:
-    write_sources(hash_sources(parameters))
+    run = Run(Path())
+    write_sources(hash_sources(parameters, run), run.sources_file)

@@ -498,7 +498,7 @@ def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCa
     number = expected["test"]["label_name"].value_counts()
     assert f"test: {number['0']} of class 0, {number['1']} of class 1" in caplog.messages
     for split, rows in expected.items():
-        pd.testing.assert_frame_equal(read_split(split), rows)
+        pd.testing.assert_frame_equal(read_split(split, Path("data/reviews")), rows)
     metrics = json.loads(Path("reports/metrics/download.json").read_text())
     assert metrics == {"dataset_commit": None, "model_commit": None} | sizes(expected)
     assert Path("models/pretrained/model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()

@@ -33,10 +33,8 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.reports import read_metrics, read_plot
 from attnmix.store.reviews import read_split
-from attnmix.store.tokens import read_documents
-from attnmix.store.validation import PREDICTIONS
+from attnmix.store.runs import Run
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 
@@ -308,30 +306,30 @@ def test_a_correlation_within_classes_is_not_hidden_by_their_levels() -> None:
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16}
-    folder = workspace(measure=mixing, faithfulness=faithful, capture={"max_length": 20, "texts": ["film " * 30]})
+    folder = workspace(measure=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
     run_tokenized(measure)
     faithfulness.main(read_parameters())
-    table = read_plot("faithfulness/faithfulness").set_index("method")
+    table = Run(Path()).table("faithfulness/faithfulness").set_index("method")
     overall, curves = table[table["share"] == "all"], table[table["share"] != "all"]
     assert overall.index.tolist() == list(ATTRIBUTIONS)
     assert overall["derivative_spearman"].isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]
     means = curves.groupby("method", sort=False)["drop"].mean()
     np.testing.assert_allclose(means, overall["drop"], atol=2e-6)
-    margins = read_plot("faithfulness/margins")
+    margins = Run(Path()).table("faithfulness/margins")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    correlations = read_plot("faithfulness/margin_correlation")
+    correlations = Run(Path()).table("faithfulness/margin_correlation")
     predicted = [*sorted(set(margins["predicted"])), "all"]
     expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
-    captured = pd.read_parquet(PREDICTIONS)
+    captured = pd.read_parquet(Run(Path()).predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
-    texts = read_documents().query("captured")
-    assert texts["label_name"].fillna("").tolist() == [read_split("test")["label_name"][3], ""]
+    texts = Run(Path()).documents.query("captured")
+    assert texts["label_name"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
     assert texts.iloc[1][["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [20, 32, 0]
     model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
     film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 18, "[SEP]")]])
@@ -339,7 +337,10 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    assert set(read_metrics("faithfulness")) == {"above_random", "margin"}
-    written = {path: path.read_bytes() for path in (*folder.glob("reports/plots/*/*a*.csv"), Path(PREDICTIONS))}
+    assert set(Run(Path()).metrics("faithfulness")) == {"above_random", "margin"}
+    written = {
+        path: path.read_bytes()
+        for path in (*folder.glob("reports/plots/*/*a*.csv"), Path(Run(Path()).predictions_file))
+    }
     faithfulness.main(read_parameters())
     assert {path: path.read_bytes() for path in written} == written

@@ -14,8 +14,9 @@ from attnmix.core.points import EMBEDDING_POINTS, LAYER_POINTS, POINTS
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import family_of
-from attnmix.store.features import ACTIVATIONS, stored_sites
-from attnmix.store.mixing import read_ratios, stored_matrices
+from attnmix.store.features import stored_sites
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
 STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
@@ -60,6 +61,6 @@ def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> Non
     assert set(mixing["method"]) == set(family.present(RATIOS))
     assert set(mixing["layer"]) == set(range(1, layers + 1))
     assert mixing["mean"].between(0, 1).all()
-    assert set(read_ratios().columns) & set(RATIOS) == set(family.present(RATIOS))
-    assert set(stored_matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
+    assert set(Run(folder).ratios().columns) & set(RATIOS) == set(family.present(RATIOS))
+    assert set(Run(folder).matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
     assert (folder / "reports/index.html").stat().st_size > 100_000

@@ -18,9 +18,8 @@ from family_runs import BESIDE_AN_ENCODER, OTHER_WIDTHS, PARALLEL, PRE_LN, Famil
 from attnmix.core.points import Site
 from attnmix.maps.layouts import fit_map
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import map_sites, read_map
-from attnmix.store.reports import FIGURES, PAGE, read_plot
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run, map_sites
 from stages import reduce, render
 from stages.common.parameters import read_parameters
 
@@ -65,7 +64,7 @@ def opened(
 
     def show(family: FamilyRun) -> Opened:
         monkeypatch.chdir(run(family))
-        shown.append(Opened(chromium, PAGE, viewport={"width": 1400, "height": 900}))
+        shown.append(Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900}))
         return shown[-1]
 
     yield show
@@ -99,7 +98,7 @@ def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[
     for method in family.ratios:
         choose(page, "ratio-method", method)
         assert shown.traces("mixing-chart")
-    sites = map_sites(read_map("separate"))
+    sites = map_sites(Run(Path()).map("separate"))
     assert len(sites) == len(family.sites())
     for layout in ("separate", "aligned", "joint"):
         choose(page, "layout", layout)
@@ -129,7 +128,7 @@ def test_figures_name_what_the_family_has(
     family: FamilyRun, run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run(family))
-    drawn = {path.stem: path.read_text(encoding="utf-8") for path in FIGURES.glob("*.svg")}
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
     assert not [mark for mark in ("Ġ", "▁", "[CLS]", "##") if mark in "".join(drawn.values())]
     assert ">␣film<" in drawn["mixing_tokens_text_0"]
     for label, name in (("Attention", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
@@ -140,7 +139,7 @@ def test_figures_name_what_the_family_has(
     assert ">the<" in drawn["atlas"]
     for token in ("<s>", "</s>", "<bos>"):
         assert (f">{token.replace('<', '&lt;').replace('>', '&gt;')}<" in drawn["atlas"]) == (token in family.special)
-    pages = [path.name for path in sorted((FIGURES / "joint").glob("*.svg"))]
+    pages = [path.name for path in sorted((Run(Path()).figures / "joint").glob("*.svg"))]
     assert len(pages) == len([site for site in family.sites() if site.point not in family.widths])
 
 
@@ -154,17 +153,17 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     umap = read_parameters().umap
     sites = OTHER_WIDTHS.sites()
     in_stream = [site for site in sites if site.point not in OTHER_WIDTHS.widths]
-    assert map_sites(read_map("separate")) == sites
+    assert map_sites(Run(Path()).map("separate")) == sites
     for layout in ("joint", "aligned"):
-        assert map_sites(read_map(layout)) == in_stream
-    counted = read_plot("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
+        assert map_sites(Run(Path()).map(layout)) == in_stream
+    counted = Run(Path()).table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counted == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
     features = {site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in sites}
     together = fit_map(np.concatenate([features[site] for site in in_stream]), umap, umap.seed)
-    assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
-    heads = read_map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
+    assert np.array_equal(Run(Path()).map("joint")[["x", "y"]].to_numpy(), together)
+    heads = Run(Path()).map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
     assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
-    assert set(read_plot("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
+    assert set(Run(Path()).table("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
 
     workspace(umap={"layouts": ["joint"], "stability_seeds": []})
     write_family_run(OTHER_WIDTHS)
@@ -193,7 +192,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     page.locator("#token-2").click()
     assert page.locator("#sources-title").inner_text() == "\u201cThe\u201d took from"
     assert "Selected: ␣film / The, position 2" in page.locator("#selected").inner_text()
-    sites = map_sites(read_map("joint"))
+    sites = map_sites(Run(Path()).map("joint"))
     choose(page, "shape", "words")
     for site, name, word in (
         (Site(2, "layer_output"), "Encoder 2: Layer output (", "␣film"),
@@ -232,9 +231,9 @@ def test_a_text_of_one_token_takes_from_nobody(
 ) -> None:
     family = replace(PRE_LN, tokens=("The",), special=special)
     monkeypatch.chdir(finished(tmp_path, family))
-    shown = Opened(chromium, PAGE)
+    shown = Opened(chromium, Run(Path()).page)
     choose(shown.page, "shade", "ratio")
     assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
     assert pd.read_parquet("features/measure/tokens.parquet")["attn_n"].eq(0).all()
-    assert (FIGURES / "mixing_tokens_text_0.svg").is_file()
+    assert (Run(Path()).figures / "mixing_tokens_text_0.svg").is_file()
     shown.close()

@@ -29,10 +29,8 @@ from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import WITHIN, score_layout, scores, stability
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS, read_map, read_quality
-from attnmix.store.mixing import MIXING
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters
 
@@ -182,10 +180,10 @@ def write_stores(tokens: int) -> dict[Site, Any]:
         store.write_block(ACTIVATIONS, site, slice(0, tokens), block)
     table = pd.DataFrame({"document": [f"test/{i // 30}" for i in range(tokens)], "position": np.arange(tokens) % 30})
     write_captured_tokens(table, dict.fromkeys(table["document"], "a text"))
-    MIXING.mkdir(parents=True)
+    Run(Path()).measured.mkdir(parents=True)
     ratios = table.assign(checkpoint="finetuned", layer=1, attn_n=np.random.default_rng(0).uniform(size=tokens))
     ratios["in_statistics"] = False
-    ratios.to_parquet(MIXING / "tokens.parquet", index=False)
+    ratios.to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
     return features
 
 
@@ -194,7 +192,7 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     features = {site: block.astype(np.float32) for site, block in write_stores(60).items()}
     reduce.main(read_parameters())
     umap = read_parameters().umap
-    maps = {layout: read_map(layout) for layout in LAYOUTS}
+    maps = {layout: Run(Path()).map(layout) for layout in LAYOUTS}
     for table in maps.values():
         assert list(table.columns) == ["document", "position", "layer", "point", "x", "y"]
         assert table["point"].tolist() == [site.point for site in SITES for _ in range(60)]
@@ -203,7 +201,7 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     alone = maps["separate"].loc[120:, ["x", "y"]].to_numpy()
     assert np.array_equal(alone, fit_map(features[SITES[2]], umap, umap.seed))
 
-    quality, whole = read_quality(), read_plot("reduce/map_quality")
+    quality, whole = Run(Path()).map_quality, Run(Path()).table("reduce/map_quality")
     assert set(quality["measure"]) == set(MAP_MEASURES)
     found = quality.query("layout == 'separate' and measure == 'trustworthiness'").set_index("point")["value"]
     expected = trustworthiness(features[SITES[2]], alone, n_neighbors=15)
@@ -214,13 +212,13 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
     pd.testing.assert_frame_equal(whole[columns], of_layouts, check_dtype=False)
     by_name = whole.set_index(["layout", "measure"])
-    for layout, numbers in read_metrics("reduce").items():
+    for layout, numbers in Run(Path()).metrics("reduce").items():
         assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
         for name, value in numbers.items():
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
             assert value > by_name.loc[(layout, name), "chance"] + 0.1
 
-    movement = read_plot("reduce/movement")
+    movement = Run(Path()).table("reduce/movement")
     assert list(movement.columns) == list(COLUMNS)
     seeds = movement.groupby("layout")["seeds"].first().to_dict()
     assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
@@ -232,19 +230,19 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     workspace(umap={**QUICK, "layouts": ["separate"], "max_points": 100})
     write_stores(60)
     reduce.main(read_parameters())
-    table = read_map("separate")
+    table = Run(Path()).map("separate")
     assert len(table) == 99
     positions = [tuple(rows["position"]) for _, rows in table.groupby(["layer", "point"])]
     assert len(set(positions)) == 1
     assert table.groupby("document").size().tolist() in ([48, 51], [51, 48])
-    assert not (MAPS / "joint.parquet").exists()
-    assert {name: list(values) for name, values in read_metrics("reduce").items()} == {
+    assert not (Run(Path()).maps / "joint.parquet").exists()
+    assert {name: list(values) for name, values in Run(Path()).metrics("reduce").items()} == {
         "separate": ["trustworthiness", "neighbours_kept"]
     }
-    whole = read_plot("reduce/map_quality")
+    whole = Run(Path()).table("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
-    assert list(read_plot("reduce/movement").columns) == list(COLUMNS)
-    assert read_plot("reduce/movement").empty  # without a map in one plane
+    assert list(Run(Path()).table("reduce/movement").columns) == list(COLUMNS)
+    assert Run(Path()).table("reduce/movement").empty  # without a map in one plane
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine", "manhattan"])
@@ -391,17 +389,21 @@ def test_few_tokens_and_equal_vectors_give_every_layout(workspace: Workspace, to
         store.write_block(ACTIVATIONS, SITES[1], slice(0, 40), block.astype(np.float16))
     reduce.main(read_parameters())
     for layout in LAYOUTS:
-        places = read_map(layout)[["x", "y"]].to_numpy()
+        places = Run(Path()).map(layout)[["x", "y"]].to_numpy()
         assert places.shape == (len(SITES) * number, 2)
         assert np.isfinite(places).all()
-    assert (read_metrics("reduce")["separate"]["trustworthiness"] is None) == (number < 3)
-    quality = read_quality()
+    assert (Run(Path()).metrics("reduce")["separate"]["trustworthiness"] is None) == (number < 3)
+    quality = Run(Path()).map_quality
     of_point = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]["value"]
     assert of_point.isna().all() == (number < 3 or tokens == "equal")
 
 
 def outputs() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (*MAPS.iterdir(), *Path("reports").rglob("*.*")) if path.is_file()}
+    return {
+        path.name: path.read_bytes()
+        for path in (*Run(Path()).maps.iterdir(), *Path("reports").rglob("*.*"))
+        if path.is_file()
+    }
 
 
 def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(

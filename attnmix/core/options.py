@@ -21,7 +21,7 @@ from pydantic import (
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
-from attnmix.store import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]

@@ -29,7 +29,7 @@ from attnmix.figures.style import (
     set_limits,
 )
 from attnmix.figures.tokens import CapturedTexts, frequent_words, words
-from attnmix.store.maps import map_sites
+from attnmix.store.runs import map_sites
 
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last

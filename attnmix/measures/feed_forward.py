@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # no code of models is among what maps and figures depend on
     from attnmix.measures.layers import Block
 
 STEP = 1e-4  # of the difference that gives g'(0)

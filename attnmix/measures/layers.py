@@ -69,7 +69,7 @@ class Norm:
 class NoNorm(Norm):
     """In the place of a norm that a family does not have: it changes nothing."""
 
-    absent: ClassVar[bool] = True
+    absent = True
 
     def linear(self, part: Tensor) -> Tensor:
         return part

@@ -23,7 +23,6 @@ from transformers import (
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.models.attention import OBSERVED
-from attnmix.store.checkpoints import FINETUNED
 from attnmix.store.files import made
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -166,7 +165,7 @@ def _shortened(names: list[str]) -> str:
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", "finetune" if folder == FINETUNED else "download")
+    made(folder / "config.json", "finetune" if folder.name == "finetuned" else "download")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:

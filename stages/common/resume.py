@@ -32,8 +32,8 @@ def declared(stage: str) -> dict[str, Any]:
     return entry
 
 
-def unfinished_folder(stage: str, parameters: Parameters) -> Path:
-    """Return the folder of the stage's unfinished work for its current inputs; remove its folders for other inputs."""
+def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
+    """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
     from attnmix.arithmetic.kernels import computed_on  # loads torch
 
     packages = sorted({f"{each.name} {each.version}" for each in distributions()})
@@ -45,14 +45,14 @@ def unfinished_folder(stage: str, parameters: Parameters) -> Path:
     settings = [chosen, platform.python_version(), packages, computed_on(parameters.arithmetic)]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared(stage)["deps"]:
-        # Code is this program's own; data lies in the working folder.
-        path = REPOSITORY / name if name.startswith(("attnmix", "stages")) else Path(name)
+        # Code is this program's own; data lies in the run's folder.
+        path = REPOSITORY / name if name.startswith(("attnmix", "stages")) else root / name
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and "__pycache__" not in file.parts:
                 with file.open("rb") as opened:
                     digest.update(hashlib.file_digest(opened, "sha256").digest())
                 digest.update(file.name.encode())
-    folder = UNFINISHED / stage / digest.hexdigest()[:16]
+    folder = root / UNFINISHED / stage / digest.hexdigest()[:16]
     if os.environ.get("RANK", "0") == "0" and folder.parent.is_dir():  # the first of several processes clears up
         for other in folder.parent.iterdir():
             if other != folder:
@@ -71,16 +71,16 @@ def publish(unfinished: Path, output: Path) -> None:
 def clear(folder: Path) -> None:
     """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
-    remove_empty(folder.parent.name)
+    remove_empty(folder.parent.name, folder.parents[1])
 
 
-def remove_empty(stage: str) -> None:
+def remove_empty(stage: str, unfinished: Path = UNFINISHED) -> None:
     """Remove the stage's empty unfinished folders, and the folder of all stages where it is empty."""
-    for folder, _, _ in os.walk(UNFINISHED / stage, topdown=False):
+    for folder, _, _ in os.walk(unfinished / stage, topdown=False):
         with suppress(OSError):  # not empty
             Path(folder).rmdir()
     with suppress(OSError):
-        UNFINISHED.rmdir()
+        unfinished.rmdir()
 
 
 def kept(stage: str) -> str:

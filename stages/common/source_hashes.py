@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from attnmix.core.options import Parameters
 from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.sources import Sources, read_sources
+from attnmix.store.runs import Run
+from attnmix.store.writers import Sources
 
 CACHE = Path(".dvc/tmp/sources.json")
 """sha256 of files that were read before, by their `_state`; it may be deleted."""
@@ -23,7 +24,7 @@ SAMPLE = Path("data/sample")
 SETTLED_SECONDS = 2  # a file that is written again later than this has another time
 
 
-def hash_sources(parameters: Parameters) -> Sources:
+def hash_sources(parameters: Parameters, run: Run) -> Sources:
     """Return, by parameter and its value, the sha256 of each file.
 
     Files that are not here count as they were at the last look, as in a clone.
@@ -31,7 +32,7 @@ def hash_sources(parameters: Parameters) -> Sources:
     base = parameters.model.base_model
     names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
     names |= {"model.base": base.name} if base else {}
-    before, cache = read_sources(), _read_cache()
+    before, cache = run.sources, _read_cache()
     hashes: Sources = {}
     settled: dict[str, str] = {}
     for key, name in names.items():

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import CaptureParameters
-from attnmix.store import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages.common.resume import UNFINISHED, declared, remove_empty
 
 
