@@ -20,6 +20,7 @@ from attnmix.core.options import Parameters, RenderParameters
 from attnmix.figures.animation import write_animation
 from attnmix.figures.atlas import draw_atlas
 from attnmix.figures.joint_pages import draw_joint_pages
+from attnmix.figures.labels import POINTS_PER_SECOND
 from attnmix.figures.mixing_curves import draw_by_layer, draw_steps
 from attnmix.figures.mixing_matrices import draw_matrices
 from attnmix.figures.mixing_reviews import draw_reviews
@@ -68,7 +69,7 @@ def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) ->
     if plane:
         table = run.map(plane)
         path = run.figures / f"{plane}.gif"
-        yield write_animation, table, captured, path, figures.points_per_second
+        yield write_animation, table, captured, path, POINTS_PER_SECOND
         yield draw_residual, plane, table, captured, run.figures / "residual", figures
     else:
         logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))

@@ -21,8 +21,8 @@ from conftest import (
 )
 from head_parts import random_parts
 
-from attnmix.core.options import Parameters
 from attnmix.core.points import Site
+from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
@@ -57,7 +57,6 @@ def make_run(folder: Path) -> Path:
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
         measure={"documents": 4, "gradient_documents": 0},
         umap={"layouts": LAYOUTS},
-        render={"points_per_second": 20},
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
@@ -79,6 +78,7 @@ def make_run(folder: Path) -> Path:
         write_table(Run(Path()).token_scores_file, scores)
         tokens.loc[2 : 1 + len(HOSTILE), "label"] = HOSTILE
         write_captured_tokens(tokens, Run(Path()).texts)
+        patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
         write_page(read_parameters(), Run(Path()))
     return folder
 
@@ -99,8 +99,10 @@ def open_values(page: Any, pane: str) -> Any:
     return files
 
 
-def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
-    write_page(parameters or read_parameters(), Run(Path()))
+def shown_again(chromium: Any, points_per_second: int = 20) -> Opened:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
+        write_page(read_parameters(), Run(Path()))
     return Opened(chromium, Run(Path()).page)
 
 

@@ -33,7 +33,7 @@ READ_BY = {
     "faithfulness: documents": "tokenize faithfulness render",
     "faithfulness: max_length": "faithfulness render",
     "umap: metric seed n_neighbors min_dist layouts max_points stability_seeds": "reduce render",
-    "render: formats dpi frequent_words points_per_second": "render",
+    "render: formats dpi": "render",
 }
 # The stages that run again after one whose outputs have changed.
 FOLLOWED_BY = {

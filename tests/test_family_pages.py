@@ -32,7 +32,7 @@ def finished(folder: Path, family: FamilyRun) -> Path:
         folder,
         capture={"documents": [], "texts": ["The film was dull."]},
         umap={"stability_seeds": [3]},
-        render={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
+        render={"formats": ["svg"], "dpi": 50},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -17,7 +17,6 @@ from attnmix.page.arrays import visible
 from attnmix.store import features as store
 from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import Run
-from stages.common.parameters import read_parameters
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
@@ -82,9 +81,7 @@ LAST_PICTURE = """() => {
 
 
 def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
-    parameters = read_parameters()
-    figures = parameters.render.model_copy(update={"points_per_second": 2})
-    shown = shown_again(chromium, parameters.model_copy(update={"render": figures}))
+    shown = shown_again(chromium, points_per_second=2)
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()

@@ -229,8 +229,6 @@ class UmapParameters(_Section):
 class RenderParameters(_Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
     dpi: Annotated[int, Field(ge=30, le=1200)] = 300
-    frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
-    points_per_second: Annotated[int, Field(ge=1, le=20)] = 2
 
 
 class Parameters(_Section):

@@ -35,7 +35,7 @@ def write_page(
     """Write `run.page` from what the earlier stages left in `run`; `describe` puts the run into words."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(parameters, tokens, run)
-    data = page_data(run, tokens, parameters.render.points_per_second, words.checkpoints)
+    data = page_data(run, tokens, words.checkpoints)
     script, charts = page_script(), Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():
         raise AssertionError("d3's script would end the element that holds it")

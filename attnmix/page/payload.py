@@ -167,7 +167,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoints: Mapping[str, str]) -> Payload:
+def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Payload:
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves, differences = run.mixing
@@ -180,7 +180,7 @@ def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoint
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
     return {
-        "pointsPerSecond": points_per_second,
+        "pointsPerSecond": vocabulary.POINTS_PER_SECOND,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
             "checkpoints": dict(checkpoints),
