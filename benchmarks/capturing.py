@@ -97,8 +97,9 @@ def forward(ready: Work, length: int | None = None) -> None:
 
 def pipeline() -> None:
     """The stage, with the digest of its inputs."""
-    from stages import capture
+    from stages import capture, tokenize
 
+    tokenize.main(read_parameters())
     capture.main(read_parameters())
 
 

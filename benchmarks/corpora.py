@@ -29,27 +29,33 @@ WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "
 
 
 def measure(documents: int) -> None:
-    from stages import measure
+    from stages import measure, tokenize
 
     parameters = read_parameters()
     mixing = parameters.measure.model_copy(update={"documents": documents})
-    measure.main(parameters.model_copy(update={"measure": mixing}))
+    parameters = parameters.model_copy(update={"measure": mixing})
+    tokenize.main(parameters)
+    measure.main(parameters)
 
 
 def capture(documents: int) -> None:
-    from stages import capture
+    from stages import capture, tokenize
 
     parameters = read_parameters()
     chosen = parameters.capture.model_copy(update={"documents": list(range(documents))})
-    capture.main(parameters.model_copy(update={"capture": chosen}))
+    parameters = parameters.model_copy(update={"capture": chosen})
+    tokenize.main(parameters)
+    capture.main(parameters)
 
 
 def captured() -> str:
-    from attnmix.store.features import read_tokens
-    from attnmix.store.layout import ACTIVATIONS
+    from pathlib import Path
 
-    tokens = read_tokens(ACTIVATIONS)
-    shutil.rmtree(ACTIVATIONS)
+    from attnmix.store.runs import Run
+
+    run = Run(Path())
+    tokens = run.tokens
+    shutil.rmtree(run.activations)
     return (
         f"Reviews, joined and cut to {LONG} tokens each; BERT of {_said(WIDE)}, with random weights; all points; "
         f"{len(tokens):,} tokens in the last."

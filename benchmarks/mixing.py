@@ -65,17 +65,21 @@ class _Ready(NamedTuple):
 
 
 def _ready() -> _Ready:
+    import pandas as pd
+
     from attnmix.measures.batches import BatchMeasurer
-    from attnmix.measures.documents import chosen_documents
-    from attnmix.models.encoding import batches_by_tokens
+    from attnmix.measures.documents import documents_of
+    from attnmix.models.encoding import batches_by_tokens, tokenize_texts
     from attnmix.models.loading import load_base, load_tokenizer
     from benchmarks.timing import device
 
     parameters = read_parameters()
     tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(device())
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
-    length = parameters.capture.max_length
-    kinds = [chosen_documents(tokenizer, drawn, texts, length, length) for drawn in ({}, texts)]
+    tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
+    tokens = pd.concat([each.table for each in tokenized])
+    table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), captured=True, label=0)
+    kinds = [documents_of(table.assign(measured=measured), tokens) for measured in (False, True)]
     batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.capture.batch_tokens)
     every, six = (BatchMeasurer(base, FINETUNED, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
     return _Ready(every, six, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))

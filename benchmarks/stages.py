@@ -32,9 +32,10 @@ from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.options import Parameters
 from attnmix.core.points import Site
-from attnmix.store.features import read_tokens, stored_sites
+from attnmix.store.features import stored_sites
 from attnmix.store.layout import Layout
 from attnmix.store.reviews import split_file
+from attnmix.store.runs import open_run
 from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
@@ -156,7 +157,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
     if "maps" in folders:
         maps = root / "maps"
         fresh_process(["-m", "stages", "capture"], maps, threads, root / "compiled")
-        tokens = read_tokens(Layout(maps).activations)
+        tokens = open_run(maps).tokens
         _write_map(maps, stored_sites(Layout(maps).activations), tokens)
         write_ratios(maps, tokens, size.layers)
 

@@ -28,28 +28,26 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
 from attnmix.core.points import POINTS, Site
 from attnmix.models.capture_points import widths
-from attnmix.models.encoding import Reading, batches_by_tokens, padded, readings
+from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
 from attnmix.models.feature_writer import Batch, Part, RowBlocks
-from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer
+from attnmix.models.loading import load_classifier, load_tokenizer
 from attnmix.store import features as store
+from attnmix.store import tokens as tokens_store
 from attnmix.store.files import CHECKED, writing
 from attnmix.store.runs import Run
 from attnmix.store.shard_writer import Block
 from stages.common.resources import check_disk, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.selection import chosen_texts
 from stages.common.stage_lock import check_store
 
-TEXTS_AT_ONCE = 100
-NAMED = 5  # texts in one warning
 TOKEN_IDS = "token_ids.bin"  # as NumPy reads it into every process
 SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
@@ -60,14 +58,12 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     check_store(parameters.capture)
     use(parameters.arithmetic)
-    choose = partial(chosen_texts, parameters.capture, parameters.seed, run.reviews)
-    capture_texts(parameters, choose, run.finetuned, run)
+    capture_texts(parameters, run.finetuned, run)
 
 
-def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], checkpoint: Path, run: Run) -> None:
-    """Write `features/capture/` of `run` in the model at `checkpoint`, of the texts by name that `choose` gives."""
+def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
+    """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left."""
     capture = parameters.capture
-    check_max_length("capture.max_length", capture.max_length, checkpoint)
     state = PartialState(cpu=not torch.cuda.is_available())
     with ThreadPoolExecutor(1) as beside:  # it reads the whole model too
         unfinished = beside.submit(unfinished_folder, "capture", parameters, run.root)
@@ -81,7 +77,7 @@ def capture_texts(parameters: Parameters, choose: Callable[[], dict[str, str]], 
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        lengths = _write_texts(folder, base, tokenizer, choose(), capture.max_length)
+        lengths = _write_tokens(folder, run)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if isinstance(arrays, Path):
             size = plan.tokens * sum(wanted.values()) * np.dtype(plan.dtype).itemsize
@@ -132,55 +128,25 @@ def _reach(lengths: Lengths, rows: slice) -> list[int]:
     return list(map(int, np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))))
 
 
-def _write_texts(
-    folder: Path, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: dict[str, str], max_length: int
-) -> Lengths:
-    """Write the texts, the tokens table, and all token ids in a row, a block at a time; the tokens of each text.
-
-    A decoder beside an encoder sees the tokens one later, after the token that it starts with: `decoder_token`.
-    """
-    store.write_texts(folder / "stores", texts)
-    starts_decoder = base.config.decoder_start_token_id if base.config.is_encoder_decoder else None
+def _write_tokens(folder: Path, run: Run) -> Lengths:
+    """Write the table of the stores' rows, and all token ids in a row, a block at a time; the tokens of each text."""
+    lengths: Lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
     fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
-    schema = pa.schema(fields if starts_decoder is None else [*fields, ("decoder_token", pa.string())])
-    names = list(texts)
-    lengths: list[int] = []
+    schema = pa.schema(fields)
     ids_file, tokens_file = folder / TOKEN_IDS, store.tokens_file(folder / "stores")
+    left = int(lengths.sum())
     with (
         writing(tokens_file) as path,
         pq.ParquetWriter(path, schema, **CHECKED) as writer,
         writing(ids_file),
         ids_file.open("wb") as file,
     ):
-        for start in range(0, len(names), TEXTS_AT_ONCE):
-            block = names[start : start + TEXTS_AT_ONCE]
-            encoded, read = readings(tokenizer, [texts[name] for name in block], max_length)
-            _warn(dict(zip(block, read, strict=True)))
-            ids = [token for text in encoded for token in text]
-            np.asarray(ids, dtype=np.int32).tofile(file)
-            columns = [
-                [name for name, text in zip(block, encoded, strict=True) for _ in text],
-                [position for text in encoded for position in range(len(text))],
-                ids,
-                tokenizer.convert_ids_to_tokens(ids),
-            ]
-            if starts_decoder is not None:
-                seen = [token for text in encoded for token in (starts_decoder, *text[:-1])]
-                columns.append(tokenizer.convert_ids_to_tokens(seen))
-            writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
-            lengths += map(len, encoded)
-    return np.asarray(lengths, dtype=np.int64)
-
-
-def _warn(read: Mapping[str, Reading]) -> None:
-    """Say which texts the model does not see whole, or hardly knows a word of."""
-    for said, names in (
-        ("cut to capture.max_length", [f"{name} ({each.whole} tokens)" for name, each in read.items() if each.is_cut]),
-        ("mostly tokens that the model does not know", [name for name, each in read.items() if each.is_unknown]),
-    ):
-        if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            logging.warning("%s: %s%s", said, ", ".join(names[:NAMED]), more)
+        for block in run.token_blocks(columns=schema.names, blocks=range(-(-len(lengths) // tokens_store.BLOCK))):
+            captured = block.iloc[:left]
+            writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
+            captured["token_id"].to_numpy().tofile(file)
+            left -= len(captured)
+    return lengths
 
 
 class _Units:

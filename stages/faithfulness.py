@@ -11,7 +11,6 @@ classifier is compared with the last layer's mixing ratio, among reviews of one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +21,15 @@ from tqdm import tqdm
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
-from attnmix.core.options import CaptureParameters, Parameters
+from attnmix.core.options import Parameters
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import ALL, agreement, faithfulness_table, margin_correlation, probability_drops
-from attnmix.measures.documents import Document, chosen_documents
+from attnmix.measures.documents import Document, read_documents
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.models.encoding import readings
-from attnmix.models.loading import check_max_length
 from attnmix.store.files import write_table
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
-from stages.common.selection import chosen_rows, chosen_texts, drawn_reviews
 
 Doubles = npt.NDArray[np.float64]
 
@@ -45,18 +40,10 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens)
-    documents = {}
-    for name, section, number in (
-        ("faithfulness", parameters.faithfulness, parameters.faithfulness.documents),
-        ("capture", parameters.capture, parameters.measure.documents),
-    ):
-        check_max_length(f"{name}.max_length", section.max_length, run.finetuned)
-        drawn = drawn_reviews(number, parameters.seed, run.reviews)
-        documents[name] = chosen_documents(classifier.tokenizer, drawn, {}, section.max_length, section.max_length)
-    removed = _removals(classifier, documents["faithfulness"], parameters.seed)
-    margins, checkpoints = _margins(classifier, documents["capture"], run)
+    removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
+    margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints)
-    predictions, scores = _captured(classifier, parameters.capture, parameters.seed, run.reviews)
+    predictions, scores = _captured(classifier, parameters.seed, run)
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/margin_correlation", correlations, run.tables)
@@ -68,10 +55,16 @@ def main(parameters: Parameters) -> None:
     write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
-def _removals(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `faithfulness.csv` of the reviews in which tokens are removed."""
+def _reviews(kind: str, run: Run) -> list[Document]:
+    """Return the `measured` or `removed` reviews in the order of the test split."""
+    return sorted(read_documents(kind, run), key=lambda document: int(document.name.removeprefix("test/")))
+
+
+def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
+    """Return `faithfulness.csv` of the reviews in which tokens are removed, each cut to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     drops, agreements = [], []
+    documents = [document.cut(max_length) for document in _reviews("removed", run)]
     for document in tqdm(documents, desc="token scores", unit="review", disable=None):
         review = Review(classifier, document, generator)
         scores = {name: each.scores(review) for name, each in methods.items()}
@@ -82,15 +75,15 @@ def _removals(classifier: Classifier, documents: Sequence[Document], seed: int) 
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier, documents: Sequence[Document], run: Run) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, a row for each drawn review, and the checkpoints whose last layer's ratio is a column."""
+    documents = _reviews("measured", run)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
-    labels = read_split("test", run.reviews)["label_name"].to_numpy()
     highest, names = logits_NC.topk(2).values, [document.name for document in documents]
     table = pd.DataFrame(
         {
             "document": names,
-            "label": labels[[int(name.removeprefix("test/")) for name in names]],
+            "label": run.documents.set_index("document")["label_name"].loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
             "tokens": [len(document) for document in documents],
@@ -104,26 +97,19 @@ def _margins(classifier: Classifier, documents: Sequence[Document], run: Run) ->
     return table.join(by_review, on="document"), checkpoints
 
 
-def _captured(
-    classifier: Classifier, capture: CaptureParameters, seed: int, reviews: Path
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _captured(classifier: Classifier, seed: int, run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return `predictions.parquet`, the captured texts' classes, and `captured.parquet`, scores of their tokens.
 
     The scores are those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be.
     """
-    texts, labels = chosen_texts(capture, seed, reviews), read_split("test", reviews)["label_name"]
-    label_names = [labels[row] for row in chosen_rows(capture, seed, reviews)] + [None] * len(capture.texts)
-    _, read = readings(classifier.tokenizer, list(texts.values()), capture.max_length)
-    documents = chosen_documents(classifier.tokenizer, {}, texts, capture.max_length, capture.max_length)
     generator = np.random.default_rng(seed)
     predictions, tables = [], []
-    for document, label, (tokens, whole, unknown) in zip(documents, label_names, read, strict=True):
+    for document in read_documents("captured", run):
         review = Review(classifier, document, generator)
-        predicted = classifier.classes[review.predicted]
-        predictions.append((document.name, predicted, review.probability, label, tokens, whole, unknown))
+        predictions.append((document.name, classifier.classes[review.predicted], review.probability))
         columns = {"document": document.name, "position": np.arange(len(document), dtype=np.int32)}
         for name in IMPORTANCE_NAMES:
             (scores_T,) = ATTRIBUTIONS[name].scores(review)
             tables.append(pd.DataFrame({**columns, "method": name, "score": scores_T}))
-    names = ["document", "predicted", "probability", "label", "tokens", "whole_tokens", "unknown_tokens"]
+    names = ["document", "predicted", "probability"]
     return pd.DataFrame(predictions, columns=names), pd.concat(tables, ignore_index=True)

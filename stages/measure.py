@@ -11,8 +11,7 @@ one by one in float64. Writes `features/measure/`, the tables of the measures un
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,7 +28,7 @@ from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 from attnmix.core.options import MeasureParameters, Parameters
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import RANDOM, random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Document, each_chosen_document
+from attnmix.measures.documents import CLASSES
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sums import GROUPS
@@ -50,8 +49,7 @@ from attnmix.store.writers import (
 )
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.selection import chosen_texts, drawn_rows, review_labels, review_name, review_texts
-from stages.measuring.corpus import Corpus, write_corpus
+from stages.measuring.corpus import Corpus
 from stages.measuring.progress import CheckpointMeasures
 
 FLOAT32_BYTES = 4
@@ -63,17 +61,19 @@ def main(parameters: Parameters) -> None:
     run = Run(Path())
     trained = parameters.finetune.epochs > 0 or parameters.model.base
     checkpoints = CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
-    measure(parameters, _documents(parameters, checkpoints, run), checkpoints, run)
+    measure(parameters, checkpoints, run)
 
 
-def measure(parameters: Parameters, documents: Iterable[Document], checkpoints: Sequence[str], run: Run) -> None:
-    """Write what is measured of the `documents`, which are read once, a block in memory at a time."""
+def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> None:
+    """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
     weights = {checkpoint: run.checkpoints[checkpoint] for checkpoint in checkpoints}
     tokenizer = load_tokenizer(weights[checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters, run.root)
-    corpus = _corpus(folder / "documents", documents, state)
+    corpus = Corpus(run)
+    for path in weights.values():
+        check_max_length("capture.max_length", int(corpus.lengths.max()), path)
     chosen = corpus.drawn(mixing.gradient_documents, seed)
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
     measured: dict[str, CheckpointMeasures] = {}
@@ -115,16 +115,6 @@ def measure(parameters: Parameters, documents: Iterable[Document], checkpoints: 
         logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
 
 
-def _corpus(folder: Path, documents: Iterable[Document], state: PartialState) -> Corpus:
-    """Return the documents on disk, which the main process writes; the others wait for it."""
-    if not state.is_main_process:
-        state.wait_for_everyone()
-    write_corpus(folder, documents)
-    if state.is_main_process:
-        state.wait_for_everyone()
-    return Corpus(folder)
-
-
 def _check_room(
     base: PreTrainedModel, mixing: MeasureParameters, checkpoints: int, corpus: Corpus, folder: Path
 ) -> None:
@@ -162,21 +152,6 @@ def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParamet
             f"allowed: {', '.join(family.present(RATIOS))}"
         )
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
-
-
-def _documents(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Iterator[Document]:
-    """Return the captured and the drawn documents; `InputError` where a model does not take texts of their length."""
-    mixing, capture = parameters.measure, parameters.capture
-    weights = [run.checkpoints[checkpoint] for checkpoint in checkpoints]
-    for path in weights:
-        check_max_length("measure.gradient_max_length", mixing.gradient_max_length, path)
-        check_max_length("capture.max_length", capture.max_length, path)
-    rows, labels = drawn_rows(mixing.documents, parameters.seed, run.reviews), review_labels(run.reviews)
-    drawn = {review_name(row): int(labels[row]) for row in rows.tolist()}
-    captured = chosen_texts(capture, parameters.seed, run.reviews)
-    tokenizer, texts = load_tokenizer(weights[0]), review_texts(rows, run.reviews)
-    documents = each_chosen_document(tokenizer, drawn.keys(), texts, captured, capture.max_length, capture.max_length)
-    return (replace(each, label=drawn[each.name]) if each.counted else each for each in documents)
 
 
 def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:

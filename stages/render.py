@@ -28,7 +28,7 @@ from attnmix.figures.mixing_strips import draw_strips
 from attnmix.figures.residual import draw_residual
 from attnmix.figures.style import find_fallback_fonts, paper_style
 from attnmix.figures.text_layers import text_layers
-from attnmix.figures.tokens import CapturedTexts, read_captured, with_classes
+from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.store.runs import Run
@@ -39,7 +39,7 @@ MAX_PROCESSES = 4  # each takes a second to start
 def main(parameters: Parameters) -> None:
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
-    captured = read_captured(with_classes(run.tokens, run), run.steps)
+    captured = read_captured(run.tokens, run.steps)
     drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured, parameters.render)]
     draw_all(drawings, captured)
     write_page(parameters, run)

@@ -14,22 +14,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-
-import pandas as pd
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
-from attnmix.measures.documents import chosen_documents
 from attnmix.models.compatibility import prove_model
-from attnmix.models.encoding import readings
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import load_tokenizer, longest_text
+from attnmix.models.loading import longest_text
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import describe_texts
-from attnmix.store.files import write_table
 from attnmix.store.layout import ACTIVATIONS, Layout
 from attnmix.store.runs import Run
 from stages.capture import capture_texts
@@ -38,6 +32,7 @@ from stages.common.parameters import read_parameters
 from stages.common.stage_lock import check_folder
 from stages.measure import measure
 from stages.reduce import reduce
+from stages.tokenize import free_texts, write_tokens
 
 CHECKPOINT = "pretrained"
 KEPT = ("index.html", "plots", "features")
@@ -56,7 +51,7 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
         with _named(run.pretrained, parameters.model.name):
             fetch_model(parameters.model, run.pretrained)
             prove_model(run.pretrained, texts)
-            _run_stages(_for_texts(parameters, texts, run), texts, run)
+            _run_stages(_for_texts(parameters, texts, run), run)
         to.mkdir(parents=True, exist_ok=True)
         for name, path in zip(KEPT, (run.page, run.tables, run.activations.parent), strict=True):
             if (to / name).is_dir():
@@ -75,17 +70,11 @@ def _for_texts(parameters: Parameters, texts: Sequence[str], run: Run) -> Parame
     )
 
 
-def _run_stages(parameters: Parameters, texts: Sequence[str], run: Run) -> None:
-    length = parameters.capture.max_length
-    by_name = {f"text/{number}": text for number, text in enumerate(texts)}
-    capture_texts(parameters, lambda: by_name, run.pretrained, run)
-    tokenizer = load_tokenizer(run.pretrained)
-    # Each is captured, and counts.
-    documents = chosen_documents(tokenizer, {}, by_name, length, length)
-    measure(parameters, [replace(each, counted=len(each)) for each in documents], [CHECKPOINT], run)
-    read = pd.DataFrame(readings(tokenizer, texts, length)[1], index=list(by_name))
-    named = {"whole": "whole_tokens", "unknown": "unknown_tokens"}
-    write_table(run.predictions_file, read.rename(columns=named).reset_index(names="document"))
+def _run_stages(parameters: Parameters, run: Run) -> None:
+    texts = free_texts(parameters.capture, measured=True)
+    write_tokens(texts, parameters.capture.max_length, run.pretrained, run)
+    capture_texts(parameters, run.pretrained, run)
+    measure(parameters, [CHECKPOINT], run)
     reduce(parameters.umap, CHECKPOINT, run)
     write_page(parameters, run, describe_texts)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,16 @@ from transformers import (
 )
 
 from attnmix.arithmetic import kernels
+from attnmix.core.names import NEWLINE, SPACE
+from attnmix.measures.documents import Document, documents_of
+from attnmix.models.encoding import tokenize_texts
+from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
+from attnmix.store.tokens import write_tokenized
 from attnmix.store.writers import write_metrics
+from stages import tokenize
+from stages.common.parameters import read_parameters
 
 kernels.use(settings.PORTABLE)
 
@@ -118,8 +126,8 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
-    row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_table(Run(Path()).predictions_file, pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
+    table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
+    write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
@@ -140,11 +148,13 @@ def write_reviews(folder: Path, test: int = 12) -> None:
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """`folder` with the reviews and the fine-tuned model that capture reads, where it has none."""
+    """`folder` with reviews, a fine-tuned model and, where it has parameters, the tokens that capture reads."""
     if not (folder / "data/reviews").exists():
         write_reviews(folder / "data/reviews")
     if not (folder / "models/finetuned").exists():
         shutil.copytree(checkpoint, folder / "models/finetuned")
+    if (folder / "params.yaml").exists():
+        tokenize_in(folder)
     return folder
 
 
@@ -155,6 +165,59 @@ def digest(folder: Path) -> str:
         if path.is_file():
             found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return found.hexdigest()
+
+
+def tokenize_in(folder: Path) -> None:
+    """Run the stage `tokenize` in `folder`, whose params.yaml says of what."""
+    with chdir(folder):
+        tokenize.main(read_parameters())
+
+
+def run_tokenized(stage: Any, folder: Path | None = None) -> None:
+    """Run `stage`, a module, in `folder` or the current one, and `tokenize` before it."""
+    with chdir(folder or Path.cwd()):
+        for each in (tokenize, stage):
+            each.main(read_parameters())
+
+
+def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
+    """Documents of the named texts, in the statistics and not captured."""
+    tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
+    table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0)
+    return documents_of(table.assign(captured=False, measured=True), pd.concat([each.table for each in tokenized]))
+
+
+def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
+    """Rows of `features/tokenize/tokens.parquet` of tokens by their labels; `special` are classes of special tokens.
+
+    Labels are WordPiece's, or, where one begins with a space, those of tokenizers that write spaces.
+    """
+    spaced, end, word, before, rows = any(label[0] == SPACE for label in labels if label), 0, -1, "", []
+    for label in labels:
+        text = label.strip(SPACE) if spaced else label.removeprefix("##") or label
+        apart = label[:1] in (SPACE, NEWLINE) or before[-1:] == NEWLINE if spaced else text == label
+        start, sign = end + apart, not any(map(str.isalnum, text))
+        if label in special:
+            rows.append((-1, -1, -1, special[label]))
+        else:
+            word += apart or sign or word < 0 or not any(map(str.isalnum, before))
+            rows.append((start, end := start + len(text), word, "punctuation" if sign else "word"))
+        before = label
+    table = pd.DataFrame(rows, columns=["start", "end", "word", "token_class"])
+    return table.assign(document=document, position=range(len(labels)), token_id=0, token=labels, label=labels)
+
+
+def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
+    """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
+    run = Run(folder or Path())
+    captured = {"captured": True, "measured": False, "removed": False, "label": -1, "label_name": None}
+    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured, unknown_tokens=0)
+    table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
+    missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
+    missing["token_class"] = "word"
+    tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
+    write_tokenized(run, [(table, tokens)], "decoder_token" in tokens)
+    write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
 
 
 Workspace = Callable[..., Path]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, write_captured_texts, write_download_metrics
+from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captured_tokens, write_download_metrics
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
@@ -26,8 +26,10 @@ CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
 HEADS_NUMBER = 2
 # ruff: noqa: RUF001, SIM905  # signs that look like others; a list of tokens reads better as words
-BYTES = "The Ġfilm Ġwas n âĢĻ t Ġd ull , Ġbut Ġthe Ġcaf Ã© Ġfilm ĠðŁĺ Ģ Ġwas : Ċ The Ġend Ġof Ġthe Ġfilm .".split(" ")
-SPACES = "▁The ▁film ▁was n ’ t ▁d ull , ▁but ▁the ▁caf é ▁film ▁ <0xF0> <0x9F> ▁the ▁end ▁of ▁the ▁film .".split(" ")
+BYTES = "The ␣film ␣was n ’ t ␣d ull , ␣but ␣the ␣caf é ␣film ␣\U0001f600 … ␣was : ⏎ The ␣end ␣of ␣the ␣film .".split(
+    " "
+)
+SPACES = "␣The ␣film ␣was n ’ t ␣d ull , ␣but ␣the ␣caf é ␣film ␣ \U0001f600 … ␣the ␣end ␣of ␣the ␣film .".split(" ")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,8 +144,7 @@ def _causal(generator: np.random.Generator, matrices: int, length: int) -> npt.N
 
 
 def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataFrame:
-    tokens = pd.DataFrame({"document": "text/0", "position": range(len(family.tokens))})
-    tokens = tokens.assign(token_id=1, token=family.tokens)
+    tokens = tokens_table(family.tokens, family.special, "text/0")
     if family.decoder_start:
         tokens["decoder_token"] = [family.decoder_start, *family.tokens[:-1]]
     for site in family.sites():
@@ -151,8 +152,7 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
         store.create_stores(Run(Path()).activations, [site], store.plan_store(len(tokens), width, "float16"))
         block = generator.normal(size=(len(tokens), width)).astype(np.float16)
         store.write_block(Run(Path()).activations, site, slice(0, len(tokens)), block)
-    tokens.to_parquet(store.tokens_file(Run(Path()).activations), index=False)
-    store.write_texts(Run(Path()).activations, {"text/0": family.text})
+    write_captured_tokens(tokens, {"text/0": family.text})
     return tokens
 
 

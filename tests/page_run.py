@@ -14,6 +14,7 @@ from conftest import (
     REPOSITORY,
     toy_reviews,
     write_captured_texts,
+    write_captured_tokens,
     write_download_metrics,
     write_parameters,
     write_tiny_bert,
@@ -28,10 +29,10 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.layout import ACTIVATIONS, contributions_folder, heads_folder
+from attnmix.store.layout import contributions_folder, heads_folder
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
-from stages import capture, measure, reduce
+from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
 
 HOSTILE = [
@@ -66,24 +67,24 @@ def make_run(folder: Path) -> Path:
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for stage in (capture, measure, reduce):
+        for stage in (tokenize, capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
         write_download_metrics()
-        tokens = store.read_tokens(ACTIVATIONS)
+        tokens = Run(Path()).tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
         scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
         write_table(Run(Path()).token_scores_file, scores)
-        tokens.loc[2 : 1 + len(HOSTILE), "token"] = HOSTILE
-        tokens.to_parquet(store.tokens_file(ACTIVATIONS), index=False)
+        tokens.loc[2 : 1 + len(HOSTILE), "label"] = HOSTILE
+        write_captured_tokens(tokens, Run(Path()).texts)
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
         write_page(read_parameters(), Run(Path()))
     return folder
 
 
 def tokens() -> pd.DataFrame:
-    return store.read_tokens(ACTIVATIONS)
+    return Run(Path()).tokens
 
 
 def choose(page: Any, label: str, option: str) -> None:
@@ -128,8 +129,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
         for unit in range(plan.units):
             rows = plan.rows_of(unit)
             store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
-    table.to_parquet(store.tokens_file(root), index=False)
-    store.write_texts(root, dict.fromkeys(table["document"].unique(), "the film was dull ."))
+    write_captured_tokens(table, dict.fromkeys(table["document"].unique(), "the film was dull ."), folder)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
         write_map(layout, table, places, Run(Path()).maps)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import tokenize_in
 
 TESTS = Path(__file__).parent
 LIMIT = 3600  # seconds; it ends what hangs, and decides no test
@@ -45,6 +46,8 @@ def run_stage(
     `packages` are folders of installed packages before all others; `constants` are set before the stage starts, by
     `module:name`. Of several processes that of `kill_rank` is killed, and the launcher must fail.
     """
+    if stage in ("capture", "measure"):
+        tokenize_in(folder)
     launcher = [sys.executable]
     if processes > 1:
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, toy_reviews, write_tiny_bert
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized, toy_reviews, write_tiny_bert
 from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
 from attnmix.core.points import LAYER_POINTS, POINTS, Site
 from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
@@ -24,16 +27,22 @@ from attnmix.store.runs import Run
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
-from stages.common.selection import chosen_rows
+from stages.tokenize import chosen_texts
 
 ALL_POINTS = list(POINTS)
 OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attention")]
 HALF = 2.0**-11  # relative rounding of float16
 
 
+def captured_rows(parameters: Parameters) -> list[int]:
+    """Return the rows of the captured test reviews in their order."""
+    texts = [text["document"] for text in chosen_texts(parameters, Run(Path()).reviews) if text["captured"]]
+    return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
+
+
 def run_capture(folder: Path, checkpoint: Path) -> None:
-    prepared_for_capture(folder, checkpoint)
-    capture.main(read_parameters(folder / "params.yaml"))
+    with chdir(prepared_for_capture(folder, checkpoint)):
+        capture.main(read_parameters())
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -95,7 +104,7 @@ def assert_stores_equal(expected: dict[Site, Any], rows: slice, tolerance: float
 def test_every_point_equals_a_recomputation_from_the_weights(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"points": ALL_POINTS, "documents": [3], "max_length": 40})
     run_capture(folder, tiny_bert)
-    ids = store.read_tokens(ACTIVATIONS)["token_id"].tolist()
+    ids = Run(Path()).tokens["token_id"].tolist()
     assert_stores_equal(recompute(tiny_bert, ids, heads=4, eps=1e-12), slice(None), tolerance=2 * HALF)
 
 
@@ -109,7 +118,7 @@ def test_default_model_equals_a_recomputation_and_its_own_hidden_states(
     text = "I can't say a bad word about it, and <br /> I shan't try. The ending? Unforgettable!"
     folder = workspace(capture={"points": ALL_POINTS, "documents": [], "texts": [text], "dtype": "float32"})
     run_capture(folder, checkpoint)
-    ids = store.read_tokens(ACTIVATIONS)["token_id"].tolist()
+    ids = Run(Path()).tokens["token_id"].tolist()
     assert_stores_equal(recompute(checkpoint, ids, heads=12, eps=1e-12), slice(None), tolerance=1e-5)
 
     model = AutoModel.from_pretrained(checkpoint).eval()
@@ -124,7 +133,7 @@ def test_default_model_equals_a_recomputation_and_its_own_hidden_states(
 def test_roberta_equals_its_own_hidden_states(workspace: Workspace, tiny_roberta: Path) -> None:
     folder = workspace(capture={"documents": [0, 1], "max_length": 30, "dtype": "float32"})
     run_capture(folder, tiny_roberta)
-    tokens = store.read_tokens(ACTIVATIONS)
+    tokens = Run(Path()).tokens
     model = AutoModel.from_pretrained(tiny_roberta).eval()
     for document, rows in tokens.groupby("document", sort=False):
         ids = torch.tensor([rows["token_id"].tolist()])
@@ -139,7 +148,7 @@ def test_roberta_equals_its_own_hidden_states(workspace: Workspace, tiny_roberta
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
-    tokens = store.read_tokens(ACTIVATIONS)
+    tokens = pd.read_parquet(store.tokens_file(ACTIVATIONS))
     assert list(tokens.columns) == ["document", "position", "token_id", "token"]
     assert tokens["document"].drop_duplicates().tolist() == ["test/5", "test/2", "text/0"]
     assert "[PAD]" not in tokens["token"].tolist()
@@ -152,7 +161,7 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     assert store.open_store(ACTIVATIONS, Site(1, "ffn_output")).shape[0] == len(tokens)
     reviews = toy_reviews(12, 3)["text"]
     texts = {"test/5": reviews[5], "test/2": reviews[2], "text/0": "time flies like an arrow"}
-    assert list(store.read_texts(ACTIVATIONS).items()) == list(texts.items())
+    assert list(Run(Path()).texts.items()) == list(texts.items())
 
 
 def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_bert: Path) -> None:
@@ -227,15 +236,16 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     run, parameters = Run(Path()), read_parameters()
     stored, reviews = run.texts, read_split("test", run.reviews)
-    rows = chosen_rows(parameters.capture, parameters.seed, run.reviews)
+    rows = captured_rows(parameters)
     assert list(stored) == [f"test/{row}" for row in rows]
     assert list(stored.values()) == reviews["text"][rows].tolist()
     assert rows[0] == 7
     assert rows[1:] == sorted(set(rows) - {7})
-    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed, run.reviews)
+    unnamed = parameters.capture.model_copy(update={"documents": []})
+    drawn = captured_rows(parameters.model_copy(update={"capture": unnamed}))
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
-    assert len({tuple(chosen_rows(parameters.capture, seed, run.reviews)) for seed in range(5)}) > 1
+    assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(
@@ -283,6 +293,6 @@ def test_two_processes_write_the_same_bytes_as_one(
     one, two = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("one", "two"))
     run_stage(two, "capture", constants=SMALL_SHARDS, processes=2)
     os.chdir(one)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     assert len(list(Path(ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
     assert digest(one / ACTIVATIONS) == digest(two / ACTIVATIONS)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tokenized_documents
 from families import make_tokenizer
 
 from attnmix.core.statistics import Draws
 from attnmix.measures.controls import shuffled_words
-from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.tables import COLUMNS, Blocks, Mean, below, mean_tables, no_columns, resample_checkpoints
 from attnmix.models.loading import load_tokenizer
 
@@ -24,7 +25,7 @@ TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettab
 
 @pytest.fixture
 def document(default_weights: Path) -> Document:
-    (found,) = chosen_documents(load_tokenizer(default_weights), {"test/0": TEXT}, {}, 60, 60)
+    (found,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": TEXT}, 60)
     return found
 
 
@@ -43,7 +44,7 @@ def test_words_are_numbered_from_the_first(document: Document, default_weights: 
 
 @pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
 def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
-    (found,) = chosen_documents(make_tokenizer("gpt2"), {"test/0": text}, {}, 60, 60)
+    (found,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
     numbers = found.words[found.words >= 0]
     assert np.unique(numbers).tolist() == [0, 1, 2]
     assert (np.diff(numbers) >= 0).all()

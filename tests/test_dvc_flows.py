@@ -16,7 +16,7 @@ from attnmix.core.options import Parameters
 # The stages that read a parameter's value. The page names every parameter, so `render` reads them all.
 READ_BY = {
     "arithmetic": "finetune capture measure faithfulness reduce render",
-    "seed": "download finetune capture measure faithfulness render",
+    "seed": "download finetune tokenize measure faithfulness render",
     "dataset: name": "download render",
     "dataset: revision train_split test_split text_column label_column group_column": "download render",
     "dataset: validation_fraction train_limit test_limit": "download render",
@@ -25,18 +25,21 @@ READ_BY = {
     "model: revision": "download render",
     "finetune: epochs": "finetune measure render",
     "finetune: batch_size learning_rate max_length precision": "finetune render",
-    "capture: documents drawn texts max_length batch_tokens": "capture measure faithfulness render",
+    "capture: documents drawn texts max_length": "tokenize render",
+    "capture: batch_tokens": "capture measure faithfulness render",
     "capture: points dtype precision store": "capture render",
-    "measure: documents": "measure faithfulness render",
+    "measure: documents": "tokenize measure render",
     "measure: methods matrices gradient_documents gradient_max_length": "measure render",
-    "faithfulness: documents max_length": "faithfulness render",
+    "faithfulness: documents": "tokenize faithfulness render",
+    "faithfulness: max_length": "faithfulness render",
     "umap: metric seed n_neighbors min_dist layouts max_points stability_seeds": "reduce render",
     "render: formats dpi": "render",
 }
 # The stages that run again after one whose outputs have changed.
 FOLLOWED_BY = {
-    "download": "finetune capture measure faithfulness reduce render",
-    "finetune": "capture measure faithfulness reduce render",
+    "download": "finetune tokenize capture measure faithfulness reduce render",
+    "finetune": "tokenize capture measure faithfulness reduce render",
+    "tokenize": "capture measure faithfulness reduce render",
     "capture": "reduce render",
     "measure": "faithfulness reduce render",
     "faithfulness": "render",
@@ -45,7 +48,7 @@ FOLLOWED_BY = {
 }
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
-    *("features/capture", "features/measure/contributions", "features/measure/heads"),
+    *("features/tokenize", "features/capture", "features/measure/contributions", "features/measure/heads"),
     *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
 )
 OTHERS = ("data/reviews", "models")

@@ -17,7 +17,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from conftest import Workspace, digest, prepared_for_capture
+from conftest import Workspace, digest, prepared_for_capture, run_tokenized
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
@@ -25,7 +25,6 @@ from attnmix.store import features as stored
 from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import open_run
 from stages import capture
-from stages.common.parameters import read_parameters
 
 CAPTURED = {
     "documents": list(range(12)),
@@ -37,7 +36,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
     prepared_for_capture(folder, checkpoint)
-    capture.main(read_parameters(folder / "params.yaml"))
+    run_tokenized(capture, folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, write_reviews, write_tiny_bert
+from conftest import Workspace, run_tokenized, tokenized_documents, write_reviews, write_tiny_bert
 from families import write_family
 from family_reference import integrated, run_reference
 from scipy import stats
@@ -29,7 +29,7 @@ from attnmix.faithfulness.tables import (
     margin_correlation,
     probability_drops,
 )
-from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base, load_tokenizer
@@ -46,7 +46,7 @@ DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert"
 
 def reviewed(folder: Path) -> Review:
     classifier = Classifier(folder, torch.device("cpu"), 400)
-    (document,) = chosen_documents(classifier.tokenizer, {"test/0": TEXT}, {}, 60, 60)
+    (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 60)
     return Review(classifier, document, np.random.default_rng(0))
 
 
@@ -310,7 +310,7 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     faithfulness.main(read_parameters())
     table = Run(Path()).table("faithfulness/faithfulness").set_index("method")
     overall, curves = table[table["share"] == "all"], table[table["share"] != "all"]
@@ -328,10 +328,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
     captured = pd.read_parquet(Run(Path()).predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
-    assert captured["label"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
-    assert captured.loc[1, ["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [30, 32, 0]
+    texts = Run(Path()).documents.query("captured")
+    assert texts["label_name"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
+    assert texts.iloc[1][["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [20, 32, 0]
     model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
-    film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])
+    film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 18, "[SEP]")]])
     with torch.no_grad():
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)

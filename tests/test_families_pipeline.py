@@ -19,7 +19,7 @@ from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-STAGES = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)

@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from attnmix.core.errors import InputError
-from attnmix.measures.documents import CLASSES, token_classes
-from attnmix.models.encoding import encode, padded
+from attnmix.models.encoding import encode, padded, tokenize_texts
 from attnmix.models.loading import load_base, load_classifier, load_tokenizer, longest_text
 from stages import finetune
 from stages.common.parameters import read_parameters
@@ -187,8 +186,8 @@ def test_padding_token_is_one_that_ends_no_text(
 
 
 def classes_of(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[Any, list[str]]:
-    encoding = tokenizer([text]).encodings[0]
-    return encoding, [CLASSES[number] for number in token_classes(tokenizer, text, encoding)]
+    (tokenized,) = tokenize_texts(tokenizer, ["text/0"], [text], 200)
+    return tokenizer([text]).encodings[0], tokenized.table["token_class"].tolist()
 
 
 def expected_class(own: list[set[int]], position: int) -> str:

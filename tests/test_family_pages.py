@@ -23,7 +23,7 @@ from attnmix.store.runs import Run, map_sites
 from stages import reduce, render
 from stages.common.parameters import read_parameters
 
-TEXT = "The film wasn\u2019t dull, but the café film \\xf0\\x9f\\x98\\x80 was: ⏎ The end of the film."
+TEXT = "The film wasn\u2019t dull, but the café film \U0001f600… was: ⏎ The end of the film."
 
 
 def finished(folder: Path, family: FamilyRun) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture
+from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture, run_tokenized
 
 from attnmix.core.errors import InputError
 from attnmix.store.layout import ACTIVATIONS
@@ -39,16 +39,16 @@ def test_stores_that_do_not_fit_the_disk_are_refused_before_any_is_written(
     workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     written = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*.zarr/c/**/*") if path.is_file())
     shutil.rmtree(ACTIVATIONS)
     leave(monkeypatch, disk=written / 2)
     reduce = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
     with pytest.raises(InputError, match=rf"^capture: \d+ tokens at 17 points need .* of disk, .* reduce {reduce}$"):
-        capture.main(read_parameters())
+        run_tokenized(capture)
     assert not list(Path().rglob("*.zarr"))
     leave(monkeypatch, disk=written)
-    capture.main(read_parameters())
+    run_tokenized(capture)
     assert ACTIVATIONS.is_dir()
 
 

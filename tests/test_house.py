@@ -22,7 +22,7 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import PROJECTED, Stack
 
-STAGES = ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 CODE = ("attnmix", "stages")
 # `show` is no stage; the two packages hold a docstring.
 RUN_BY_NO_STAGE = {"stages/show.py", "attnmix/__init__.py", "stages/__init__.py"}

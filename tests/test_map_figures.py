@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import digest
+from conftest import digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -32,9 +32,7 @@ HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "
 
 
 def captured_texts(tokens: list[str], documents: int = 1) -> CapturedTexts:
-    table = pd.DataFrame({"position": range(len(tokens)), "token": tokens})
-    table["token_class"] = table["token"].map(SPECIAL).fillna("word")
-    tables = [table.assign(document=f"test/{number}") for number in range(documents)]
+    tables = [tokens_table(tokens, SPECIAL, f"test/{number}") for number in range(documents)]
     return read_captured(pd.concat(tables, ignore_index=True), pd.DataFrame({"step": [], "layer": []}))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Workspace
+from conftest import Workspace, write_captured_tokens
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import spearmanr
 from sklearn.manifold import trustworthiness
@@ -179,7 +179,7 @@ def write_stores(tokens: int) -> dict[Site, Any]:
     for site, block in features.items():
         store.write_block(ACTIVATIONS, site, slice(0, tokens), block)
     table = pd.DataFrame({"document": [f"test/{i // 30}" for i in range(tokens)], "position": np.arange(tokens) % 30})
-    table.assign(token_id=0, token="a").to_parquet(store.tokens_file(ACTIVATIONS), index=False)
+    write_captured_tokens(table, dict.fromkeys(table["document"], "a text"))
     Run(Path()).measured.mkdir(parents=True)
     ratios = table.assign(checkpoint="finetuned", layer=1, attn_n=np.random.default_rng(0).uniform(size=tokens))
     ratios["in_statistics"] = False

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import tokenized_documents
 from family_reference import run_reference
 
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.documents import Document, chosen_documents
+from attnmix.measures.documents import Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.whole_document import DocumentMeasurer
@@ -27,7 +28,7 @@ SENTENCES = [
 
 def documents_of(tokenizer: Any, texts: list[str], max_length: int = 64) -> list[Document]:
     named = {f"text/{number}": text for number, text in enumerate(texts)}
-    return chosen_documents(tokenizer, {}, named, max_length, max_length)
+    return tokenized_documents(tokenizer, named, max_length)
 
 
 def rolled(matrices: list[Any]) -> list[Any]:

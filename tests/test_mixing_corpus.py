@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from conftest import Workspace, write_tiny_bert
+from conftest import Workspace, run_tokenized, write_tiny_bert
 
 from attnmix.core.statistics import Draws, resample
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.documents import Document
 from attnmix.measures.ratios import RATIOS
+from attnmix.models.loading import load_tokenizer
+from attnmix.store import tokens as tokens_store
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_long_plot, write_plot
 from stages import measure
-from stages.common.parameters import read_parameters
-from stages.measuring import corpus
-from stages.measuring.corpus import Corpus, write_corpus
+from stages.measuring.corpus import Corpus
+from stages.tokenize import write_tokens
 
 MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {
@@ -54,7 +54,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each length of a text the model is asked once; blocks are small."""
-    monkeypatch.setattr(corpus, "BLOCK", 10)
+    monkeypatch.setattr(tokens_store, "BLOCK", 10)
     measures, sums = BatchMeasurer.measures, BatchMeasurer.ratio_sums
     known: dict[Any, Any] = {}
 
@@ -80,7 +80,7 @@ def peak(workspace: Workspace, documents: int) -> int:
     """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
     prepare(workspace, documents, f"of {documents}")
     tracemalloc.start()
-    measure.main(read_parameters())
+    run_tokenized(measure)
     reached = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return reached
@@ -98,12 +98,12 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
-    monkeypatch.setattr(corpus, "BLOCK", 5)
-    measure.main(read_parameters())
+    monkeypatch.setattr(tokens_store, "BLOCK", 5)
+    run_tokenized(measure)
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
@@ -127,26 +127,26 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
                 np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_a_corpus_gives_back_its_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "BLOCK", 4)
-    generator = np.random.default_rng(0)
-
-    def document(number: int) -> Document:
-        length = int(generator.integers(1, 9))
-        ids = generator.integers(0, 99, length).astype(np.int32)
-        classes, words = (ids % 5).astype(np.int8), (ids - 7).astype(np.int32)
-        return Document(f"test/{number}", ids, classes, length, captured=number == 0, words=words, label=number % 3)
-
-    documents = [document(number) for number in range(11)]
-    documents[5] = replace(documents[5], counted=0)
-    write_corpus(tmp_path, iter(documents))
-    write_corpus(tmp_path, iter(documents[:2]))  # it is there
-    found = Corpus(tmp_path)
+def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_store, "BLOCK", 4)
+    numbers, texts = np.random.default_rng(0), []
+    for number in range(11):
+        text = " ".join(numbers.choice(["film", "good", "flies"], numbers.integers(1, 9)))
+        flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10}
+        texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "label_name": "a", **flags})
+    texts[5]["captured"] = True
+    monkeypatch.chdir(tmp_path)
+    write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
+    found, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
     assert len(found) == 11
-    for number, expected in enumerate(documents):
-        read = found.document(number)
-        for name, value in vars(expected).items():
-            np.testing.assert_array_equal(getattr(read, name), value, err_msg=name)
+    documents = [found.document(number) for number in range(11)]
+    for document, text in zip(documents, texts, strict=True):
+        assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
+        assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
+        assert document.counted == len(document) * text["measured"]
+        assert (document.name, document.label, document.captured) == tuple(
+            text[n] for n in ("document", "label", "captured")
+        )
     batches = [batch for block in found.blocks for batch in found.batches(block, 12, counted=True)]
     assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     for batch in batches:
@@ -175,7 +175,7 @@ def test_needed_disk_is_known_before_anything_is_measured(
     estimates: list[int] = []
     monkeypatch.setattr(measure, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
     monkeypatch.setattr(measure, "clear", lambda _folder: None)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     files = (folder / ".unfinished").rglob("measures-*.npz")
     sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())
     published = sum(path.stat().st_size for path in (folder / "features/measure").rglob("c/**/*") if path.is_file())

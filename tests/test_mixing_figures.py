@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, digest, write_parameters, write_reviews, write_tiny_bert
+from conftest import REPOSITORY, digest, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 from matplotlib.axes import Axes
 
 from attnmix.figures.mixing_matrices import draw_matrices
@@ -40,14 +40,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_reviews(folder / "data/reviews")
         write_tiny_bert(folder / "models/pretrained", seed=0)
         write_tiny_bert(folder / "models/finetuned", seed=1)
-        measure.main(read_parameters())
+        run_tokenized(measure)
     return folder
 
 
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
-    tokens = Run(Path()).ratios(filters=[("in_statistics", "==", False)]).drop_duplicates(["document", "position"])
-    captured = read_captured(tokens, Run(Path()).steps)
+    captured = read_captured(Run(Path()).tokens, Run(Path()).steps)
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
         draw_all([*mixing_figures(Run(Path()), captured, read_parameters().render)], captured)
@@ -71,7 +70,7 @@ def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: p
 
 
 def text_layers(text: str, layers: int) -> TextLayers:
-    tokens = [DisplayToken(word, word.encode(), True, "cls" if word == "[CLS]" else "word") for word in text.split()]
+    tokens = [DisplayToken(word, True, "cls" if word == "[CLS]" else "word") for word in text.split()]
     return TextLayers("", range(1, layers + 1), None, tokens)
 
 

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import torch
 import zarr
-from conftest import Workspace, write_parameters, write_reviews, write_tiny_bert
+from conftest import Workspace, run_tokenized, tokenized_documents, write_parameters, write_reviews, write_tiny_bert
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import STEP_MEASURES
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Document, chosen_documents
+from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sums import LENGTHS, length_class
@@ -73,7 +73,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
             return folder
 
         small(workspace)
-        measure.main(read_parameters())
+        run_tokenized(measure)
     return folder
 
 
@@ -151,7 +151,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
     small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
@@ -246,7 +246,7 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(measure.BatchMeasurer, "measures", killed)
         with pytest.raises(KeyboardInterrupt):
-            measure.main(read_parameters())
+            run_tokenized(measure)
     assert not (folder / "features/measure").exists()
     again = 0
 
@@ -256,11 +256,11 @@ def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
         return original(self, documents)
 
     monkeypatch.setattr(measure.BatchMeasurer, "measures", counted)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
     fresh = small(workspace, "fresh")
     calls_so_far, again = again, 0
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert calls_so_far == again - 2
     assert bytes_of(fresh) == bytes_of(finished)
 
@@ -283,7 +283,7 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
 
     for index in (1, 0):
         monkeypatch.setattr(measure, "PartialState", lambda cpu, index=index: Process(index))
-        measure.main(read_parameters())
+        run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
 
 
@@ -327,7 +327,7 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     table = Run(Path()).ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
@@ -369,7 +369,7 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, measure={"gradient_documents": 0, "methods": ["attn_w", "attn_n"]}, finetune={"epochs": 0})
     shutil.rmtree("models/pretrained")
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert set(Run(Path()).metrics("measure")) == {"finetuned", "documents", "computed_on"}
     assert set(Run(Path()).metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert Run(Path()).table("measure/derivatives").empty
@@ -381,25 +381,25 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
     assert set(Run(Path()).matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
     alti = Run(Path()).matrix("finetuned", "test/3", "alti_rollout")
     small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert set(Run(Path()).matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(Run(Path()).matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = Run(Path()).table("measure/derivatives").query("quantity == 'agreement'")
     assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert not (Run(Path()).measured / "contributions").is_dir() or Run(Path()).matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
     small(workspace, capture={"max_length": 65})
     with pytest.raises(InputError, match=r"capture.max_length: 65 is more than the 64 tokens"):
-        measure.main(read_parameters())
+        run_tokenized(measure)
 
 
 def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) -> None:
     tokenizer = load_tokenizer(default_weights)
-    (document,) = chosen_documents(tokenizer, {}, {"text/0": "Unforgettably good, isn't it?"}, 30, 30)
+    (document,) = tokenized_documents(tokenizer, {"text/0": "Unforgettably good, isn't it?"}, 30)
     tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
     classes = dict(zip(tokens, (CLASSES[number] for number in document.classes), strict=True))
     assert classes["[CLS]"] == "cls"
@@ -413,7 +413,7 @@ def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) ->
 
 def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) -> None:
     text = "a long review " * 30
-    (document,) = chosen_documents(load_tokenizer(default_weights), {"test/0": text}, {}, 16, 99)
+    (document,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": text}, 16)
     expected = AutoTokenizer.from_pretrained(default_weights)(text, truncation=True, max_length=16)["input_ids"]
     assert document.ids.tolist() == expected
     assert document.counted == 16

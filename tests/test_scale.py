@@ -16,7 +16,7 @@ from dvc_repository import Repository, new_repository, stages_run
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
-STAGES = ["download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"]
+STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
 @pytest.fixture

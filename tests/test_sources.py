@@ -19,7 +19,7 @@ from stages import sources
 from stages.common import source_hashes
 from stages.common.parameters import read_parameters
 
-EVERYTHING = ["download", "finetune", "capture", "measure", "faithfulness", "reduce", "render"]
+EVERYTHING = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
 def look() -> dict[str, Any]:

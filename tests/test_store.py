@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import write_captured_tokens
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
 from attnmix.store import features as stored
-from attnmix.store.files import write_table
 from attnmix.store.runs import Run, open_run
 
 SITES = {Site(0, "embedding_output"): 6, Site(1, "layer_output"): 6, Site(2, "attention_heads"): 4}
@@ -28,8 +28,7 @@ def made(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray
     positions = [position for length in LENGTHS.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(TOKENS)]
     table = {"document": documents, "position": positions, "token_id": range(TOKENS), "token": pieces}
-    write_table(stored.tokens_file(root), pd.DataFrame(table))
-    stored.write_texts(root, {name: f"The text of {name}." for name in LENGTHS})
+    write_captured_tokens(pd.DataFrame(table), {name: f"The text of {name}." for name in LENGTHS}, tmp_path)
     plan = stored.plan_store(TOKENS, 6, "float16")
     assert plan.units > 1
     stored.create_stores(root, list(SITES), plan, SITES)

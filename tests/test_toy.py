@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, toy_reviews
+from conftest import Workspace, run_tokenized, toy_reviews
 from families import write_family
 from transformers import AutoModel, BertConfig, BertModel
 
@@ -24,7 +24,6 @@ from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.attention import OBSERVED
 from attnmix.store.runs import Run
 from stages import measure
-from stages.common.parameters import read_parameters
 
 HIDDEN = 4
 TOY = Path("toy")
@@ -225,7 +224,7 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
         with torch.no_grad():
             base.wpe.weight.zero_()
         base.save_pretrained(folder)
-    measure.main(read_parameters())
+    run_tokenized(measure)
     assert Run(Path()).ratios()["position"].max() == tokens - 1
     assert Run(Path()).ratios()["token"].nunique() == 1
     for path in sorted(Run(Path()).tables.rglob("*.csv")):

@@ -50,14 +50,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     write_tiny_bert(root / "bert", layers=2)
     recipe = {"epochs": 2, "learning_rate": 5e-3, "max_length": 40}
-    stages = ("download", "finetune", "capture", "measure")
+    stages = ("download", "finetune", "tokenize", "capture", "measure")
     return run_stages(root / "run", *stages, model={"name": "../bert"}, finetune=recipe)
 
 
 def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "models/finetuned", tmp_path / "copied")
     model = {"name": "../copied", "base": str(trained.parent / "bert")}
-    stages = ("download", "finetune", "capture", "measure")
+    stages = ("download", "finetune", "tokenize", "capture", "measure")
     again = run_stages(tmp_path / "again", *stages, model=model, finetune={"epochs": 0, "max_length": 40})
     outputs = ("models/finetuned", "features/capture", "features/measure", "data/reviews")
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
@@ -69,7 +69,7 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
 
 
 def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
-    stages = ("download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+    stages = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
     changes = {
         "model": {"name": str(trained / "models/finetuned")},
         "finetune": {"epochs": 0, "max_length": 40},

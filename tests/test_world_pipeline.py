@@ -21,8 +21,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
-from attnmix.store.features import read_tokens
-from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
@@ -108,7 +106,7 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
         chosen = logits.pop(names.index(row["predicted"]))
         assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
-    tokens = read_tokens(ACTIVATIONS)
+    tokens = Run(Path()).tokens
     assert "[UNK]" not in set(tokens["token"])
     # The letters stand in the figures as text.
     drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
@@ -130,7 +128,7 @@ def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_ar
         assert not Path("models/pretrained").exists()
         return
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    assert pd.read_parquet(Run(Path()).predictions_file).set_index("document").loc["text/1", "whole_tokens"] >= 10_002
+    assert Run(Path()).documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
     for file in (folder / "reports/index.html", *(folder / "reports/figures").glob("*.svg")):
@@ -138,7 +136,7 @@ def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_ar
 
 
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
-    row = {"label": "NA", "predicted": "سلبي\x00", "probability": 0.5}
+    row = {"label_name": "NA", "predicted": "سلبي\x00", "probability": 0.5}
     said = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
     assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 

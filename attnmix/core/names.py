@@ -31,3 +31,9 @@ ONE_PLANE = ("joint", "aligned")
 """Layouts on which a vector's places at two capture points can be compared."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
 """`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""
+
+# How a token is shown
+SPACE = "␣"  # in a label; a token without one continues right where the token before it ended
+NEWLINE = "⏎"
+SAME_CHARACTER = "…"
+WORDPIECE_PREFIX = "##"

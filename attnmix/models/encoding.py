@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
+from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
+from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
+
+SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
+WHITESPACE = "Ġ▁Ċĉ \n\t"
+WHITESPACE_MARKS = str.maketrans(
+    dict(zip(WHITESPACE, [SPACE, SPACE, NEWLINE, "\t", SPACE, NEWLINE, "\t"], strict=True))
+)
 TOKENS_OF_BATCH = 128
 """What starting one more forward pass costs, in tokens."""
 
@@ -19,38 +30,113 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length:
     return encoded
 
 
-class Reading(NamedTuple):
-    """What of one text the model sees; special tokens count."""
+class TokenizedText(NamedTuple):
+    """The tokens of one text, special ones included."""
 
-    tokens: int
-    """That are left of it."""
-    whole: int
-    """Before it was cut."""
-    unknown: int
-    """Of those left, for which its vocabulary has no name."""
-
-    @property
-    def is_cut(self) -> bool:
-        return self.tokens < self.whole
-
-    @property
-    def is_unknown(self) -> bool:
-        """Mostly, special tokens counted."""
-        return 2 * self.unknown >= self.tokens
+    table: pd.DataFrame
+    """Columns of `features/tokenize/tokens.parquet`, a row for each token that is left."""
+    counts: dict[str, int]
+    """`tokens`, `whole_tokens` (before the text was cut) and `unknown_tokens` (of those left)."""
 
 
-def readings(
-    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int
-) -> tuple[list[list[int]], list[Reading]]:
-    """Token ids as `encode` gives them, and of each text what the model sees."""
-    whole: list[list[int]] = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
-    longer = [i for i, ids in enumerate(whole) if len(ids) > max_length]
-    cut = dict(zip(longer, encode(tokenizer, [texts[i] for i in longer], max_length), strict=True)) if longer else {}
-    left, unknown = [cut.get(i, ids) for i, ids in enumerate(whole)], tokenizer.unk_token_id
-    return left, [
-        Reading(len(ids), len(before), 0 if unknown is None else ids.count(unknown))
-        for ids, before in zip(left, whole, strict=True)
-    ]
+def tokenize_texts(
+    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int
+) -> list[TokenizedText]:
+    """Return the tokens of each named text, cut to `max_length`."""
+    texts = list(texts)
+    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings
+    assert encodings is not None
+    return [_tokenized(tokenizer, *each) for each in zip(names, texts, encodings, strict=True)]
+
+
+def _tokenized(tokenizer: PreTrainedTokenizerFast, name: str, text: str, encoding: Any) -> TokenizedText:
+    words = word_numbers(text, encoding)
+    special = np.array(encoding.special_tokens_mask, bool)
+    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+    columns = {
+        "document": name,
+        "position": np.arange(len(words), dtype=np.int32),
+        "token_id": np.array(encoding.ids, np.int32),
+        "token": tokenizer.convert_ids_to_tokens(encoding.ids),
+        "label": token_labels(tokenizer, text, encoding),
+        "start": np.where(special, -1, start),
+        "end": np.where(special, -1, end),
+        "word": words,
+        "token_class": token_classes(tokenizer, text, encoding, words),
+    }
+    cut = sum(sum(1 - special for special in each.special_tokens_mask) for each in encoding.overflowing)
+    unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
+    counts = {"tokens": len(words), "whole_tokens": len(words) + cut, "unknown_tokens": unknown}
+    return TokenizedText(pd.DataFrame(columns), counts)
+
+
+def word_numbers(text: str, encoding: Any) -> list[int]:
+    """Return the number of each token's word, from 0 on; -1 for special tokens.
+
+    A word has the space that leads it, no other, and no punctuation. What a tokenizer itself calls a word differs: for
+    some it is a digit, for some the whole text.
+    """
+    words: list[int] = []
+    number, end_before = -1, 0
+    for special, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
+        if special:
+            words.append(-1)
+            continue
+        seam = text[max(end_before - 1, 0) : end_before].strip(" ") + text[end_before : start + 1]
+        number += number < 0 or any(character.isspace() or _is_punctuation(character) for character in seam)
+        words.append(number)
+        end_before = end
+    return words
+
+
+def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
+    """Return the class of each token, one of `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them.
+
+    A special token is `cls` where it starts the text (its cls or bos), else `sep`; one of nothing but spaces that
+    leads no word is `punctuation`.
+    """
+    pieces = Counter(words)
+    start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
+    end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+    classes = []
+    for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, encoding.offsets, strict=True)):
+        piece = text[start:end].strip()
+        if word < 0:
+            name = "cls" if token == start_id and (position == 0 or start_id != end_id) else "sep"
+        elif all(map(_is_punctuation, piece)) and (piece or pieces[word] == 1):
+            name = "punctuation"
+        else:
+            name = "subword" if pieces[word] > 1 else "word"
+        classes.append(name)
+    return classes
+
+
+def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> list[str]:
+    """Return each token as a person reads it: by its part of the text, with `SPACE` for the spaces that lead it.
+
+    WordPiece names its tokens in letters already (`##ing`); those, special and unknown tokens keep their names. Of
+    tokens that share a character, which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
+    """
+    if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
+        return list(tokenizer.convert_ids_to_tokens(encoding.ids))
+    labels: list[str] = []
+    end_before = 0
+    names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    for name, special, (start, end) in zip(names, encoding.special_tokens_mask, encoding.offsets, strict=True):
+        if special or name == tokenizer.unk_token:
+            labels.append(name)
+        elif not name.strip(WHITESPACE):
+            labels.append(name.translate(WHITESPACE_MARKS))
+        else:
+            spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
+            piece = text[max(start, end_before) : end].lstrip(" ") or SAME_CHARACTER
+            labels.append(spaces + piece.translate(WHITESPACE_MARKS))
+            end_before = end
+    return labels
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -15,10 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from mpld3.urls import D3_LOCAL
 
-from attnmix.core.names import LAYOUTS
+from attnmix.core.names import LAYOUTS, SPACE
 from attnmix.core.options import Parameters
 from attnmix.figures.labels import POINT_MARKS, in_text
-from attnmix.figures.tokens import SPACE
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import PageText, describe_run, package_versions, short_name

@@ -22,7 +22,7 @@ from attnmix.core.points import (
     layer_input,
 )
 from attnmix.figures import labels as vocabulary
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured, with_classes
+from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, Heads, Shares, encode, encode_heads, largest_shares, quantise, visible
@@ -172,7 +172,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     documents = tokens["document"].unique().tolist()
     curves, differences = run.mixing
     steps = run.steps.dropna(subset="mean")
-    captured = read_captured(with_classes(tokens, run), steps)
+    captured = read_captured(tokens, steps)
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
     most, _ = most_and_least(curves)
@@ -206,7 +206,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "movement": _records(run.table("reduce/movement")),
         "quality": _quality(run.map_quality.round(6), sites),
         "layerParts": run.layer_parts,
-        "documents": _documents(tokens, run),
+        "documents": _documents(tokens, run, CAPTURED_CHECKPOINT in checkpoints),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
@@ -262,8 +262,9 @@ def _class_names(captured: CapturedTexts) -> list[str]:
     return [*special, *vocabulary.WORD_CLASSES.values()]
 
 
-def _documents(tokens: pd.DataFrame, run: Run) -> list[Document]:
-    notes = {row["document"]: document_note(row) for row in _records(run.predictions)}
+def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Document]:
+    table = run.documents.merge(run.predictions, on="document") if classified else run.documents
+    notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
     return [
         {
             "name": str(name),

@@ -185,12 +185,13 @@ def lead(curves: pd.DataFrame) -> str:
 def document_note(row: Mapping[str, Any]) -> str:
     """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
 
-    `row` has `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text, `predicted`, `probability` and
-    `label` (None without one).
+    `row` has `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
+    `predicted` and `probability`.
     """
     notes = []
     if "predicted" in row:
-        label = f"Labelled {_isolate(row['label'])}, classified" if row["label"] is not None else "Classified"
+        name = row["label_name"]
+        label = f"Labelled {_isolate(name)}, classified" if name is not None else "Classified"
         notes.append(f"{label} as {_isolate(row['predicted'])} with a probability of {percent(row['probability'])}.")
     if row["tokens"] < row["whole_tokens"]:
         notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
@@ -28,14 +27,11 @@ from attnmix.store.files import (
     inside,
     open_array,
     read_array,
-    read_table,
     undamaged,
-    write_table,
     writing,
 )
 from attnmix.store.shard_writer import Block, FileBlock, HeldBlock
 
-TEXTS = "texts.parquet"
 MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 24
 DIGEST = "digest"
@@ -230,18 +226,3 @@ def stored_sites(root: Path) -> list[Site]:
     if not sites:
         raise InputError(f"{root} holds no feature store; `dvc repro capture` makes them")
     return in_forward_order(sites)
-
-
-def read_tokens(root: Path) -> pd.DataFrame:
-    """The tokens table, a row for each row of a store: `document` (`test/3`), `position`, `token_id`, `token`."""
-    return read_table(tokens_file(root), "capture")
-
-
-def write_texts(root: Path, texts: Mapping[str, str]) -> None:
-    """The captured texts by name, so that whoever shows them needs no reviews."""
-    write_table(root / TEXTS, pd.DataFrame({"document": list(texts), "text": list(texts.values())}))
-
-
-def read_texts(root: Path) -> dict[str, str]:
-    """What `write_texts` wrote."""
-    return dict(read_table(root / TEXTS, "capture").itertuples(index=False))

@@ -18,7 +18,7 @@ raises an `InputError` that names the stage.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,14 +27,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS
 from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
-from attnmix.store.files import made, open_array, read_array, read_table
+from attnmix.store.files import made, open_array, read_array, read_table, undamaged
 from attnmix.store.heads import DIMENSIONS, OF_HEADS
 from attnmix.store.layout import Layout, contributions_folder, heads_folder
+from attnmix.store.tokens import TEXT_FIELDS
 
 if TYPE_CHECKING:
     import torch
@@ -56,14 +58,33 @@ class Run(Layout):
     """Everything that the stages left in the folder `root`, and the paths of `Layout`."""
 
     @cached_property
-    def tokens(self) -> pd.DataFrame:
-        """`document` (`test/3`), `position`, `token_id`, `token`: a row for each row of a store."""
-        return stored.read_tokens(self.activations)
+    def documents(self) -> pd.DataFrame:
+        """All texts that `tokenize` chose, without the texts themselves; `attnmix.store.tokens` names the columns."""
+        return read_table(self.texts_file, "tokenize", columns=[name for name, _ in TEXT_FIELDS if name != "text"])
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """The captured texts by document."""
-        return stored.read_texts(self.activations)
+        captured = [("captured", "==", True)]
+        table = read_table(self.texts_file, "tokenize", columns=["document", "text"], filters=captured)
+        return dict(table.itertuples(index=False))
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """The captured tokens, a row for each row of a store; `attnmix.store.tokens` names the columns."""
+        names = self.documents.loc[self.documents["captured"], "document"].tolist()
+        return read_table(self.tokens_file, "tokenize", filters=[("document", "in", names)])
+
+    def token_blocks(
+        self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the tokens of one block of all texts after another, or of the chosen `blocks`."""
+        with undamaged(self.tokens_file, "tokenize") as path:
+            # The buffer reads page by page.
+            options: dict[str, Any] = {"page_checksum_verification": True}
+            with pq.ParquetFile(path, **options) as file:
+                for number in range(file.num_row_groups) if blocks is None else blocks:
+                    yield file.read_row_group(number, columns=columns).to_pandas()
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -190,7 +211,7 @@ class Run(Layout):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability` and what was read of each captured text."""
+        """`document, predicted, probability` of the captured texts."""
         return read_table(self.predictions_file, "faithfulness")
 
     @property

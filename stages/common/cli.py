@@ -35,7 +35,7 @@ MEMORY_PARAMETERS = {
 }  # what decides how much memory a stage takes
 # Ctrl-C; and what a batch system sends before it takes the machine away, and torchrun when another process fails.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STAGES = ("sources", "download", "finetune", "capture", "measure", "faithfulness", "reduce", "render")
+STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",  # its transfers bypass `attnmix.hub.retries`

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from attnmix.core.statistics import mean_product_across
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import OWN_PASS
-from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.documents import Document
 from attnmix.measures.heads import record_heads
 from attnmix.measures.sums import document_sums
 from attnmix.measures.tables import Block, CheckpointSums
@@ -91,7 +91,7 @@ class CheckpointMeasures:
         """Write the derivatives of the documents `chosen`, cut short; directions are drawn anew for each of them."""
         for number, file in self._remaining("gradients", ((number, self._gradient(number)) for number in chosen)):
             document = self.corpus.document(number)
-            ids = _cut(document, min(max_length, document.counted))
+            ids = document.cut(max_length).ids
             # The same for a review in both checkpoints, so that they are compared along the same directions.
             document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
             write_arrays(file, measurer.derivatives(ids, GRADIENT_DIRECTIONS, int(document_seed)))
@@ -156,12 +156,3 @@ class CheckpointMeasures:
         """Yield this process's share of the units whose file does not exist yet."""
         remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
         yield from tqdm(remaining, desc=f"{self.checkpoint}: {what}", disable=None)
-
-
-def _cut(document: Document, length: int) -> npt.NDArray[np.int32]:
-    """Return its first tokens as the tokenizer would cut it, a special token that ends it kept."""
-    ids = document.ids
-    if len(ids) <= length:
-        return ids
-    ends = ids[-1:] if document.classes[-1] == CLASSES.index("sep") else ids[:0]
-    return np.append(ids[: length - len(ends)], ends)

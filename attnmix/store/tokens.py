@@ -1,0 +1,51 @@
+"""The texts that all stages work on, cut and tokenised once by `tokenize`, under `features/tokenize/`.
+
+`texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a free text), text,
+label (-1 of a free text), label_name, captured (its vectors are stored), measured (it is in the statistics), removed
+(tokens are removed from it), tokens, whole_tokens (before it was cut), unknown_tokens. `tokens.parquet` has a row for
+each token: document, position, token_id, token, label (as a person reads it), start and end (character offsets, -1 of
+special tokens), word (its number, -1 likewise), token_class, and `decoder_token` beside an encoder.
+
+Captured texts come first, in the order of the stores' rows. Both files hold `BLOCK` texts in a row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attnmix.store.files import CHECKED, whole
+from attnmix.store.layout import Layout
+
+BLOCK = 256  # texts in a row group
+DECODER_TOKEN = "decoder_token"
+
+TEXT_FIELDS = [
+    *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
+    *((name, pa.bool_()) for name in ("captured", "measured", "removed")),
+    *((name, pa.int32()) for name in ("tokens", "whole_tokens", "unknown_tokens")),
+]
+TOKEN_FIELDS = [
+    *(("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32())),
+    *(("token", pa.string()), ("label", pa.string())),
+    *(("start", pa.int32()), ("end", pa.int32()), ("word", pa.int32()), ("token_class", pa.string())),
+]
+
+
+def write_tokenized(layout: Layout, blocks: Iterable[tuple[pd.DataFrame, pd.DataFrame]], decoder: bool = False) -> None:
+    """Write both tables, given as blocks of texts with their tokens; one block is in memory at a time."""
+    text_schema = pa.schema(TEXT_FIELDS)
+    token_schema = pa.schema([*TOKEN_FIELDS, (DECODER_TOKEN, pa.string())] if decoder else TOKEN_FIELDS)
+    with (
+        whole(layout.texts_file) as texts_part,
+        whole(layout.tokens_file) as tokens_part,
+        pq.ParquetWriter(texts_part, text_schema, **CHECKED) as texts_writer,
+        pq.ParquetWriter(tokens_part, token_schema, **CHECKED) as tokens_writer,
+    ):
+        for texts, tokens in blocks:
+            texts_writer.write_table(pa.Table.from_pandas(texts, text_schema, preserve_index=False))
+            table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
+            tokens_writer.write_table(table, row_group_size=max(1, len(table)))

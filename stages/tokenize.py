@@ -1,0 +1,122 @@
+"""Choose, cut and tokenise the texts that all later stages work on, each once.
+
+    python -m stages tokenize
+
+Writes `features/tokenize/`; `attnmix.store.tokens` says what is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnmix.core.options import CaptureParameters, Parameters
+from attnmix.data.draw import Rows, stratified_draw
+from attnmix.models.encoding import tokenize_texts
+from attnmix.models.loading import check_max_length, load_config, load_tokenizer
+from attnmix.store import tokens as store
+from attnmix.store.layout import Layout
+from attnmix.store.reviews import read_split, read_texts
+from attnmix.store.runs import Run
+
+MAX_NAMES = 5  # texts in one warning
+Text = dict[str, Any]
+"""A row of `texts.parquet`, without its numbers of tokens."""
+
+
+def main(parameters: Parameters) -> None:
+    run = Run(Path())
+    check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
+    write_tokens(chosen_texts(parameters, run.reviews), parameters.capture.max_length, run.finetuned, run)
+
+
+def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
+    """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
+
+    `InputError` for the number of a review of `folder` that is past the end, and where nothing is to be captured.
+    """
+    capture, seed = parameters.capture, parameters.seed
+    reviews = read_split("test", folder, ["label", "label_name"])
+    capture.check_documents(len(reviews))
+
+    def draw(size: int) -> Rows:
+        return stratified_draw(reviews["label"].to_numpy(), size, seed) if size else np.array([], np.int64)
+
+    named, drawn = np.array(capture.documents, np.int64), draw(capture.drawn)
+    measured, removed = draw(parameters.measure.documents), draw(parameters.faithfulness.documents)
+    sets = {"captured": {*named.tolist(), *drawn.tolist()}}
+    sets |= {"measured": set(measured.tolist()), "removed": set(removed.tolist())}
+
+    def review(row: int, text: str) -> Text:
+        flags = {name: row in rows for name, rows in sets.items()}
+        label, name = reviews.iloc[row]
+        return {"document": f"test/{row}", "text": text, "label": label, "label_name": name, **flags}
+
+    texts = dict(_reviews(np.sort(named), folder))
+    yield from (review(row, texts[row]) for row in capture.documents)
+    yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
+    yield from free_texts(capture)
+    others = np.setdiff1d(measured, list(sets["captured"]))
+    for rows in (others, np.setdiff1d(removed, [*sets["captured"], *measured])):
+        yield from (review(*each) for each in _reviews(rows, folder))
+
+
+def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[Text]:
+    """Yield `capture.texts`; they are in the statistics where they are `measured`."""
+    for number, text in enumerate(capture.texts):
+        flags = {"captured": True, "measured": measured, "removed": False}
+        yield {"document": f"text/{number}", "text": text, "label": -1, "label_name": None, **flags}
+
+
+def _reviews(rows: Rows, folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the test reviews of the sorted `rows`; a block of texts is in memory at a time."""
+    start = 0
+    for block in read_texts("test", folder):
+        first, last = np.searchsorted(rows, [start, start + len(block)])
+        if first == len(rows):
+            return
+        yield from ((row, block[row - start]) for row in rows[first:last].tolist())
+        start += len(block)
+
+
+def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Layout) -> None:
+    """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, each text cut to `max_length` tokens.
+
+    A decoder beside an encoder reads the tokens one later, after the token that it starts with: `decoder_token`.
+    """
+    tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
+    start_id = config.decoder_start_token_id if config.is_encoder_decoder else None
+    start = None if start_id is None else tokenizer.convert_ids_to_tokens([start_id])[0]
+
+    def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+        remaining = iter(texts)
+        while block := list(islice(remaining, store.BLOCK)):
+            documents = pd.DataFrame(block)
+            tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
+            counts = pd.DataFrame([each.counts for each in tokens])
+            _warn(documents["document"][documents["captured"]], counts[documents["captured"]])
+            table = pd.concat([each.table for each in tokens], ignore_index=True)
+            if start is not None:
+                table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
+            yield documents.join(counts), table
+
+    store.write_tokenized(layout, blocks(), start is not None)
+
+
+def _warn(names: pd.Series, counts: pd.DataFrame) -> None:
+    """Log which captured texts the model does not see whole, or hardly knows a word of."""
+    cut = counts["tokens"] < counts["whole_tokens"]
+    problems = {
+        "cut to capture.max_length": (names + " (" + counts["whole_tokens"].astype(str) + " tokens)")[cut].tolist(),
+        "mostly tokens that the model does not know": names[2 * counts["unknown_tokens"] >= counts["tokens"]].tolist(),
+    }
+    for problem, texts in problems.items():
+        if texts:
+            more = f" and {len(texts) - MAX_NAMES} more" if len(texts) > MAX_NAMES else ""
+            logging.warning("%s: %s%s", problem, ", ".join(texts[:MAX_NAMES]), more)
