@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from attnmix.core.names import LAYOUTS
 from attnmix.core.options import Parameters
 from attnmix.core.points import DECODER_INPUT, EMBEDDING_POINTS, POINTS
-from attnmix.figures.labels import MAP_MEASURES, POINT_MARKS
+from attnmix.figures.labels import MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import MATRICES
@@ -41,14 +41,20 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re
 def tables() -> dict[str, str]:
     """Every table by its name, as Markdown."""
     ratios = [
-        (f"`{each.name}`", each.mark.label, _code(each.definition), each.covers, each.source)
+        (f"`{each.name}`", RATIO_MARKS[each.name].label, _code(each.definition), each.covers, each.source)
         for each in RATIOS.values()
     ]
     matrices = [
-        (f"`{each.name}`", each.label, _code(each.definition), each.rows, each.source) for each in MATRICES.values()
+        (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.rows, each.source)
+        for each in MATRICES.values()
     ]
     controls = [
-        (f"`{each.name}`", each.label, _code(each.definition), "its own" if each.formula is None else "the same")
+        (
+            f"`{each.name}`",
+            each.label,
+            _code(each.definition),
+            "its own" if each.formula is None else "the same",
+        )
         for each in CONTROLS.values()
     ]
     points = [
@@ -105,7 +111,7 @@ def _overall(read: Read) -> str:
         before, after, change = (100 * means.loc[(method, each)] for each in ("pretrained", "finetuned", "difference"))
         interval = f"{change['mean']:+.1f} [{change['ci_low']:+.1f}, {change['ci_high']:+.1f}]"
         rows.append(
-            (f"`{method}`", RATIOS[method].mark.label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval)
+            (f"`{method}`", RATIO_MARKS[method].label, f"{before['mean']:.1f}", f"{after['mean']:.1f}", interval)
         )
     return _markdown(("column", "name", "pretrained", "fine-tuned", "difference"), rows)
 

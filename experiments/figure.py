@@ -9,9 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnmix.figures.labels import CHECKPOINTS
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figure
-from attnmix.measures.ratios import RATIOS
 
 DRAWN = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
 LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
@@ -27,7 +26,7 @@ def draw_ratios(table: pd.DataFrame, path: Path) -> None:
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(methods), len(settings), sharex=True, sharey="row", squeeze=False)
         for row, method in zip(panels, methods, strict=True):
-            row[0].set_ylabel(f"{RATIOS[method].mark.label}\nmixing ratio", fontsize=7)
+            row[0].set_ylabel(f"{RATIO_MARKS[method].label}\nmixing ratio", fontsize=7)
             for axes, setting in zip(row, settings, strict=True):
                 rows = table[(table["method"] == method) & (table["setting"] == setting)]
                 for checkpoint, (color, marker) in LOOKS.items():

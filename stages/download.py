@@ -28,9 +28,9 @@ from attnmix.models.compatibility import prove_model, prove_pair
 from attnmix.models.fetching import fetch_model, is_on_hub
 from attnmix.store.reviews import split_file, write_split
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_metrics, write_sources
+from attnmix.store.writers import write_metrics
 from stages.common.resume import UNFINISHED, clear, publish
-from stages.common.source_hashes import hash_sources
+from stages.common.source_hashes import hash_sources, write_sources
 
 
 def main(parameters: Parameters) -> None:
@@ -49,7 +49,7 @@ def main(parameters: Parameters) -> None:
         for split in splits:
             publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
         write_metrics("download", metrics, run.metrics_folder)
-        write_sources(sources, run.sources_file)
+        write_sources(sources, run)
     finally:
         clear(work)
 

@@ -9,11 +9,10 @@ such a source; else dvc.yaml has no such stage. Writes `reports/sources.json`.
 from pathlib import Path
 
 from attnmix.core.options import Parameters
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_sources
-from stages.common.source_hashes import hash_sources
+from attnmix.store.layout import Layout
+from stages.common.source_hashes import hash_sources, write_sources
 
 
 def main(parameters: Parameters) -> None:
-    run = Run(Path())
-    write_sources(hash_sources(parameters, run), run.sources_file)
+    layout = Layout(Path())
+    write_sources(hash_sources(parameters, layout), layout)

@@ -76,8 +76,12 @@ def make_run(folder: Path) -> Path:
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
         scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
         write_table(Run(Path()).token_scores_file, scores)
-        tokens.loc[2 : 1 + len(HOSTILE), "label"] = HOSTILE
+        for column in ("token", "label"):
+            tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
         write_captured_tokens(tokens, Run(Path()).texts)
+        texts = pd.read_parquet(Run(Path()).texts_file)
+        counts = {"tokens": 9, "whole_tokens": 12, "unknown_tokens": 2}
+        write_table(Run(Path()).texts_file, texts.assign(label=0, label_name="negative", **counts))
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
         write_page(read_parameters(), Run(Path()))
     return folder

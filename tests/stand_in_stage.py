@@ -66,5 +66,13 @@ def main(name: str) -> None:
         write(path, text)
 
 
+REAL: tuple[str, ...] = ()
+"""Stages that run as they are."""
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] in REAL:
+        from stages.common import cli
+
+        cli.main(sys.argv[1:])
+    else:
+        main(sys.argv[1])

@@ -337,6 +337,6 @@ def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
     lock["stages"]["measure"]["params"]["params.yaml"]["measure"]["documents"] = 39
     Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
     before = digest(tmp_path)
-    with pytest.raises(SystemExit, match=r"^error: measure ran with another mixing than the default; [^\n]*$"):
+    with pytest.raises(SystemExit, match=r"^error: measure ran with another measure than the default; [^\n]*$"):
         main()
     assert digest(tmp_path) == before

@@ -112,11 +112,12 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     (before / "work").touch()
     assert unfinished_folder("capture", read_parameters(), Path()) == before
     if changed == "data":
-        shutil.copy("data/reviews/train.parquet", "data/reviews/test.parquet")
+        Path("features/tokenize").mkdir(parents=True)
+        Path("features/tokenize/tokens.parquet").write_bytes(b"changed")
     elif changed == "model":
         Path("models/finetuned/config.json").write_text("{}")
     elif changed == "own parameter":
-        write_parameters(folder, capture=CAPTURE | {"max_length": 39})
+        write_parameters(folder, capture=CAPTURE | {"dtype": "float32"})
     else:
         write_parameters(folder, capture=CAPTURE, umap={"seed": 9}, finetune={"epochs": 9})
     after = unfinished_folder("capture", read_parameters(), Path())

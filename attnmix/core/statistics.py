@@ -18,7 +18,7 @@ Doubles = npt.NDArray[np.float64]
 LEVEL = 0.95
 BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
-SAME = 1e-12  # a standard error of a ratio that is not more comes from rounding
+MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
 BLOCK_DRAWS = 2**18  # documents times samples that are drawn at once, so that memory does not grow with their number
 
 
@@ -42,7 +42,7 @@ class Resampled(NamedTuple):
     mean: Doubles
     samples: Doubles
     documents: Doubles
-    """How many each mean is of `[...]`."""
+    """Number of documents in each mean `[...]`."""
     counts: Doubles | float = np.nan
     """What the documents' sums are divided by `[...]`: their tokens, where a mean is over tokens."""
 
@@ -75,7 +75,7 @@ class Resampled(NamedTuple):
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean, error = self.mean.ravel(), samples.std(0)
-        given = (error > SAME) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
+        given = (error > MIN_STANDARD_ERROR) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
         standardised = np.abs(samples[:, given] - mean[given]) / error[given]
         quantile = np.quantile(standardised.max(1, initial=0), LEVEL)
         half = np.where(given, error, np.nan).reshape(self.mean.shape) * _student(quantile, self.documents)

@@ -21,7 +21,7 @@ from attnmix.faithfulness.attributions import RANDOM, Review
 Doubles = npt.NDArray[np.float64]
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Of a review's tokens that are removed, the highest scores first."""
+"""Fractions of a review's tokens to remove, highest scores first."""
 ALL = "all"
 """In the column `share` the mean over the shares, in the column `predicted` over the classes."""
 

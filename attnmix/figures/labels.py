@@ -1,7 +1,6 @@
 """Labels, colours and markers of the things that `attnmix.core.names` and `attnmix.core.points` name.
 
-Figures, page, tables and documents read them; no stage that computes does. Mixing ratios and contribution matrices have
-theirs beside their formulas (`attnmix.measures.ratios`, `attnmix.measures.matrices`).
+Figures, page, tables and documents read them; no stage that computes does.
 """
 
 from __future__ import annotations
@@ -10,6 +9,24 @@ from attnmix.core.names import Mark
 from attnmix.core.points import LAYER_POINTS, Site
 
 POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
+
+RATIO_MARKS = {
+    "attn_w": Mark("Attention weights", "#56B4E9", "v"),
+    "attnres_w": Mark("Weights + skip", "#0072B2", "s"),
+    "attn_n": Mark("Norm-based", "#E69F00", "^"),
+    "attnres_n": Mark("Norm-based + skip", "#D55E00", "X"),
+    "attnresln_n": Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
+    "enc_n": Mark("Norm-based, both skips and LayerNorms", "#CC79A7", "D"),
+    "layer_n": Mark("Norm-based, whole layer", "#999999", "P"),
+}
+_MATRICES = {
+    "attention": "Attention",
+    "norm": "Norm-based",
+    "value_zeroing": "Value Zeroing",
+    "alti": "ALTI",
+    "globenc": "GlobEnc",
+}
+MATRIX_LABELS = _MATRICES | {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
 
 # Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
 POINT_MARKS = {

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from attnmix.core.names import Mark
 from attnmix.core.options import RenderParameters
 from attnmix.figures.label_placement import CurveEnd, label_curves
-from attnmix.figures.labels import CHECKPOINTS, STEP_MARKS, STEP_MEASURES
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES
 from attnmix.figures.style import ONE_COLUMN, TWO_COLUMNS, darken_for_contrast, save_figure
-from attnmix.measures.ratios import RATIOS
 
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
 LABEL_CHARACTERS, LABEL_SIZE = 22, 6  # in a line; points
@@ -29,7 +28,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str, path: Path, figures: Render
     """Draw `mixing.csv`: a panel for each checkpoint, a curve for each ratio; call under `paper_style`."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _panels(1, len(by_checkpoint), 1.95)
-    marks = {name: ratio.mark for name, ratio in RATIOS.items()}
+    marks = RATIO_MARKS
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
         axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel=xlabel, ylim=(0, 1))
         label_curves(axes, _draw_curves(axes, rows, "method", marks), LABEL_SIZE)

@@ -17,11 +17,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnmix.core.options import RenderParameters
-from attnmix.figures.labels import CHECKPOINTS, layer_label
+from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, layer_label
 from attnmix.figures.style import TWO_COLUMNS, save_figure
 from attnmix.figures.text_layers import LABEL_SIZE, TextLayers, label_tokens
 from attnmix.figures.tokens import short_part
-from attnmix.measures.matrices import MATRICES
 from attnmix.store.runs import Run, row_shares
 
 MAX_TOKENS = 20  # so that every row has a readable label
@@ -72,7 +71,7 @@ def draw_matrices(
             _draw_strips(axes, shares[column], part, row == len(methods) - 1)
             if row == 0:
                 axes.set_title(layer_label(layer, text.encoder), pad=3)
-        name = MATRICES[method].label.replace(" rollout", "\nrollout")
+        name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
         middle = 1 - (HEAD + row * (MATRIX + GAP) + MATRIX / 2) / height
         figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
         _draw_colorbar(figure.add_subplot(grid[row, -1]), scale)

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnmix.core.options import RenderParameters
-from attnmix.figures.labels import CHECKPOINTS
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
 from attnmix.figures.style import TWO_COLUMNS, high_contrast_cmap, save_figure
-from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.measures.ratios import preferred_ratio
 
 HEIGHT = 3.0  # inches
 SHADES = dict(zip(CHECKPOINTS, ("Blues", "Oranges"), strict=True))
@@ -44,7 +44,7 @@ def draw_reviews(
     axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
     margin = 0.04 * max(np.ptp(ratios), 0.01)
     axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # within what a ratio can be
-    axes.set_ylabel(f"Mixing ratio of each review\n({RATIOS[method].mark.label})")
+    axes.set_ylabel(f"Mixing ratio of each review\n({RATIO_MARKS[method].label})")
     axes.tick_params("x", length=0)
     for edge in layers[1:]:
         axes.axvline(edge - 0.5, color="0.9", linewidth=0.6, zorder=0)

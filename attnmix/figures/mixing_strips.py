@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from attnmix.core.options import RenderParameters
 from attnmix.figures.label_placement import text_width
-from attnmix.figures.labels import CHECKPOINTS, layer_label
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS, layer_label
 from attnmix.figures.style import PAGE_HEIGHT, TWO_COLUMNS, save_figure
 from attnmix.figures.text_layers import LABEL_SIZE, TextLayers, label_tokens
-from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.measures.ratios import preferred_ratio
 
 MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
 MAX_TOKENS = 128
@@ -60,7 +60,7 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers, path: Path,
             axes.tick_params("y", length=0, pad=2, labelsize=LABEL_SIZE)
             axes.set_ylabel(CHECKPOINTS.get(name, name), fontsize=6.5, rotation=0, ha="right", va="center")
             axes.spines[:].set_visible(False)
-    _draw_colorbars(figure, scales, RATIOS[method].mark.label)
+    _draw_colorbars(figure, scales, RATIO_MARKS[method].label)
     shown = sum(map(len, lines[: len(panels)]))
     part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
     title = f"Mixing ratio by layer{text.suffix} in {document}{part}"

@@ -1,4 +1,4 @@
-"""What proves the parts right, in every run: they sum to the vectors that the model itself computed."""
+"""Check, in every run, that the decomposed parts sum to the vectors that the model itself computed."""
 
 from __future__ import annotations
 

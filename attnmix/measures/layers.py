@@ -187,9 +187,7 @@ def run_layers(
 ) -> Any:
     """Run one forward pass, which shows each layer to `visit` as soon as it is through, with the features so far.
 
-    It is that of `model`, where one around the base is given.
-
-    Of the layers before, only what left them is kept, so memory does not grow with their number but for that.
+    `model` is run in place of `base` where it is given. Earlier layers keep only their output.
     `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
     """
     attention_calls: dict[int, AttentionCall] = {}

@@ -23,7 +23,6 @@ class Matrix:
     """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
 
     name: str
-    label: str
     definition: str
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
@@ -42,7 +41,6 @@ class LayerMatrix(Matrix):
         """Return the declaration of the rollout."""
         return Matrix(
             name=f"{self.name}_rollout",
-            label=f"{self.label} rollout",
             definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
             source="Abnar and Zuidema, ACL 2020" if self.rollout == "with identity" else self.source,
             rows="sum to 1",
@@ -67,7 +65,6 @@ def _unit(vectors: Tensor) -> Tensor:
 _DECLARED = (
     LayerMatrix(
         name="attention",
-        label="Attention",
         formula=lambda block: block.attention_JTH.mean(-1),
         definition="mean of a^h_ij over heads",
         source="weights only",
@@ -76,7 +73,6 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="norm",
-        label="Norm-based",
         formula=lambda block: length(block.F_JTD),
         definition="|F_ij|",
         source="Kobayashi et al., EMNLP 2020, equation 5",
@@ -85,7 +81,6 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing",
-        label="Value Zeroing",
         formula=_value_zeroing,
         definition="1 - cos of the whole layer's output with and without value j",
         source="Mohebbi et al., EACL 2023, equation 7",
@@ -94,7 +89,6 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="alti",
-        label="ALTI",
         formula=_alti,
         definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm; pre-LN: after the skip, with R_ij",
         source="Ferrando et al., EMNLP 2022, equation 8",
@@ -103,7 +97,6 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="globenc",
-        label="GlobEnc",
         formula=lambda block: length(block.through_output_norm()),
         definition="|T_ij through the second LayerNorm|",
         source="Modarressi et al., NAACL 2022, N_ENC",

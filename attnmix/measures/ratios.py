@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from attnmix.core.names import Mark
 from attnmix.core.points import PREACTIVATION
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
@@ -34,7 +33,6 @@ class Ratio:
     """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
 
     name: str
-    mark: Mark
     formula: Callable[[Any], Any]
     """From a layer's `Parts` to the ratio `[N]` of N tokens."""
     definition: str
@@ -53,7 +51,6 @@ class Ratio:
 _DECLARED = (
     Ratio(
         name="attn_w",
-        mark=Mark("Attention weights", "#56B4E9", "v"),
         formula=lambda parts: parts.mixed_weight,
         definition="1 - mean_h a_ii",
         source="weights only",
@@ -62,7 +59,6 @@ _DECLARED = (
     ),
     Ratio(
         name="attnres_w",
-        mark=Mark("Weights + skip", "#0072B2", "s"),
         formula=lambda parts: parts.mixed_weight / 2,
         definition="(1 - mean_h a_ii) / 2",
         source="weights, skip as half",
@@ -71,7 +67,6 @@ _DECLARED = (
     ),
     Ratio(
         name="attn_n",
-        mark=Mark("Norm-based", "#E69F00", "^"),
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
@@ -80,7 +75,6 @@ _DECLARED = (
     ),
     Ratio(
         name="attnres_n",
-        mark=Mark("Norm-based + skip", "#D55E00", "X"),
         formula=lambda parts: parts.residual.share(),
         definition="the same with R",
         source="Kobayashi et al., EMNLP 2021, equation 9",
@@ -89,7 +83,6 @@ _DECLARED = (
     ),
     Ratio(
         name="attnresln_n",
-        mark=Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
         formula=lambda parts: parts.attention_norm.share(),
         definition="the same with T",
         source="Kobayashi et al., EMNLP 2021, equation 9",
@@ -100,7 +93,6 @@ _DECLARED = (
     # The feed-forward network counts in the standard deviation only (section 3.3).
     Ratio(
         name="enc_n",
-        mark=Mark("Norm-based, both skips and LayerNorms", "#CC79A7", "D"),
         formula=lambda parts: parts.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
@@ -110,7 +102,6 @@ _DECLARED = (
     ),
     Ratio(
         name="layer_n",
-        mark=Mark("Norm-based, whole layer", "#999999", "P"),
         formula=lambda parts: parts.layer.share(),
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
@@ -153,7 +144,7 @@ class Parts:
     projected_ND: Tensor
     """What leaves W_O."""
     features: Mapping[str, Tensor]
-    """Of the points that the ratios read beyond that `[N, width]`, those that the layer has."""
+    """Features `[N, width]` at the further points that the chosen ratios need, where the layer has them."""
 
     @cached_property
     def projected(self) -> Split:

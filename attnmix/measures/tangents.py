@@ -74,7 +74,7 @@ class LayerTangents:
         return self._finish_tangents(x_SKTD.flatten(0, 1), heads_SKTHd.flatten(-2).flatten(0, 1))
 
     def _heads(self, pull: Tensor, heads: Tensor) -> Tensor:
-        """What scores that change by `pull / weights` `[..., rows, T]` change in the rows' `heads` `[..., rows, d]`."""
+        """Return the tangents of `heads` `[..., rows, d]`; `pull` `[..., rows, T]` is weight times score tangent."""
         return pull @ self.value_HTd - pull.sum(-1, keepdim=True) * heads
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

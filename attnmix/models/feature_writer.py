@@ -25,8 +25,7 @@ from attnmix.core.points import Site
 from attnmix.models.capture_points import recording
 from attnmix.store.shard_writer import Block
 
-BEHIND = 4
-"""Tensors of a batch that wait to be written, at most."""
+MAX_PENDING_WRITES = 4  # tensors
 
 Tensor = torch.Tensor
 Open = Callable[[Site, slice], Block]
@@ -77,8 +76,8 @@ class RowBlocks:
         self.points = {site.point for site in sites}
         self.rows = slice(0)
         self.blocks: dict[Site, Block] = {}
-        self.behind: deque[Future[None]] = deque()
-        self.buffers, self.turn = [torch.empty(0, dtype=self.dtype)] * BEHIND, 0
+        self.pending_writes: deque[Future[None]] = deque()
+        self.buffers, self.turn = [torch.empty(0, dtype=self.dtype)] * MAX_PENDING_WRITES, 0
         self.writer = ThreadPoolExecutor(1)
         self.device = torch.get_device_module(base.device)
         self.stream = self.device.Stream() if (base.device.type == "cuda" if staged is None else staged) else None
@@ -109,14 +108,14 @@ class RowBlocks:
             self._settle(before)
         self._write(_end, list(self.blocks.values()), done)
 
-    def wait(self, but: int = 0) -> None:
-        """Until everything is written, `but` for so many tensors."""
-        while len(self.behind) > but:
-            self.behind.popleft().result()
+    def wait(self, max_pending: int = 0) -> None:
+        """Block until at most `max_pending` writes are unfinished."""
+        while len(self.pending_writes) > max_pending:
+            self.pending_writes.popleft().result()
 
     def _write(self, work: Callable[..., None], *arguments: Any) -> None:
-        self.behind.append(self.writer.submit(work, *arguments))
-        self.wait(BEHIND)
+        self.pending_writes.append(self.writer.submit(work, *arguments))
+        self.wait(MAX_PENDING_WRITES)
 
     def _forward(self, batch: Batch, taken: Callable[[Batch, Site, Tensor], None]) -> None:
         bf16 = self.precision == "bf16"
@@ -142,8 +141,8 @@ class RowBlocks:
 
     def _fill(self, batch: Batch, site: Site, feature_BTD: Tensor) -> None:
         """Cast it into memory that is used in turn: a heap of tensors that live on would fall into pieces."""
-        self.wait(BEHIND - 1)
-        self.turn, numbers = (self.turn + 1) % BEHIND, feature_BTD.numel()
+        self.wait(MAX_PENDING_WRITES - 1)
+        self.turn, numbers = (self.turn + 1) % MAX_PENDING_WRITES, feature_BTD.numel()
         if self.buffers[self.turn].numel() < numbers:
             self.buffers[self.turn] = torch.empty(numbers, dtype=self.dtype)
         cast = self.buffers[self.turn][:numbers].view(feature_BTD.shape).copy_(feature_BTD)

@@ -182,9 +182,9 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     return {
         "pointsPerSecond": vocabulary.POINTS_PER_SECOND,
         "labels": {
-            "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
+            "methods": {name: mark.label for name, mark in vocabulary.RATIO_MARKS.items()},
             "checkpoints": dict(checkpoints),
-            "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
+            "matrices": vocabulary.MATRIX_LABELS,
             "importance": vocabulary.IMPORTANCE,
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,

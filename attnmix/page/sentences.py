@@ -16,7 +16,7 @@ import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.options import Parameters
-from attnmix.figures.labels import CHECKPOINTS, in_text
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS, in_text
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.store.runs import Run
@@ -305,7 +305,7 @@ def _agreement(run: Run) -> str:
     rows = rows[(rows["checkpoint"] == shown_checkpoint(rows)) & (rows["method"] == method)]
     ends = [rows.iloc[int(place)] for place in (rows["mean"].argmin(), rows["mean"].argmax())] if len(rows) else []
     means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
-    return f" The rank correlation of {in_text(RATIOS[method].mark.label)} with derivatives is {means}." if ends else ""
+    return f" The rank correlation of {in_text(RATIO_MARKS[method].label)} with derivatives is {means}." if ends else ""
 
 
 def _origins(parameters: Parameters, run: Run) -> list[str]:

@@ -150,9 +150,9 @@ def check_fits(block: Features, site: Site, dtype: str) -> None:
 
 
 def open_blocks(place: Place, sites: Iterable[Site]) -> Callable[..., Block]:
-    """What gives a block to put one unit of rows into, by `site`, `rows`, and a `digest` of hashlib.
+    """Return a function `(site, rows, digest)` that opens the block for one unit of rows.
 
-    That is fed with their bytes, in order, once all are there; it can be left out.
+    `digest`, of hashlib, may be left out; it is fed with the rows' bytes, in order, once all are there.
     """
     paths = {site: _path(place, site) for site in sites}
     arrays = {site: open_array(path, "capture", "r+") for site, path in paths.items()}

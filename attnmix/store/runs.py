@@ -233,12 +233,6 @@ class Run(Layout):
         """`document, position, layer, point, nearest`: lists of row numbers of `tokens`."""
         return read_table(self.maps / "nearest.parquet", "reduce")
 
-    @property
-    def sources(self) -> dict[str, dict[str, dict[str, str]]]:
-        """By parameter, its value and the sha256 of each of the user's own files under it; empty without any."""
-        path = self.sources_file
-        return dict(json.loads(path.read_text(encoding="utf-8"))["files"]) if path.exists() else {}
-
 
 def _read_array(path: Path) -> npt.NDArray[Any]:
     return read_array(open_array(path, "measure"), path, "measure")

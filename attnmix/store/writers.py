@@ -24,9 +24,6 @@ from attnmix.store.layout import LAYER_PARTS
 DIGITS = 6
 GROUP_ROWS = 2**16  # rows of a parquet file's groups, at least: their statistics are all held in memory
 
-Sources = dict[str, dict[str, dict[str, str]]]
-"""By parameter, its value and the sha256 of each file under it."""
-
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
     """Write `<name>.json`, numbers rounded to six significant digits; an unknown value (NaN) is null."""
@@ -52,13 +49,6 @@ def write_long_plot(name: str, tables: Iterable[pd.DataFrame], folder: Path) -> 
     with whole(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
         for number, table in enumerate(tables):
             table.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
-
-
-def write_sources(files: Sources, path: Path) -> None:
-    """Write the digests of a user's own data and models, and `watched`, which dvc.yaml reads, empty without any."""
-    with whole(path) as part:  # DVC reads it first, and half a file would stop it
-        content = {"files": files, "watched": ["own"] if files else []}
-        part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class TokenRatios(NamedTuple):

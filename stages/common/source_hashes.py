@@ -15,16 +15,17 @@ from tqdm import tqdm
 
 from attnmix.core.options import Parameters
 from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.runs import Run
-from attnmix.store.writers import Sources
+from attnmix.store.layout import Layout
 
+Sources = dict[str, dict[str, dict[str, str]]]
+"""By parameter, its value and the sha256 of each file under it."""
 CACHE = Path(".dvc/tmp/sources.json")
 """sha256 of files that were read before, by their `_state`; it may be deleted."""
 SAMPLE = Path("data/sample")
 SETTLED_SECONDS = 2  # a file that is written again later than this has another time
 
 
-def hash_sources(parameters: Parameters, run: Run) -> Sources:
+def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
     """Return, by parameter and its value, the sha256 of each file.
 
     Files that are not here count as they were at the last look, as in a clone.
@@ -32,7 +33,7 @@ def hash_sources(parameters: Parameters, run: Run) -> Sources:
     base = parameters.model.base_model
     names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
     names |= {"model.base": base.name} if base else {}
-    before, cache = run.sources, _read_cache()
+    before, cache = _read_sources(layout), _read_cache()
     hashes: Sources = {}
     settled: dict[str, str] = {}
     for key, name in names.items():
@@ -48,6 +49,21 @@ def hash_sources(parameters: Parameters, run: Run) -> Sources:
     if CACHE.parent.is_dir():
         CACHE.write_text(json.dumps(settled), encoding="utf-8")
     return hashes
+
+
+def write_sources(files: Sources, layout: Layout) -> None:
+    """Write the hashes, and `watched`, which dvc.yaml reads: empty where there is nothing to look at."""
+    path = layout.sources_file
+    part = path.with_name(f"{path.name}.part")  # DVC reads the file first, and half of it would stop it
+    part.parent.mkdir(parents=True, exist_ok=True)
+    content = {"files": files, "watched": ["own"] if files else []}
+    part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _read_sources(layout: Layout) -> Sources:
+    path = layout.sources_file
+    return dict(json.loads(path.read_text(encoding="utf-8"))["files"]) if path.exists() else {}
 
 
 def _files(key: str, name: str) -> dict[str, Path]:
