@@ -12,7 +12,7 @@ import pytest
 from browser import Opened
 from page_run import choose, shown_again, tokens
 
-from attnmix.measures.matrices import MATRICES
+from attnmix.figures.labels import MATRIX_LABELS
 from attnmix.page.arrays import visible
 from attnmix.store.heads import weights
 from attnmix.store.runs import Run
@@ -79,7 +79,7 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     said = re.search(r"kept (\d+) % itself, (\d+) % from others", page.locator("#kept").inner_text())
     assert [float(each) for each in said.groups()] == pytest.approx([100 * row[3], 100 * (1 - row[3])], abs=0.51)
     legend = page.locator("#text-legend").inner_text()
-    assert legend.startswith(f"By {MATRICES[method].label}, fine-tuned:\nshare from others")
+    assert legend.startswith(f"By {MATRIX_LABELS[method]}, fine-tuned:\nshare from others")
     assert page.locator("#token-3").get_attribute("title").endswith(f"share from others {said[2]} %")
     row[3] = 0
     listed = page.locator("#sources li").all_inner_texts()

@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 
 from attnmix.core.names import Mark
 from attnmix.figures.label_placement import CurveEnd, label_curves
-from attnmix.figures.labels import POINT_MARKS, STEP_MARKS, WORD_MARKS
+from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
-from attnmix.measures.ratios import RATIOS
 
 COLORS = sorted(
     {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}
-    | {ratio.mark.color for ratio in RATIOS.values()}
+    | {mark.color for mark in RATIO_MARKS.values()}
     | {color for color, _ in WORD_MARKS}
 )
 
