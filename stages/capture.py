@@ -62,7 +62,8 @@ def main(parameters: Parameters) -> None:
 
 def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
     """Write `features/capture/` in the model at `checkpoint`, of the captured texts that `tokenize` left."""
-    capture = parameters.capture
+    capture, documents = parameters.capture, read_documents()
+    lengths: Lengths = documents.loc[documents["captured"], "tokens"].to_numpy(np.int64)
     state = PartialState(cpu=not torch.cuda.is_available())
     with ThreadPoolExecutor(1) as beside:  # it reads the whole model too
         unfinished = beside.submit(unfinished_folder, "capture", parameters)
@@ -76,7 +77,7 @@ def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        lengths = _write_tokens(folder)
+        _write_tokens(folder, lengths)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if isinstance(arrays, Path):
             size = plan.tokens * sum(wanted.values()) * np.dtype(plan.dtype).itemsize
@@ -85,11 +86,9 @@ def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
         if not (folder / "done").is_dir():
             store.create_stores(arrays, list(wanted), plan, wanted)
             (folder / "done").mkdir()
-        np.save(folder / "lengths.npy", lengths)
         pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
         trim_heap()
     state.wait_for_everyone()
-    lengths = np.load(folder / "lengths.npy")
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
 
     units = _Units(plan, store.open_blocks(arrays, wanted), folder / "done", capture.elsewhere)
@@ -127,10 +126,8 @@ def _reach(lengths: Lengths, rows: slice) -> list[int]:
     return list(map(int, np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))))
 
 
-def _write_tokens(folder: Path) -> Lengths:
-    """Write the table of the stores' rows, and all token ids in a row, a block at a time; the tokens of each text."""
-    documents = read_documents()
-    lengths: Lengths = documents.loc[documents["captured"], "tokens"].to_numpy(np.int64)
+def _write_tokens(folder: Path, lengths: Lengths) -> None:
+    """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
     schema = pa.schema(fields)
     ids_file, tokens_file = folder / TOKEN_IDS, store.tokens_file(folder / "stores")
@@ -146,7 +143,6 @@ def _write_tokens(folder: Path) -> Lengths:
             writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
             captured["token_id"].to_numpy().tofile(file)
             left -= len(captured)
-    return lengths
 
 
 class _Units:

@@ -40,6 +40,7 @@ Doubles = npt.NDArray[np.float64]
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
+    documents = read_texts()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classifier = Classifier(FINETUNED, device, parameters.capture.batch_tokens)
     samples, seed = BOOTSTRAP_SAMPLES, parameters.seed
@@ -47,12 +48,12 @@ def main(parameters: Parameters) -> None:
     drops_NMS, agreement_NM = _removed(classifier, methods, parameters)
     shares = parameters.faithfulness.shares
     curves, overall = faithfulness(drops_NMS, agreement_NM, [each.name for each in methods], shares, samples, seed)
-    margins, checkpoints = _margins(classifier)
+    margins, checkpoints = _margins(classifier, documents)
     correlations = margin_correlation(margins, checkpoints)
     write_plot("faithfulness/faithfulness", curves)
     write_plot("faithfulness/faithfulness_overall", overall)
     write_plot("faithfulness/margins", margins)
-    write_plot("faithfulness/captured_texts", _captured(classifier))
+    write_plot("faithfulness/captured_texts", _captured(classifier, documents))
     write_captured_scores(_captured_scores(classifier, parameters))
     write_plot("faithfulness/margin_correlation", correlations)
     best = overall.loc[overall["method"] != RANDOM, "above_random"].max()
@@ -104,29 +105,29 @@ def _scores(review: Review, scores: dict[str, Doubles]) -> pd.DataFrame:
     return pd.concat([pd.DataFrame({**frame, "method": name, "score": each.mean(0)}) for name, each in scores.items()])
 
 
-def _margins(classifier: Classifier) -> tuple[pd.DataFrame, list[str]]:
+def _margins(classifier: Classifier, documents: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """`margins.csv`, a row for each drawn review, and the checkpoints whose ratio is a column of it."""
-    documents = _reviews("measured")
-    logits_NC = classifier.logits([document.ids.tolist() for document in documents])
+    reviews = _reviews("measured")
+    names = [review.name for review in reviews]
+    logits_NC = classifier.logits([review.ids.tolist() for review in reviews])
     highest = logits_NC.topk(2).values
-    labels = read_texts().set_index("document")["label_name"]
-    names = classifier.base.config.id2label
+    classes = classifier.base.config.id2label
     table = pd.DataFrame(
         {
-            "document": [document.name for document in documents],
-            "label": labels[[document.name for document in documents]].to_numpy(),
-            "predicted": [names[label] for label in logits_NC.argmax(-1).tolist()],
+            "document": names,
+            "label": documents.set_index("document")["label_name"][names].to_numpy(),
+            "predicted": [classes[label] for label in logits_NC.argmax(-1).tolist()],
             "margin": (highest[:, 0] - highest[:, 1]).numpy(),
-            "tokens": [len(document) for document in documents],
+            "tokens": list(map(len, reviews)),
         }
     )
     last = _last_layer()
     return table.assign(**{name: column.loc[table["document"]].to_numpy() for name, column in last.items()}), list(last)
 
 
-def _captured(classifier: Classifier) -> pd.DataFrame:
+def _captured(classifier: Classifier, documents: pd.DataFrame) -> pd.DataFrame:
     """`captured_texts.csv`: what the classifier says of each captured text, and what of it the model sees."""
-    texts = read_texts().query("captured")
+    texts = documents[documents["captured"]]
     encoded = [document.ids.tolist() for document in read_documents("captured")]
     probability_NC = classifier.logits(encoded).softmax(-1)
     names = classifier.base.config.id2label

@@ -59,12 +59,11 @@ def main(parameters: Parameters) -> None:
 def measure(parameters: Parameters, checkpoints: Sequence[str]) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
     use(parameters.arithmetic)
-    mixing, seed = parameters.measure, parameters.seed
+    mixing, seed, corpus = parameters.measure, parameters.seed, Corpus()
     weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in checkpoints}
     tokenizer = load_tokenizer(weights[checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters)
-    corpus = Corpus()
     for path in weights.values():
         check_max_length("capture.max_length", int(corpus.lengths.max()), path)
     chosen = corpus.drawn(mixing.gradient_documents, seed)

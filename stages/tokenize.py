@@ -98,7 +98,7 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path) -> No
             documents = pd.DataFrame(block)
             tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
             counts = pd.DataFrame([each.counts for each in tokens])
-            _warn(documents["document"], counts)
+            _warn(documents["document"][documents["captured"]], counts[documents["captured"]])
             table = pd.concat([each.table for each in tokens], ignore_index=True)
             if start is not None:
                 table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
@@ -108,7 +108,7 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path) -> No
 
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:
-    """Log which texts the model does not see whole, or hardly knows a word of."""
+    """Log which captured texts the model does not see whole, or hardly knows a word of."""
     cut = counts["tokens"] < counts["whole_tokens"]
     problems = {
         "cut to capture.max_length": (names + " (" + counts["whole_tokens"].astype(str) + " tokens)")[cut].tolist(),

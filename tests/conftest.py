@@ -34,11 +34,11 @@ from transformers import (
 
 from attnmix.arithmetic import kernels
 from attnmix.measures.documents import Document, documents_of
-from attnmix.models.encoding import NEWLINE, SPACE, tokenize_texts
+from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.reports import PAGE, write_plot
-from attnmix.store.tokens import TOKENIZED, write_tokenized
+from attnmix.store.tokens import NEWLINE, SPACE, TOKENIZED, write_tokenized
 from attnmix.store.validation import write_captured_scores
 from stages import tokenize
 from stages.common.parameters import read_parameters

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized, toy_reviews, write_tiny_bert
@@ -23,7 +24,7 @@ from attnmix.store.reviews import read_split
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
-from stages.common.selection import chosen_rows
+from stages.tokenize import chosen_texts
 
 ALL_POINTS = list(POINTS)
 OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attention")]
@@ -32,7 +33,7 @@ HALF = 2.0**-11  # relative rounding of float16
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
     prepared_for_capture(folder, checkpoint)
-    run_tokenized(capture, folder)
+    capture.main(read_parameters(folder / "params.yaml"))
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -139,7 +140,8 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
     tokens = store.read_tokens(ACTIVATIONS)
-    assert list(tokens.columns) == ["document", "position", "token_id", "token"]
+    own = pd.read_parquet(store.tokens_file(ACTIVATIONS))
+    pd.testing.assert_frame_equal(own, tokens[["document", "position", "token_id", "token"]])
     assert tokens["document"].drop_duplicates().tolist() == ["test/5", "test/2", "text/0"]
     assert "[PAD]" not in tokens["token"].tolist()
     free = tokens[tokens["document"] == "text/0"]
@@ -225,15 +227,18 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
 ) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
-    rows = chosen_rows(parameters.capture, parameters.seed)
-    assert list(stored) == [f"test/{row}" for row in rows]
-    assert list(stored.values()) == reviews["text"][rows].tolist()
-    assert rows[0] == 7
-    assert rows[1:] == sorted(set(rows) - {7})
-    drawn = chosen_rows(parameters.capture.model_copy(update={"documents": []}), parameters.seed)
-    assert set(rows) == {7, *drawn}
+
+    def rows(documents: list[int], seed: int) -> list[int]:
+        chosen = parameters.capture.model_copy(update={"documents": documents})
+        texts = chosen_texts(parameters.model_copy(update={"capture": chosen, "seed": seed}))
+        return [int(text["document"].removeprefix("test/")) for text in texts if text["captured"]]
+
+    captured, drawn = rows([7], parameters.seed), rows([], parameters.seed)
+    assert list(stored) == [f"test/{row}" for row in captured]
+    assert list(stored.values()) == reviews["text"][captured].tolist()
+    assert captured == [7, *sorted({*drawn} - {7})]
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
-    assert len({tuple(chosen_rows(parameters.capture, seed)) for seed in range(5)}) > 1
+    assert len({tuple(rows([], seed)) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture
 from remote_servers import server
 from stage_process import run_stage
 
@@ -36,7 +36,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS
 
 def run_capture(folder: Path, checkpoint: Path) -> None:
     prepared_for_capture(folder, checkpoint)
-    run_tokenized(capture, folder)
+    capture.main(read_parameters(folder / "params.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_readers_take_stores_from_elsewhere_alike(
     there = workspace("there", capture=CAPTURED | {"store": elsewhere})
     run_capture(there, tiny_bert)
     names = sorted(path.name for path in (there / ACTIVATIONS).iterdir())
-    assert names == ["manifest.json", "texts.parquet", "tokens.parquet"]
+    assert names == ["manifest.json", "tokens.parquet"]
 
     monkeypatch.chdir(there.parent)
     one, other = open_run(here), open_run(there)
@@ -190,7 +190,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
         folder = workspace("inside", capture=CAPTURED | {"store": inside})
         with pytest.raises(InputError, match=rf"^capture\.store: {inside} lies in features/capture"):
             run_capture(folder, tiny_bert)
-    assert not (folder / "features").exists()
+    assert not (folder / ACTIVATIONS).exists()
 
 
 @pytest.mark.long

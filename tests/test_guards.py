@@ -60,7 +60,7 @@ def test_measures_that_do_not_fit_the_disk_are_refused_before_any_is_taken(
     leave(monkeypatch, disk=1e4)
     with pytest.raises(InputError, match=r"^measure: 3 captured texts and 2 drawn reviews need .* reduce capture\.max"):
         run_tokenized(measure)
-    assert {path.parent.name for path in UNFINISHED.rglob("*.npz")} == {"documents"}  # its input, and no measure
+    assert not list(UNFINISHED.rglob("*.npz"))
 
 
 def raise_as_cuda_does() -> None:

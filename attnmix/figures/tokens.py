@@ -11,8 +11,7 @@ import pandas as pd
 
 from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
-from attnmix.models.encoding import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
-from attnmix.store.tokens import DECODER_TOKEN
+from attnmix.store.tokens import DECODER_TOKEN, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"

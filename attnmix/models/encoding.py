@@ -13,10 +13,8 @@ import torch
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-SPACE = "␣"  # in a label; a token without one continues right where the token before it ended
-NEWLINE = "⏎"
-SAME_CHARACTER = "…"
-WORDPIECE_PREFIX = "##"
+from attnmix.store.tokens import NEWLINE, SAME_CHARACTER, SPACE
+
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(
@@ -131,7 +129,7 @@ def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -
             labels.append(name.translate(WHITESPACE_MARKS))
         else:
             spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
-            piece = text[start:end].lstrip(" ") if end > end_before else SAME_CHARACTER
+            piece = text[max(start, end_before) : end].lstrip(" ") or SAME_CHARACTER
             labels.append(spaces + piece.translate(WHITESPACE_MARKS))
             end_before = end
     return labels

@@ -19,7 +19,6 @@ from mpld3.urls import D3_LOCAL
 from attnmix.core.names import LAYOUTS
 from attnmix.core.options import Parameters
 from attnmix.figures.labels import POINT_MARKS, in_text
-from attnmix.models.encoding import SPACE
 from attnmix.page.arrays import packed, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import called, versions
@@ -27,6 +26,7 @@ from attnmix.page.told import Told, of_run
 from attnmix.store.files import whole
 from attnmix.store.reports import PAGE
 from attnmix.store.runs import open_run
+from attnmix.store.tokens import SPACE
 
 HERE = Path(__file__).parent
 IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)

@@ -24,6 +24,11 @@ from attnmix.store.files import CHECKED, read_table, undamaged, whole
 TOKENIZED = Path("features/tokenize")
 BLOCK = 256  # texts in a row group
 DECODER_TOKEN = "decoder_token"
+# Signs in labels.
+SPACE = "␣"  # a token without one continues right where the token before it ended
+NEWLINE = "⏎"
+SAME_CHARACTER = "…"  # a further part of the character before
+WORDPIECE_PREFIX = "##"
 
 TEXT_FIELDS = [
     *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
