@@ -121,7 +121,7 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     (before / "work").touch()
     assert unfinished_folder("capture", read_parameters()) == before
     if changed == "data":
-        write_parameters(folder, capture=CAPTURE | {"max_length": 39})
+        write_parameters(folder, capture=CAPTURE | {"documents": [1]})
         tokenize_in(folder)
     elif changed == "model":
         Path("models/finetuned/config.json").write_text("{}")
