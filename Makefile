@@ -5,14 +5,12 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/script
-DATASET ?= stanfordnlp/imdb
-SEEDS ?= 0 1 2 3 4
 PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro page show compare test check format docs study verify lock clean
+.PHONY: help install repro show experiments test check format docs verify lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -41,21 +39,13 @@ repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 	   "or, without experiments, 'dvc config core.no_scm true'" >&2; exit 1; }
 	@$(IN_VENV) dvc repro
 
-page: $(INSTALLED) ## Get the page and the figures of this commit from where they were pushed; nothing is run
-	@$(IN_VENV) dvc pull reports/figures >/dev/null || echo "reports/figures could not be got, DVC says above why" >&2
-	@$(IN_VENV) dvc pull reports/index.html >/dev/null || { \
-	   why="the remote did not give it, DVC says above why; whoever ran this commit pushes it with 'dvc push'"; \
-	   $(IN_VENV) dvc config core.remote 2>/dev/null | grep -q . || why="no DVC remote is set, README.md says how"; \
-	   echo "error: reports/index.html could not be got: $$why; 'make repro' makes it here" >&2; exit 1; }
-	@echo "open reports/index.html"
-
 # By the environment, so that a text may hold quotes and dollar signs.
 show: override export TEXT := $(value TEXT)
 show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
 	@$(IN_VENV) python -m stages show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
 
-compare: $(INSTALLED) ## Experiments side by side, means over seeds, into reports/compare/ (NAMES="a b")
-	@$(IN_VENV) python -m compare $(NAMES)
+experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
+	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
 test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)
 	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(MARKED),-m "$(MARKED)")
@@ -78,9 +68,6 @@ format: $(INSTALLED) ## Format the code
 
 docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
 	@$(IN_VENV) python -m docs.tables
-
-study: $(INSTALLED) ## Five seeds on real reviews, tables and figure into docs/study/ (DATASET=folder, SEEDS="0 1", hours)
-	@$(IN_VENV) python -m study --dataset "$(DATASET)" --seeds "$(SEEDS)"
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
 	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))

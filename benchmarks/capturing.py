@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnmix.store.checkpoints import FINETUNED
-from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
+from attnmix.store.features import read_features, stored_sites
+from attnmix.store.layout import ACTIVATIONS, Layout
 from benchmarks.timing import Case
 from stages.common.parameters import read_parameters
 
+FINETUNED = Layout(Path()).finetuned
 PLAIN = Path("plain")
 PADDED = 512
 PEERS = ("nnsight", "transformer-lens")

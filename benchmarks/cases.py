@@ -19,14 +19,15 @@ import pandas as pd
 
 from attnmix.arithmetic.settings import PORTABLE
 from attnmix.core.options import UmapParameters
-from attnmix.store.features import ACTIVATIONS, read_features, stored_sites
-from attnmix.store.maps import MAPS
+from attnmix.store.features import read_features, stored_sites
+from attnmix.store.layout import ACTIVATIONS, Layout
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
 from stages.common.parameters import read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")
+N_EPOCHS = 200  # as in attnmix.maps.layouts, whose import would count in the time of the plain ways
 
 
 def vectors() -> list[Any]:
@@ -58,7 +59,7 @@ def plain_map(x: Any, parameters: UmapParameters, seeded: bool = True) -> Any:
     return umap.UMAP(
         n_neighbors=parameters.n_neighbors,
         min_dist=parameters.min_dist,
-        n_epochs=parameters.n_epochs,
+        n_epochs=N_EPOCHS,
         random_state=parameters.seed if seeded else None,
         n_jobs=1 if seeded else -1,
         precomputed_knn=(indices.astype(np.int32), distances.astype(np.float32)),
@@ -94,11 +95,10 @@ def maps_worth(case: str) -> str:
     worth = []
     for number, x in enumerate(spaces):
         maps = [xy.reshape(len(spaces), len(x), 2)[number] for xy in layouts.values()]
-        scored = [score_map(("", None, None), x, [xy], umap)[0] for xy in maps]
-        worth.append([row[4] for rows in scored for row in rows if row[3] == "trustworthiness"])
+        worth.append([score_map(x, [xy], umap).loc["trustworthiness", "value"] for xy in maps])
     named = ", ".join(f"{name} {value:.4f}" for name, value in zip(layouts, np.mean(worth, axis=0), strict=True))
     return (
-        f"{len(arrays)} x {len(arrays[0])} vectors of {arrays[0].shape[1]}, {umap.n_epochs} epochs, exact neighbours. "
+        f"{len(arrays)} x {len(arrays[0])} vectors of {arrays[0].shape[1]}, {N_EPOCHS} epochs, exact neighbours. "
         f"Trustworthiness (k = {N_NEIGHBOURS}): {named}."
     )
 
@@ -116,7 +116,7 @@ def reduce_stage(**changed: Any) -> None:
 
 def layouts_made() -> str:
     umap = read_parameters().umap
-    made = {layout: len(pd.read_parquet(MAPS / f"{layout}.parquet")) for layout in umap.layouts}
+    made = {layout: len(pd.read_parquet(Layout(Path()).maps / f"{layout}.parquet")) for layout in umap.layouts}
     seeds = 1 + len(umap.stability_seeds)
     return f"{', '.join(f'{layout} of {number} vectors' for layout, number in made.items())}; {seeds} seeds of each."
 

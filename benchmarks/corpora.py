@@ -49,10 +49,13 @@ def capture(documents: int) -> None:
 
 
 def captured() -> str:
-    from attnmix.store.features import ACTIVATIONS, read_tokens
+    from pathlib import Path
 
-    tokens = read_tokens(ACTIVATIONS)
-    shutil.rmtree(ACTIVATIONS)
+    from attnmix.store.runs import Run
+
+    run = Run(Path())
+    tokens = run.tokens
+    shutil.rmtree(run.activations)
     return (
         f"Reviews, joined and cut to {LONG} tokens each; BERT of {_said(WIDE)}, with random weights; all points; "
         f"{len(tokens):,} tokens in the last."

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.checkpoints import FINETUNED
+from attnmix.store.layout import Layout
 from benchmarks.timing import Case
 from stages.common.parameters import read_parameters
+
+FINETUNED = Layout(Path()).finetuned
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")

@@ -32,10 +32,10 @@ from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.options import Parameters
 from attnmix.core.points import Site
-from attnmix.store.checkpoints import FINETUNED, PRETRAINED
-from attnmix.store.features import ACTIVATIONS, read_tokens, stored_sites
-from attnmix.store.mixing import MIXING, TOKENS
-from attnmix.store.reviews import REVIEWS, split_file
+from attnmix.store.features import stored_sites
+from attnmix.store.layout import Layout
+from attnmix.store.reviews import split_file
+from attnmix.store.runs import open_run
 from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
 from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
@@ -125,8 +125,8 @@ def check(name: str, folder: Path, threads: int, compiled: Path) -> str:
 
 def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic: str) -> None:
     """Those of the folders where the cases run: `default`, `full`, `bert`, `corpora`, `maps` with captured vectors."""
-    finetuned, model = REPOSITORY / FINETUNED, root / "bert-shaped"
-    reviews = pd.read_parquet(REPOSITORY / split_file("train"))["text"].tolist()
+    finetuned, model = Layout(REPOSITORY).finetuned, root / "bert-shaped"
+    reviews = pd.read_parquet(split_file("train", Layout(REPOSITORY).reviews))["text"].tolist()
 
     def joined(first: int, count: int) -> str:
         return " ".join((reviews[first:] + reviews)[:count])
@@ -149,7 +149,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
         _corpora(root / "corpora", reviews, arithmetic)
     if "reviews" in folders:
         most = max(corpora.DOCUMENTS)
-        _bert_shaped(root / "reviews" / FINETUNED, **corpora.WIDE)
+        _bert_shaped(Layout(root / "reviews").finetuned, **corpora.WIDE)
         texts = 2 * (real_reviews(most) or reviews)
         starts = (i % (len(texts) // 2) for i in range(most))
         _write_reviews(root / "reviews", [" ".join(texts[i : i + 8])[: 9 * corpora.LONG] for i in starts])
@@ -157,8 +157,8 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
     if "maps" in folders:
         maps = root / "maps"
         fresh_process(["-m", "stages", "capture"], maps, threads, root / "compiled")
-        tokens = read_tokens(maps / ACTIVATIONS)
-        _write_map(maps, stored_sites(maps / ACTIVATIONS), tokens)
+        tokens = open_run(maps).tokens
+        _write_map(maps, stored_sites(Layout(maps).activations), tokens)
         write_ratios(maps, tokens, size.layers)
 
 
@@ -172,25 +172,25 @@ def real_reviews(number: int) -> list[str]:
 
 def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic: str) -> Path:
     """A folder as the stages expect it."""
-    (folder / FINETUNED.parent).mkdir(parents=True)
-    (folder / FINETUNED).symlink_to(model)
-    (folder / REVIEWS.parent).symlink_to(REPOSITORY / REVIEWS.parent)
+    Layout(folder).finetuned.parent.mkdir(parents=True)
+    Layout(folder).finetuned.symlink_to(model)
+    Layout(folder).reviews.parent.symlink_to(Layout(REPOSITORY).reviews.parent)
     write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": tokens})
     return folder
 
 
 def _corpora(folder: Path, reviews: list[str], arithmetic: str) -> None:
     """A tiny model as both checkpoints, and as many test reviews as the largest corpus has."""
-    for checkpoint in (PRETRAINED, FINETUNED):
-        _bert_shaped(folder / checkpoint, **corpora.MODEL)
+    for checkpoint in Layout(folder).checkpoints.values():
+        _bert_shaped(checkpoint, **corpora.MODEL)
     _write_reviews(folder, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(corpora.DOCUMENTS))])
     write_parameters(folder, arithmetic, **corpora.PARAMETERS)
 
 
 def _write_reviews(folder: Path, texts: list[str]) -> None:
-    (folder / REVIEWS).mkdir(parents=True)
+    Layout(folder).reviews.mkdir(parents=True)
     table = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 2})
-    table.to_parquet(folder / split_file("test"), index=False)
+    table.to_parquet(split_file("test", Layout(folder).reviews), index=False)
 
 
 def _bert_shaped(folder: Path, **shape: int) -> Path:
@@ -200,7 +200,7 @@ def _bert_shaped(folder: Path, **shape: int) -> Path:
     torch.manual_seed(0)
     BertForSequenceClassification(BertConfig(**shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(REPOSITORY / FINETUNED / name, folder)
+        shutil.copy(Layout(REPOSITORY).finetuned / name, folder)
     return folder
 
 
@@ -224,10 +224,10 @@ def _write_map(folder: Path, sites: list[Site], tokens: pd.DataFrame) -> None:
 def write_ratios(folder: Path, tokens: pd.DataFrame, layers: int) -> None:
     """Random ratios for the tokens, for `reduce` to set moves against."""
     generator = np.random.default_rng(0)
-    (folder / MIXING).mkdir(parents=True)
+    Layout(folder).measured.mkdir(parents=True)
     keys = tokens[["document", "position"]].assign(checkpoint=CAPTURED_CHECKPOINT)
     parts = [keys.assign(layer=layer, attn_n=generator.uniform(size=len(keys))) for layer in range(1, layers + 1)]
-    pd.concat(parts, ignore_index=True).to_parquet(folder / MIXING / TOKENS, index=False)
+    pd.concat(parts, ignore_index=True).to_parquet(Layout(folder).measured / "tokens.parquet", index=False)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from PIL import Image
 
 from attnmix.core.errors import InputError
 from attnmix.store.files import made
-from attnmix.store.reports import FIGURES, PAGE
+from attnmix.store.layout import Layout
 
 DOCS = Path("docs")
+RUN = Layout(Path())
 WIDTH = 1100  # pixels
 COLORS = 256
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -42,11 +43,11 @@ WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more
 
 
 def main() -> None:
-    made(FIGURES, "render")
-    last_page = max((FIGURES / "joint").glob("*.png"))
-    _stack([FIGURES / "mixing_by_layer.png", last_page], DOCS / "result.png")
-    _stack([FIGURES / "mixing_steps.png"], DOCS / "steps.png")
-    _stack([FIGURES / "mixing_reviews.png"], DOCS / "reviews.png")
+    made(RUN.figures, "render")
+    last_page = max((RUN.figures / "joint").glob("*.png"))
+    _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
+    _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
+    _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
     for name, shot in _of_page().items():
         _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")
 
@@ -57,12 +58,12 @@ def _of_page() -> dict[str, bytes]:
 
     found = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if found is None:
-        raise InputError(f"no browser for the pictures of {PAGE}: install one of {', '.join(BROWSERS)}")
+        raise InputError(f"no browser for the pictures of {RUN.page}: install one of {', '.join(BROWSERS)}")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": SHARPER}
         page = browser.new_page(viewport=SCREEN, **looks)
-        page.goto(made(PAGE, "render").resolve().as_uri())
+        page.goto(made(RUN.page, "render").resolve().as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")
         page.add_style_tag(content=LEFT_OUT)
         words = page.locator("#words span")

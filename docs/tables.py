@@ -31,7 +31,7 @@ from attnmix.models.families import Family, family_of, known_families
 from docs import measured
 
 DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
-"""The documents whose tables are made here; those of docs/study/README.md are made by `study`."""
+"""The documents whose tables are made here; those of docs/study/README.md are committed results."""
 PLOTS = "reports/plots/"
 Read = Callable[[str], Any]
 """Return a table or metrics file by its path from the repository's root."""

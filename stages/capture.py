@@ -40,10 +40,10 @@ from attnmix.models.families import family_of
 from attnmix.models.feature_writer import Batch, Part, RowBlocks
 from attnmix.models.loading import load_classifier, load_tokenizer
 from attnmix.store import features as store
-from attnmix.store.checkpoints import FINETUNED
+from attnmix.store import tokens as tokens_store
 from attnmix.store.files import CHECKED, writing
+from attnmix.store.runs import Run
 from attnmix.store.shard_writer import Block
-from attnmix.store.tokens import BLOCK, read_documents, token_blocks
 from stages.common.resources import check_disk, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
 from stages.common.stage_lock import check_store
@@ -55,18 +55,18 @@ Lengths = npt.NDArray[np.int64]
 
 
 def main(parameters: Parameters) -> None:
+    run = Run(Path())
     check_store(parameters.capture)
     use(parameters.arithmetic)
-    capture_texts(parameters, FINETUNED)
+    capture_texts(parameters, run.finetuned, run)
 
 
-def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
-    """Write `features/capture/` in the model at `checkpoint`, of the captured texts that `tokenize` left."""
-    capture, documents = parameters.capture, read_documents()
-    lengths: Lengths = documents.loc[documents["captured"], "tokens"].to_numpy(np.int64)
+def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
+    """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left."""
+    capture = parameters.capture
     state = PartialState(cpu=not torch.cuda.is_available())
     with ThreadPoolExecutor(1) as beside:  # it reads the whole model too
-        unfinished = beside.submit(unfinished_folder, "capture", parameters)
+        unfinished = beside.submit(unfinished_folder, "capture", parameters, run.root)
         tokenizer = load_tokenizer(checkpoint)
         classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
@@ -77,7 +77,7 @@ def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
     if state.is_main_process:
         if not (folder / "stores").is_dir():  # new, or killed after its stores were published
             shutil.rmtree(folder / "done", ignore_errors=True)
-        _write_tokens(folder, lengths)
+        lengths = _write_tokens(folder, run)
         plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
         if isinstance(arrays, Path):
             size = plan.tokens * sum(wanted.values()) * np.dtype(plan.dtype).itemsize
@@ -86,9 +86,11 @@ def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
         if not (folder / "done").is_dir():
             store.create_stores(arrays, list(wanted), plan, wanted)
             (folder / "done").mkdir()
+        np.save(folder / "lengths.npy", lengths)
         pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
         trim_heap()
     state.wait_for_everyone()
+    lengths = np.load(folder / "lengths.npy")
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
 
     units = _Units(plan, store.open_blocks(arrays, wanted), folder / "done", capture.elsewhere)
@@ -101,7 +103,7 @@ def capture_texts(parameters: Parameters, checkpoint: Path) -> None:
     if state.is_main_process:
         if capture.elsewhere:
             store.write_manifest(folder / "stores", capture.store, units.digests())
-        publish(folder / "stores", store.ACTIVATIONS)
+        publish(folder / "stores", run.activations)
         clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(wanted))
 
@@ -126,8 +128,9 @@ def _reach(lengths: Lengths, rows: slice) -> list[int]:
     return list(map(int, np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))))
 
 
-def _write_tokens(folder: Path, lengths: Lengths) -> None:
-    """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
+def _write_tokens(folder: Path, run: Run) -> Lengths:
+    """Write the table of the stores' rows, and all token ids in a row, a block at a time; the tokens of each text."""
+    lengths: Lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
     fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
     schema = pa.schema(fields)
     ids_file, tokens_file = folder / TOKEN_IDS, store.tokens_file(folder / "stores")
@@ -138,11 +141,12 @@ def _write_tokens(folder: Path, lengths: Lengths) -> None:
         writing(ids_file),
         ids_file.open("wb") as file,
     ):
-        for block in token_blocks(columns=schema.names, blocks=range(-(-len(lengths) // BLOCK))):
+        for block in run.token_blocks(columns=schema.names, blocks=range(-(-len(lengths) // tokens_store.BLOCK))):
             captured = block.iloc[:left]
             writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
             captured["token_id"].to_numpy().tofile(file)
             left -= len(captured)
+    return lengths
 
 
 class _Units:

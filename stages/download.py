@@ -2,9 +2,9 @@
 
     python -m stages download
 
-Writes `data/reviews/{train,validation,test}.parquet`, `reports/plots/{reviews,commits}.csv` and `models/pretrained/`:
-the files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them
-appear at the end, or none. Writes `reports/sources.json` as well, for `stages.sources` to watch what it read.
+Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/`: the
+files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them appear
+at the end, or none. Writes `reports/sources.json` as well, the hashes that `stages.sources` compares.
 """
 
 from __future__ import annotations
@@ -15,115 +15,94 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import DatasetParameters, ModelParameters, Parameters
+from attnmix.core.options import ModelParameters, Parameters
 from attnmix.data import source
-from attnmix.hub.repository import Kind, Repository
-from attnmix.hub.retries import be_patient
-from attnmix.models import fetching
+from attnmix.hub.repository import Repository
+from attnmix.hub.retries import use_retries
 from attnmix.models.compatibility import prove_model, prove_pair
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS, OWN, PRETRAINED
-from attnmix.store.reports import PLOTS, write_plot
-from attnmix.store.reviews import REVIEWS, write_split
-from attnmix.store.sources import write_sources
+from attnmix.models.fetching import fetch_model, is_on_hub
+from attnmix.store.reviews import split_file, write_split
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_sources
 from stages.common.resume import UNFINISHED, clear, publish
-from stages.common.source_hashes import look_at_sources
-
-Asked = TypeVar("Asked", ModelParameters, DatasetParameters)
+from stages.common.source_hashes import hash_sources
 
 
 def main(parameters: Parameters) -> None:
-    written = list(CHECKPOINT_FOLDERS.values())
-    for key, name, folders in (
-        *((key, model.name, written) for key, (model, _) in _models(parameters.model).items()),
-        ("dataset.name", parameters.dataset.name, [REVIEWS]),
-    ):
-        _check_link(key, name)
-        for folder in folders:
-            if Path(name).resolve().is_relative_to(folder.resolve()):
-                raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
-    sources = look_at_sources(parameters)
-    work = UNFINISHED / "download" / "made"
-    shutil.rmtree(work.parent, ignore_errors=True)  # of a run that was killed
+    run = Run(Path())
+    for key, (model, _) in _models(parameters.model, run).items():
+        _check_path(key, model.name, list(run.checkpoints.values()))
+    _check_path("dataset.name", parameters.dataset.source, [run.reviews])
+    sources = hash_sources(parameters, run)
+    work = UNFINISHED / "download" / "work"
+    shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
     try:
-        _make(parameters, work)
-        for output in (PRETRAINED, REVIEWS, PLOTS):
-            made = [work / output] if output == PRETRAINED else sorted((work / output).iterdir())
-            for each in made:
-                publish(each, each.relative_to(work))
-        write_sources(sources)
+        unpublished = Run(work)
+        splits, metrics = _make(parameters, unpublished)
+        publish(unpublished.pretrained, run.pretrained)
+        for split in splits:
+            publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
+        write_metrics("download", metrics, run.metrics_folder)
+        write_sources(sources, run.sources_file)
     finally:
         clear(work)
 
 
-def _check_link(key: str, name: str) -> None:
-    """Raise `InputError` for a path that no link of it leads out of; it may as well be a hub's identifier."""
+def _check_path(key: str, name: str, outputs: list[Path]) -> None:
+    """Raise `InputError` for a path in the pipeline's own `outputs`, and for a link that leads nowhere else."""
     try:
         Path(name).stat()
-    except OSError as error:
+    except OSError as error:  # a hub identifier, as a rule
         if error.errno == errno.ELOOP:
             raise InputError(f"{key}: {name} is a link that leads back to itself; name the folder or file") from None
+    if any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in outputs):
+        raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
 
 
-def _make(parameters: Parameters, work: Path) -> None:
-    """Every output, under the folder `work`."""
-    be_patient(parameters.hub.time_limit)
-    models, commits = {}, []
-    for key, (asked, folder) in _models(parameters.model).items():
-        with _said_of(key, asked.name, work / folder):
-            pinned = _at_commit("model", asked, fetching.is_on_hub(asked))
-            commits.append(_commit(key, asked, pinned))
-            fetching.fetch_model(pinned, work / folder)
-        models[key] = asked.name, work / folder
-    dataset = _at_commit("dataset", parameters.dataset, source.is_on_hub(parameters.dataset))
-    commits.append(_commit("dataset.name", parameters.dataset, dataset))
-    write_plot("download/commits", pd.DataFrame(commits), work / PLOTS)
-    splits = source.read_splits(dataset, parameters.seed, work.parent)
+def _make(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """Write reviews and models into the folder of `run`; return the reviews by split, and the metrics."""
+    use_retries()
+    models = _models(parameters.model, run)
+    commits: dict[str, str | None] = {}
+    for key, (model, folder) in models.items():
+        with _errors_named(key, model.name, folder):
+            commit = Repository("model", model.name, model.revision).commit if is_on_hub(model) else None
+            fetch_model(model.model_copy(update={"revision": commit}), folder)
+            commits["model_commit" if key == "model.name" else "base_commit"] = commit
+    dataset = parameters.dataset
+    on_hub = source.is_on_hub(dataset)
+    commit = Repository("dataset", dataset.source, dataset.revision).commit if on_hub else None
+    splits = source.read_splits(dataset.model_copy(update={"revision": commit}), parameters.seed, run.root.parent)
     texts = splits["test"]["text"].tolist()
-    for key, (name, folder) in models.items():
-        with _said_of(key, name, folder):
+    for key, (model, folder) in models.items():
+        with _errors_named(key, model.name, folder):
             prove_model(folder, texts)
     if len(models) > 1:
-        prove_pair(work / PRETRAINED, work / OWN, texts)
-    tables = []
+        prove_pair(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
-        write_split(split, reviews, work / REVIEWS)
-        counts = reviews.groupby(["label", "label_name"]).size().rename("reviews").reset_index()
-        tables.append(counts.assign(split=split)[["split", "label", "label_name", "reviews"]])
-        logging.info(
-            "%s: %s", split, ", ".join(f"{row.reviews} of class {row.label_name}" for row in counts.itertuples())
-        )
-    write_plot("download/reviews", pd.concat(tables), work / PLOTS)
+        write_split(split, reviews, run.reviews)
+        counts = reviews.groupby("label_name")["label"].count()
+        logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
+    metrics = {"dataset_commit": commit, **commits} | {split: len(reviews) for split, reviews in splits.items()}
+    return splits, metrics
 
 
-def _models(model: ModelParameters) -> dict[str, tuple[ModelParameters, Path]]:
-    """By the key that names it, each model to bring, and its folder."""
-    if model.base is None:
-        return {"model.name": (model, PRETRAINED)}
-    base = model.model_copy(update={"name": model.base, "revision": model.base_revision})
-    return {"model.base": (base, PRETRAINED), "model.name": (model, OWN)}
-
-
-def _at_commit(kind: Kind, asked: Asked, on_hub: bool) -> Asked:
-    """Its revision as the commit that a branch or tag of the hub is now; none for what is no repository of it."""
-    commit = Repository(kind, asked.name, asked.revision).commit if on_hub else None
-    return asked.model_copy(update={"revision": commit})
-
-
-def _commit(key: str, asked: Asked, pinned: Asked) -> dict[str, str | None]:
-    """A row of `commits.csv`."""
-    revision = asked.revision if pinned.revision else None
-    return {"key": key, "name": asked.name, "revision": revision, "commit": pinned.revision}
+def _models(model: ModelParameters, run: Run) -> dict[str, tuple[ModelParameters, Path]]:
+    """Return each model to bring and its folder, by the key that names it."""
+    if (base := model.base_model) is None:
+        return {"model.name": (model, run.pretrained)}
+    return {"model.base": (base, run.pretrained), "model.name": (model, run.named_model)}
 
 
 @contextmanager
-def _said_of(key: str, name: str, folder: Path) -> Iterator[None]:
-    """What is wrong with a model in the user's words, who named no such folder."""
+def _errors_named(key: str, name: str, folder: Path) -> Iterator[None]:
+    """Name the model in errors as the user did, by `key` and `name` and not by the `folder` in which it is."""
     try:
         yield
     except InputError as error:

@@ -1,10 +1,10 @@
-"""Fine-tune the pretrained model to tell the classes of reviews apart, and test it.
+"""Fine-tune the pretrained model to classify reviews, and test it.
 
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, a constant learning rate after warm-up, and the epoch with the lowest validation
-loss is kept. A killed run goes on from its last whole epoch. Without epochs, a classifier
+AdamW, a constant learning rate after warm-up; the epoch with the lowest validation
+loss is kept. A killed run resumes from its last complete epoch. Without epochs, a classifier
 that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
 `reports/plots/finetune/finetune.csv` and `reports/plots/finetune/finetune_by_class.csv`.
 """
@@ -34,7 +34,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
     set_seed,
@@ -46,27 +45,30 @@ from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
 from attnmix.core.options import FinetuneParameters, Parameters
 from attnmix.models.encoding import encode
-from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer
-from attnmix.models.trained_classifier import ONE_OF_THEM, load_trained
-from attnmix.store.checkpoints import FINETUNED, start
-from attnmix.store.reports import write_metrics, write_plot
+from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_metrics, write_plot
 from stages.common.resume import clear, publish, unfinished_folder
+
+WEIGHT_DECAY = 0.01
+WARMUP_FRACTION = 0.2  # of all steps
 
 
 def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     finetune, seed = parameters.finetune, parameters.seed
-    own = start()
+    run = Run(Path())
+    own = run.initial
     _check(parameters, own)
-    splits = {split: read_split(split) for split in ("train", "validation", "test")}
+    splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
-    folder = unfinished_folder("finetune", parameters)
+    folder = unfinished_folder("finetune", parameters, run.root)
 
     set_seed(seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     numbers = {name: label for label, name in names.items()}
-    classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": ONE_OF_THEM}
+    classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": SINGLE_LABEL}
     model = load_classifier(own, **classes) if finetune.epochs else load_trained(own, names)
     tokenizer = load_tokenizer(own)
     trainer = Trainer(
@@ -76,13 +78,13 @@ def main(parameters: Parameters) -> None:
         eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
-        preprocess_logits_for_metrics=_logits,
+        # Encoder-decoders give the encoder's vectors beside the logits.
+        preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
     )
     trainer.remove_callback(PrinterCallback)
     if finetune.epochs:
-        trainer.add_callback(_StopWhereTheLossExplodes)
-        trainer.add_callback(SameOrderInAll)
-        trainer.train(resume_from_checkpoint=_last_whole_checkpoint(folder, trainer))
+        trainer.add_callback(TrainingGuard)
+        trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
@@ -93,17 +95,17 @@ def main(parameters: Parameters) -> None:
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
-    write_plot("finetune/finetune", _curves(trainer.state.log_history))
-    write_plot("finetune/finetune_by_class", _by_class(prediction, names))
+    write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)
+    write_plot("finetune/finetune_by_class", _by_class(prediction, names), run.tables)
     metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
-    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)})
-    publish(folder / "best", FINETUNED)
+    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)}, run.metrics_folder)
+    publish(folder / "best", run.finetuned)
     clear(folder)
 
 
 def _check(parameters: Parameters, own: Path) -> None:
-    """`InputError` for what this machine, the model or a later stage would refuse, before the time is spent."""
-    finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # said by torchrun and accelerate
+    """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
+    finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun and accelerate
     for key, max_length in parameters.lengths().items():  # those of later stages too
         check_max_length(key, max_length, own)
     if finetune.batch_size % processes:
@@ -115,29 +117,19 @@ def _check(parameters: Parameters, own: Path) -> None:
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
 
 
-class _StopWhereTheLossExplodes(TrainerCallback):
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_others: Any,
-    ) -> None:
-        for name, value in (logs or {}).items():
+class TrainingGuard(TrainerCallback):
+    """Stop where the loss explodes, and keep the processes of one run in step."""
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
+        for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not np.isfinite(value):
                 raise InputError(
                     f"finetune.learning_rate: {args.learning_rate} makes the training fail, {name} is {value} after "
                     f"step {state.global_step}; allowed: a smaller one (2e-5 to 1e-4 are usual)"
                 )
 
-
-class SameOrderInAll(TrainerCallback):
-    """Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step."""
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
+        # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
 
@@ -152,9 +144,9 @@ def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -
         accelerator_config={"split_batches": True},
         optim="adamw_torch_fused",
         learning_rate=finetune.learning_rate,
-        weight_decay=finetune.weight_decay,
+        weight_decay=WEIGHT_DECAY,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=finetune.warmup_fraction,
+        warmup_steps=WARMUP_FRACTION,
         use_cpu=not torch.cuda.is_available(),
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
@@ -180,11 +172,6 @@ def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_len
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 
 
-def _logits(outputs: torch.Tensor | tuple[torch.Tensor, ...], _labels: torch.Tensor) -> torch.Tensor:
-    """Without what else a model gives, like the encoder's vectors of one with a decoder."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
 def _scores(prediction: EvalPrediction) -> dict[str, float]:
     chosen = np.argmax(prediction.predictions, axis=-1)
     return {
@@ -194,7 +181,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.DataFrame:
-    """`finetune_by_class.csv`: no precision of a class that is never chosen, no recall of one that is not there."""
+    """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
     truth, chosen = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
     scores = precision_recall_fscore_support(truth, chosen, labels=list(names), zero_division=np.nan)
     table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
@@ -202,34 +189,33 @@ def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.Data
     return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
 
 
-def _last_whole_checkpoint(folder: Path, trainer: Trainer) -> str | None:
-    """The first process of all removes the others, which a killed run left half, or as many processes did not write."""
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    whole = [path for path in checkpoints if _is_whole(path, trainer.args.world_size)]
-    for path in set(checkpoints) - set(whole):
-        if trainer.is_world_process_zero():
-            shutil.rmtree(path)
-    if whole:
-        logging.info("going on from %s", whole[-1].name)
-    return str(whole[-1]) if whole else None
+def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
+    """Return the newest complete checkpoint; the first process removes those that a killed run left incomplete.
 
-
-def _is_whole(checkpoint: Path, processes: int) -> bool:
-    """The first process writes the training's state last, and removes older checkpoints only then.
-
-    Each process writes its random generators; without those of one, the library would go on with others. They are a zip
-    file, whose end is written last.
+    The first process writes the training's state last, and removes older checkpoints only then. Each process writes
+    its random generators, as a zip file, whose end is written last; the library resumes with others where one lacks.
     """
-    try:
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    processes, complete = trainer.args.world_size, []
     generators = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
-    return all(is_zipfile(checkpoint / name) for name in generators)
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
+        try:
+            json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            has_state = False
+        else:
+            has_state = True
+        if has_state and all(is_zipfile(checkpoint / name) for name in generators):
+            complete.append(checkpoint)
+        elif trainer.is_world_process_zero():
+            shutil.rmtree(checkpoint)
+    if not complete:
+        return None
+    logging.info("resumes from %s", complete[-1].name)
+    return str(complete[-1])
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """A row for each logged step (`train`) and each epoch (`validation`)."""
+    """Return a row for each logged step (`train`) and each epoch (`validation`)."""
     rows = []
     for entry in history:
         for split, prefix in (("train", ""), ("validation", "eval_")):
@@ -242,7 +228,7 @@ def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
 def _metrics(
     tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Accuracy of the test with its 95 % interval (Wilson), beside that of always naming the larger class."""
+    """Return the test's scores, accuracy with its 95 % interval (Wilson), and the share of the most frequent class."""
     majority = splits["train"]["label"].mode()[0]
     tests = len(splits["test"])
     interval = binomtest(round(tested["test_accuracy"] * tests), tests).proportion_ci(0.95, method="wilson")

@@ -37,10 +37,16 @@ from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.capture_points import widths
 from attnmix.models.families import family_of
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
-from attnmix.store.checkpoints import CHECKPOINT_FOLDERS
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.mixing import MIXING, TokenRatios, write_layer_parts, write_ratios
-from attnmix.store.reports import write_long_plot, write_metrics, write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import (
+    TokenRatios,
+    write_layer_parts,
+    write_long_plot,
+    write_metrics,
+    write_plot,
+    write_ratios,
+)
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
 from stages.measuring.corpus import Corpus
@@ -51,19 +57,21 @@ FLOAT32_BYTES = 4
 
 def main(parameters: Parameters) -> None:
     """Measure both checkpoints; one, where nothing was trained and no base is named: both would be the same weights."""
+    use(parameters.arithmetic)
+    run = Run(Path())
     trained = parameters.finetune.epochs > 0 or parameters.model.base
     checkpoints = CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
-    measure(parameters, checkpoints)
+    measure(parameters, checkpoints, run)
 
 
-def measure(parameters: Parameters, checkpoints: Sequence[str]) -> None:
+def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
-    use(parameters.arithmetic)
-    mixing, seed, corpus = parameters.measure, parameters.seed, Corpus()
-    weights = {checkpoint: CHECKPOINT_FOLDERS[checkpoint] for checkpoint in checkpoints}
+    mixing, seed = parameters.measure, parameters.seed
+    weights = {checkpoint: run.checkpoints[checkpoint] for checkpoint in checkpoints}
     tokenizer = load_tokenizer(weights[checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
-    folder = unfinished_folder("measure", parameters)
+    folder = unfinished_folder("measure", parameters, run.root)
+    corpus = Corpus(run)
     for path in weights.values():
         check_max_length("capture.max_length", int(corpus.lengths.max()), path)
     chosen = corpus.drawn(mixing.gradient_documents, seed)
@@ -96,13 +104,13 @@ def measure(parameters: Parameters, checkpoints: Sequence[str]) -> None:
         derivatives = {name: each.derivatives(chosen) for name, each in measured.items()}
         tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
         for name, table in tables.items():
-            write_plot(f"measure/{name}", table)
-        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods))
+            write_plot(f"measure/{name}", table, run.tables)
+        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods), run.tables)
         machine = {"computed_on": computed_on(parameters.arithmetic)}
-        write_metrics("measure", metrics(tables, mixing.methods) | machine)
+        write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
         write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
         write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
-        publish(folder / "mixing", MIXING)
+        publish(folder / "mixing", run.measured)
         clear(folder)
         logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
 

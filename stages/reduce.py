@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,89 +20,53 @@ import pandas as pd
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
 from attnmix.core.options import Parameters, UmapParameters
-from attnmix.core.points import Site
+from attnmix.core.points import OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.layouts import LAYOUT_FITTERS, Blocks, Fitted
-from attnmix.maps.movement import Maps, linear_projections, movement_table
-from attnmix.maps.neighbours import Indices, Vectors, neighbours
+from attnmix.maps.layouts import Fitted, fit_layout
+from attnmix.maps.movement import linear_projections, movement_table
+from attnmix.maps.neighbours import Vectors, neighbours
 from attnmix.maps.parallel import check_cluster, in_parallel
-from attnmix.maps.quality import quality_table
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.maps import MAPS, OWN_BASIS, write_map, write_nearest, write_quality
-from attnmix.store.mixing import read_captured_ratios
-from attnmix.store.reports import write_metrics, write_plot
-from attnmix.store.runs import Run, open_run
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-Points = tuple[list[Site], Vectors]
-NEAREST = 5  # of each vector, in the full space
+NEAREST_VECTORS = 5  # of each vector, in the full space
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 
 def main(parameters: Parameters) -> None:
     check_cluster()
-    reduce(parameters.umap, CAPTURED_CHECKPOINT)
+    reduce(parameters.umap, CAPTURED_CHECKPOINT, Run(Path()))
 
 
-def reduce(umap: UmapParameters, checkpoint: str) -> None:
+def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
-    run = open_run()
-    tokens, sites = run.tokens, run.sites
-    rows = _drawn_tokens(tokens, len(sites), umap)
-    by_width = _read(run, rows)
-    in_stream = _residual_stream(by_width)
-    everywhere = {site: vectors for part in by_width.values() for site, vectors in zip(*part, strict=True)}
-    drawn = tokens.iloc[rows].reset_index(drop=True)
-    in_joint = _joint_points(sites, in_stream, umap)
-    shutil.rmtree(MAPS, ignore_errors=True)
-    layouts: dict[str, Fitted] = {}
-    in_layout: dict[str, tuple[list[Site], Blocks]]
-    in_layout = {"joint": in_joint, "aligned": in_stream, "separate": (sites, [everywhere[site] for site in sites])}
+    rows = _drawn_tokens(run.tokens, len(run.sites), umap)
+    tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
+    stream = _residual_stream(vectors)
+    shutil.rmtree(run.maps, ignore_errors=True)
+    layouts = {}
     for layout in umap.layouts:
-        chosen, vectors = in_layout[layout]
-        fitted = layouts[layout] = LAYOUT_FITTERS[layout](chosen, vectors, umap)
-        write_map(layout, drawn, fitted.maps[umap.seed])
-        logging.info("%s: %d vectors at %d points", layout, len(drawn) * len(chosen), len(chosen))
-    nearest = in_parallel(_nearest, [(vectors_TD, umap) for vectors_TD in everywhere.values()], "nearest vectors")
-    write_nearest(drawn, {site: rows[indices] for site, indices in zip(everywhere, nearest, strict=True)})
+        layouts[layout] = fit_layout(layout, vectors if layout == "separate" else stream, umap)
+        places = layouts[layout].maps[umap.seed]
+        write_map(layout, tokens, places, run.maps)
+        logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(places), len(places))
+    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
+    nearest = in_parallel(neighbours, searches, "nearest vectors")
+    by_site = {site: rows[indices] for site, (indices, _) in zip(vectors, nearest, strict=True)}
+    write_nearest(tokens, by_site, run.maps)
     moved = {layout: fitted.maps for layout, fitted in layouts.items() if layout in ONE_PLANE}
     if moved:
-        moved |= _projections(*in_joint, umap)
-    write_plot("reduce/movement", movement_table(moved, everywhere, drawn, _ratios(drawn, checkpoint), umap))
-    _write_quality(layouts, len(drawn))
-
-
-def _nearest(vectors_TD: Vectors, umap: UmapParameters) -> Indices:
-    """Return the nearest others of each vector at its capture point, by `umap.metric`: `[tokens, neighbours]`."""
-    if len(vectors_TD) == 1:
-        return np.empty((1, 0), dtype=np.int32)
-    return neighbours(vectors_TD, min(NEAREST, len(vectors_TD) - 1), umap.metric, umap.seed)[0]
-
-
-def _joint_points(sites: list[Site], in_stream: Points, umap: UmapParameters) -> Points:
-    """Those of the residual stream's points that `umap.joint_points` names, all where it names none."""
-    allowed = list(dict.fromkeys(site.point for site in in_stream[0]))
-    refused = [point for point in umap.joint_points if point not in allowed]
-    if refused:
-        captured = {site.point for site in sites}
-        reasons = {True: "is not as wide as the residual stream", False: "was not captured"}
-        said = "; ".join(f"{point} {reasons[point in captured]}" for point in refused)
-        raise InputError(f"umap.joint_points: {said}; allowed: {', '.join(allowed)}")
-    if not umap.joint_points:
-        return in_stream
-    chosen = [number for number, site in enumerate(in_stream[0]) if site.point in umap.joint_points]
-    return [in_stream[0][number] for number in chosen], in_stream[1][chosen]
-
-
-def _projections(sites: list[Site], vectors_STD: Vectors, umap: UmapParameters) -> dict[str, Maps]:
-    """Return linear projections of the joint map's vectors, without those in a basis of their own."""
-    pairs = zip(sites, vectors_STD, strict=True)
-    compared = {site: vectors for site, vectors in pairs if site.point not in OWN_BASIS}
-    return linear_projections(compared, [umap.seed, *umap.stability_seeds])
+        compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
+        moved |= linear_projections(compared, [umap.seed, *umap.stability_seeds])
+    movement = movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint, run), umap)
+    write_plot("reduce/movement", movement, run.tables)
+    _write_quality(layouts, len(tokens), run)
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
-    """Row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
+    """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
     limit = len(tokens) if umap.max_points is None else umap.max_points // points
     if not limit:
         raise InputError(
@@ -112,57 +77,55 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
 
 
-def _read(run: Run, rows: Rows) -> dict[int, Points]:
-    """The sites of each width, and the drawn tokens' vectors `[sites, tokens, width]`, a block of a store at a time."""
-    widths = {site: run.width(site) for site in run.sites}
-    read: dict[int, Points] = {}
-    for width in dict.fromkeys(widths.values()):
-        chosen = [site for site in run.sites if widths[site] == width]
-        vectors_STD = np.empty((len(chosen), len(rows), width), dtype=np.float32)
-        for vectors_TD, site in zip(vectors_STD, chosen, strict=True):
-            vectors_TD[:] = run.read(site, rows)
-            if not np.isfinite(vectors_TD).all():
-                raise InputError(f"{run.root}: {site} holds a value that is no number; run `dvc repro -f capture`")
-        read[width] = chosen, vectors_STD
-    return read
+def _read(run: Run, rows: Rows) -> dict[Site, Vectors]:
+    """Return the vectors `[tokens, width]` of the drawn tokens at each capture point."""
+    vectors = {}
+    for site in run.sites:
+        vectors[site] = run.read(site, rows).astype(np.float32)
+        if not np.isfinite(vectors[site]).all():
+            raise InputError(f"{run.activations}: {site} holds a value that is no number; run `dvc repro -f capture`")
+    return vectors
 
 
-def _residual_stream(by_width: Mapping[int, Points]) -> Points:
-    """The sites as wide as the residual stream, the only ones that one plane can hold, and their vectors."""
-    points = {width: dict.fromkeys(site.point for site in sites) for width, (sites, _) in by_width.items()}
+def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
+    """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
+    points: dict[int, dict[str, None]] = {}  # by width, in forward order
+    for site, vectors_TD in vectors.items():
+        points.setdefault(vectors_TD.shape[1], {})[site.point] = None
     stream = max(points, key=lambda width: len(points[width].keys() - OTHER_WIDTHS))
     left_out = [f"{point} ({width})" for width in points if width != stream for point in points[width]]
     if left_out:
         layouts, names = " and ".join(ONE_PLANE), ", ".join(left_out)
         logging.info("%s: without %s, which are not as wide as the residual stream (%d)", layouts, names, stream)
-    return by_width[stream]
+    return {site: vectors_TD for site, vectors_TD in vectors.items() if vectors_TD.shape[1] == stream}
 
 
-def _ratios(drawn: pd.DataFrame, checkpoint: str) -> pd.DataFrame:
-    """`layer` and the ratios of the drawn tokens in `checkpoint`, in the maps' order; empty without any."""
-    documents = drawn["document"].unique().tolist()
-    ratios = read_captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
+def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
+    """Return `layer` and the ratios of the `tokens` in `checkpoint`, in the maps' order; empty without any."""
+    documents = tokens["document"].unique().tolist()
+    ratios = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
     if ratios.empty:
         logging.info("no ratios of the checkpoint %s for the maps", checkpoint)
         return pd.DataFrame()
     methods = [method for method in RATIOS if method in ratios]
-    by_layer = [
-        drawn[["document", "position"]].merge(of_layer, on=["document", "position"], how="left").assign(layer=layer)
-        for layer, of_layer in ratios[["document", "position", *methods]].groupby(ratios["layer"])
+    keys = ["document", "position"]
+    parts = [
+        tokens[keys].merge(of_layer[[*keys, *methods]], on=keys, how="left").assign(layer=layer)
+        for layer, of_layer in ratios.groupby("layer")
     ]
-    return pd.concat(by_layer, ignore_index=True)[["layer", *methods]]
+    return pd.concat(parts, ignore_index=True)[["layer", *methods]] if parts else pd.DataFrame()
 
 
-def _write_quality(layouts: Mapping[str, Fitted], tokens: int) -> None:
-    """Every map's scores, the whole layouts' where a person reads them, and the three that say most."""
-    quality = quality_table([row for fitted in layouts.values() for row in fitted.quality])
-    write_quality(quality)
-    scored = pd.Series({layout: fitted.n_scored for layout, fitted in layouts.items()})
+def _write_quality(layouts: Mapping[str, Fitted], tokens: int, run: Run) -> None:
+    """Write every map's scores, the whole layouts' where a person reads them, and the three that say most."""
+    quality = pd.concat([fitted.quality for fitted in layouts.values()], ignore_index=True)
+    write_quality(quality, run.maps)
+    whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]].assign(tokens=tokens)
     points = {layout: len(next(iter(fitted.maps.values()))) for layout, fitted in layouts.items()}
-    whole = quality.loc[quality["point"].isna(), ["layout", "measure", "value", "chance"]]
-    of_layout = {"points": whole["layout"].map(points), "scored_vectors": whole["layout"].map(scored)}
-    counted = whole.assign(tokens=tokens, **of_layout)
-    write_plot("reduce/map_quality", counted)
-    values = whole.set_index(["layout", "measure"])["value"].to_dict()
-    shown = {layout: [name for name in METRICS if (layout, name) in values] for layout in layouts}
-    write_metrics("reduce", {layout: {name: values[layout, name] for name in names} for layout, names in shown.items()})
+    scored = {layout: fitted.n_scored for layout, fitted in layouts.items()}
+    whole = whole.assign(points=whole["layout"].map(points), scored_vectors=whole["layout"].map(scored))
+    write_plot("reduce/map_quality", whole, run.tables)
+    metrics: dict[str, dict[str, float]] = {layout: {} for layout in layouts}
+    for row in whole[whole["measure"].isin(METRICS)].to_dict("records"):
+        metrics[row["layout"]][row["measure"]] = row["value"]
+    write_metrics("reduce", metrics, run.metrics_folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import joblib
@@ -19,6 +20,7 @@ from attnmix.core.options import Parameters, RenderParameters
 from attnmix.figures.animation import write_animation
 from attnmix.figures.atlas import draw_atlas
 from attnmix.figures.joint_pages import draw_joint_pages
+from attnmix.figures.labels import POINTS_PER_SECOND
 from attnmix.figures.mixing_curves import draw_by_layer, draw_steps
 from attnmix.figures.mixing_matrices import draw_matrices
 from attnmix.figures.mixing_reviews import draw_reviews
@@ -29,19 +31,18 @@ from attnmix.figures.text_layers import text_layers
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
-from attnmix.store.maps import made_layouts, read_map
-from attnmix.store.mixing import read_captured_ratios, stored_matrices
-from attnmix.store.reports import FIGURES, read_mixing, read_plot, read_steps
-from attnmix.store.runs import open_run
+from attnmix.store.runs import Run
 
 MAX_PROCESSES = 4  # each takes a second to start
 
 
 def main(parameters: Parameters) -> None:
-    shutil.rmtree(FIGURES, ignore_errors=True)
-    captured = read_captured(open_run().tokens, read_steps())
-    draw_all([*map_figures(captured, parameters.render), *mixing_figures(captured, parameters.render)], captured)
-    write_page(parameters)
+    run = Run(Path())
+    shutil.rmtree(run.figures, ignore_errors=True)
+    captured = read_captured(run.tokens, run.steps)
+    drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured, parameters.render)]
+    draw_all(drawings, captured)
+    write_page(parameters, run)
 
 
 def draw_all(drawings: list[tuple[Any, ...]], captured: CapturedTexts) -> None:
@@ -57,26 +58,26 @@ def _draw(fonts: list[str], draw: Any, *arguments: Any) -> None:
         draw(*arguments)
 
 
-def map_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
+def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
     """Yield a function and its arguments for each figure of the maps."""
-    layouts = made_layouts()
+    layouts = run.layouts
     if "joint" in layouts:
-        yield draw_joint_pages, read_map("joint"), captured.encoder, FIGURES / "joint", figures
+        yield draw_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint", figures
     else:
         logging.info("no pages of the joint map: umap.layouts does not hold joint")
     plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
     if plane:
-        table = read_map(plane)
-        path = FIGURES / f"{plane}.gif"
-        yield write_animation, table, captured, path, figures.points_per_second
-        yield draw_residual, plane, table, captured, FIGURES / "residual", figures
+        table = run.map(plane)
+        path = run.figures / f"{plane}.gif"
+        yield write_animation, table, captured, path, POINTS_PER_SECOND
+        yield draw_residual, plane, table, captured, run.figures / "residual", figures
     else:
         logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))
     # The last one shows single points best.
-    yield draw_atlas, layouts[-1], read_map(layouts[-1]), captured, FIGURES / "atlas", figures
+    yield draw_atlas, layouts[-1], run.map(layouts[-1]), captured, run.figures / "atlas", figures
 
 
-def mixing_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
+def mixing_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
     """Yield a function and its arguments for each figure of mixing, from what `measure` wrote.
 
     Beside `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document
@@ -84,21 +85,21 @@ def mixing_figures(captured: CapturedTexts, figures: RenderParameters) -> Iterat
     `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
     """
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield draw_by_layer, read_mixing()[0], xlabel, FIGURES / "mixing_by_layer", figures
-    reviews, weighted = (read_plot(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
-    yield draw_reviews, reviews, weighted, xlabel, FIGURES / "mixing_reviews", figures
-    yield draw_steps, read_steps(), xlabel, FIGURES / "mixing_steps", figures
+    yield draw_by_layer, run.mixing[0], xlabel, run.figures / "mixing_by_layer", figures
+    reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
+    yield draw_reviews, reviews, weighted, xlabel, run.figures / "mixing_reviews", figures
+    yield draw_steps, run.steps, xlabel, run.figures / "mixing_steps", figures
     document: Any
-    ratios = read_captured_ratios(captured.tokens["document"].unique().tolist())
+    ratios = run.captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):
         for text in text_layers(captured, document, int(rows["layer"].max())):
             name, ending = document.replace("/", "_"), text.name and f"_{text.name}"
             own = rows[rows["layer"].isin(text.layers)]
-            yield draw_strips, own, document, text, FIGURES / f"mixing_tokens_{name}{ending}", figures
+            yield draw_strips, own, document, text, run.figures / f"mixing_tokens_{name}{ending}", figures
             for checkpoint in map(str, rows["checkpoint"].unique()):
-                stored = stored_matrices(checkpoint, document)
+                stored = run.matrices(checkpoint, document)
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     methods = [method for method in declared if method in stored]
-                    path = FIGURES / f"mixing_{kind}_{name}_{checkpoint}{ending}"
+                    path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
                     if methods:
-                        yield draw_matrices, checkpoint, document, text, methods, path, figures
+                        yield draw_matrices, run, checkpoint, document, text, methods, path, figures

@@ -2,7 +2,7 @@
 
     python -m stages show --text "time flies like an arrow" [--model bert-base-uncased] [--to reports/show]
 
-The parameters are those of `params.yaml` but for reviews and classifier. The stages run in a temporary folder, so that
+The parameters are those of `params.yaml` but for reviews and classifier. The stages run on a temporary folder, so that
 nothing of the pipeline's is touched; the page, and beside it `features/` and `plots/`, go to a folder of their own.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,11 +23,9 @@ from attnmix.models.compatibility import prove_model
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import longest_text
 from attnmix.page.assembly import write_page
-from attnmix.page.told import of_texts
-from attnmix.store.checkpoints import PRETRAINED
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.reports import PAGE, PLOTS, SHOWN, write_plot
-from attnmix.store.tokens import read_documents
+from attnmix.page.sentences import describe_texts
+from attnmix.store.layout import ACTIVATIONS, Layout
+from attnmix.store.runs import Run
 from stages.capture import capture_texts
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
@@ -38,8 +35,8 @@ from stages.reduce import reduce
 from stages.tokenize import free_texts, write_tokens
 
 CHECKPOINT = "pretrained"
-KEPT = {"index.html": PAGE, "plots": PLOTS, "features": ACTIVATIONS.parent}
-"""What is in the folder of the page, and where the stages leave it."""
+KEPT = ("index.html", "plots", "features")
+"""What is in the folder of the page."""
 
 
 def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
@@ -49,23 +46,23 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
         raise InputError(f'--text, or TEXT="..." of make: {empty[0]!r} is empty; it needs at least one word')
     check_folder("--to", to, KEPT)
     use(parameters.arithmetic)
-    to = to.absolute()
-    with tempfile.TemporaryDirectory() as folder, _in_words_of(parameters.model.name):
-        fetch_model(parameters.model, Path(folder) / PRETRAINED)
-        with _working_in(Path(folder)):
-            prove_model(PRETRAINED, texts)
-            _run(_for_texts(parameters, texts))
-            to.mkdir(parents=True, exist_ok=True)
-            for name, made in KEPT.items():
-                if (to / name).is_dir():
-                    shutil.rmtree(to / name)
-                shutil.move(made, to / name)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+        with _named(run.pretrained, parameters.model.name):
+            fetch_model(parameters.model, run.pretrained)
+            prove_model(run.pretrained, texts)
+            _run_stages(_for_texts(parameters, texts, run), run)
+        to.mkdir(parents=True, exist_ok=True)
+        for name, path in zip(KEPT, (run.page, run.tables, run.activations.parent), strict=True):
+            if (to / name).is_dir():
+                shutil.rmtree(to / name)
+            shutil.move(path, to / name)
 
 
-def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
-    """Without reviews and classifier; texts are cut only where the model's positions end before theirs."""
+def _for_texts(parameters: Parameters, texts: Sequence[str], run: Run) -> Parameters:
+    """Return the parameters without reviews and classifier; only a text longer than the model's positions is cut."""
     capture, mixing = parameters.capture, parameters.measure
-    length = min(capture.max_length, longest_text(PRETRAINED) or capture.max_length)
+    length = min(capture.max_length, longest_text(run.pretrained) or capture.max_length)
     captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
     measured = {"documents": len(texts), "gradient_documents": 0}
     return parameters.model_copy(
@@ -73,33 +70,22 @@ def _for_texts(parameters: Parameters, texts: Sequence[str]) -> Parameters:
     )
 
 
-def _run(parameters: Parameters) -> None:
-    write_tokens(free_texts(parameters.capture, measured=True), parameters.capture.max_length, PRETRAINED)
-    capture_texts(parameters, PRETRAINED)
-    measure(parameters, [CHECKPOINT])
-    numbers = ["document", "tokens", "whole_tokens", "unknown_tokens"]
-    write_plot("faithfulness/captured_texts", read_documents()[numbers])
-    reduce(parameters.umap, CHECKPOINT)
-    write_page(parameters, of_texts)
+def _run_stages(parameters: Parameters, run: Run) -> None:
+    texts = free_texts(parameters.capture, measured=True)
+    write_tokens(texts, parameters.capture.max_length, run.pretrained, run)
+    capture_texts(parameters, run.pretrained, run)
+    measure(parameters, [CHECKPOINT], run)
+    reduce(parameters.umap, CHECKPOINT, run)
+    write_page(parameters, run, describe_texts)
 
 
 @contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextmanager
-def _in_words_of(model: str) -> Iterator[None]:
-    """Errors name the `model` as the user did."""
+def _named(checkpoint: Path, model: str) -> Iterator[None]:
+    """Name the `model` in errors as the user did."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace("model.name: ", "--model: ").replace(str(PRETRAINED), model)) from error
+        raise InputError(str(error).replace("model.name: ", "--model: ").replace(str(checkpoint), model)) from error
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -109,7 +95,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--text", action="append", required=True, help="several: once for each")
     parser.add_argument("--model", help="as model.name in params.yaml, which is the default")
     parser.add_argument("--revision", help="of a hub's model")
-    parser.add_argument("--to", type=Path, default=SHOWN, help="folder of the page")
+    parser.add_argument("--to", type=Path, default=Layout(Path()).shown, help="folder of the page")
     return parser.parse_args(arguments)
 
 

@@ -21,8 +21,9 @@ from attnmix.data.draw import Rows, stratified_draw
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.loading import check_max_length, load_config, load_tokenizer
 from attnmix.store import tokens as store
-from attnmix.store.checkpoints import FINETUNED
+from attnmix.store.layout import Layout
 from attnmix.store.reviews import read_split, read_texts
+from attnmix.store.runs import Run
 
 MAX_NAMES = 5  # texts in one warning
 Text = dict[str, Any]
@@ -30,17 +31,18 @@ Text = dict[str, Any]
 
 
 def main(parameters: Parameters) -> None:
-    check_max_length("capture.max_length", parameters.capture.max_length, FINETUNED)
-    write_tokens(chosen_texts(parameters), parameters.capture.max_length, FINETUNED)
+    run = Run(Path())
+    check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
+    write_tokens(chosen_texts(parameters, run.reviews), parameters.capture.max_length, run.finetuned, run)
 
 
-def chosen_texts(parameters: Parameters) -> Iterator[Text]:
+def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
     """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
 
-    `InputError` for the number of a review that is past the end, and where nothing is to be captured.
+    `InputError` for the number of a review of `folder` that is past the end, and where nothing is to be captured.
     """
     capture, seed = parameters.capture, parameters.seed
-    reviews = read_split("test", ["label", "label_name"])
+    reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
 
     def draw(size: int) -> Rows:
@@ -56,13 +58,13 @@ def chosen_texts(parameters: Parameters) -> Iterator[Text]:
         label, name = reviews.iloc[row]
         return {"document": f"test/{row}", "text": text, "label": label, "label_name": name, **flags}
 
-    texts = dict(_reviews(np.sort(named)))
+    texts = dict(_reviews(np.sort(named), folder))
     yield from (review(row, texts[row]) for row in capture.documents)
-    yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named)))
+    yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
     yield from free_texts(capture)
     others = np.setdiff1d(measured, list(sets["captured"]))
     for rows in (others, np.setdiff1d(removed, [*sets["captured"], *measured])):
-        yield from (review(*each) for each in _reviews(rows))
+        yield from (review(*each) for each in _reviews(rows, folder))
 
 
 def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[Text]:
@@ -72,10 +74,10 @@ def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[T
         yield {"document": f"text/{number}", "text": text, "label": -1, "label_name": None, **flags}
 
 
-def _reviews(rows: Rows) -> Iterator[tuple[int, str]]:
+def _reviews(rows: Rows, folder: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of the test reviews of the sorted `rows`; a block of texts is in memory at a time."""
     start = 0
-    for block in read_texts("test"):
+    for block in read_texts("test", folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
         if first == len(rows):
             return
@@ -83,8 +85,8 @@ def _reviews(rows: Rows) -> Iterator[tuple[int, str]]:
         start += len(block)
 
 
-def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path) -> None:
-    """Write `features/tokenize/` with the tokenizer of `checkpoint`, each text cut to `max_length` tokens.
+def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Layout) -> None:
+    """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, each text cut to `max_length` tokens.
 
     A decoder beside an encoder reads the tokens one later, after the token that it starts with: `decoder_token`.
     """
@@ -104,7 +106,7 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path) -> No
                 table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
             yield documents.join(counts), table
 
-    store.write_tokenized(store.TOKENIZED, blocks(), start is not None)
+    store.write_tokenized(layout, blocks(), start is not None)
 
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:

@@ -33,13 +33,14 @@ from transformers import (
 )
 
 from attnmix.arithmetic import kernels
+from attnmix.core.names import NEWLINE, SPACE
 from attnmix.measures.documents import Document, documents_of
 from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.reports import PAGE, write_plot
-from attnmix.store.tokens import NEWLINE, SPACE, TOKENIZED, write_tokenized
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.runs import Run
+from attnmix.store.tokens import write_tokenized
+from attnmix.store.writers import write_metrics
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
@@ -125,18 +126,18 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 def write_captured_texts(documents: Sequence[str]) -> None:
     """As `faithfulness` writes it into the current folder."""
-    row = {"label": "negative", "predicted": "positive", "probability": 0.75, "tokens": 9, "whole_tokens": 12}
-    write_plot("faithfulness/captured_texts", pd.DataFrame({"document": documents}).assign(**row, unknown_tokens=2))
-    write_captured_scores(pd.DataFrame(columns=["document", "position", "method", "score"]))
+    table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
+    write_table(Run(Path()).predictions_file, table)
+    write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
 COMMIT = "c" * 40
 
 
-def write_commits(model: str = "owner/bert") -> None:
-    """As `download` writes it into the current folder, of a model of the hub and a folder of reviews."""
-    rows = [("model.name", model, "v1.0", COMMIT), ("dataset.name", "data/sample", None, None)]
-    write_plot("download/commits", pd.DataFrame(rows, columns=["key", "name", "revision", "commit"]))
+def write_download_metrics() -> None:
+    """As `download` writes them into the current folder, of a model of the hub and a folder of reviews."""
+    counts = {"train": 277, "validation": 49, "test": 101}
+    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts}, Run(Path()).metrics_folder)
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:
@@ -208,15 +209,15 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
 
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
     """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
-    folder = folder or Path()
+    run = Run(folder or Path())
     captured = {"captured": True, "measured": False, "removed": False, "label": -1, "label_name": None}
     table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured, unknown_tokens=0)
     table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
-    write_tokenized(folder / TOKENIZED, [(table, tokens)], "decoder_token" in tokens)
-    write_table(store.tokens_file(folder / store.ACTIVATIONS), tokens[["document", "position", "token_id", "token"]])
+    write_tokenized(run, [(table, tokens)], "decoder_token" in tokens)
+    write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
 
 
 Workspace = Callable[..., Path]
@@ -318,7 +319,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(run: Path, chromium: Any) -> Iterator[Opened]:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
     yield shown
     shown.close()
 

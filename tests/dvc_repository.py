@@ -1,4 +1,4 @@
-"""Repositories of git and DVC with the project's own dvc.yaml, params.yaml and Makefile, apart from a user's settings.
+"""Repositories of git and DVC with the project's own dvc.yaml and params.yaml, apart from a user's settings.
 
 Their stages are `stand_in_stage.py`, under the names and beside the files that dvc.yaml names, so that a run takes
 seconds and each output changes with what its stage reads.
@@ -24,7 +24,6 @@ FILES = (
     ".gitignore",
     ".dvc/config",
     ".dvc/.gitignore",
-    "Makefile",
     "reports/sources.json",
 )
 FOLDERS = (".dvc/plots", "data/sample", "attnmix", "stages")
@@ -45,18 +44,14 @@ class Repository(NamedTuple):
 
     def run(self, *command: str, succeeds: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         """A finished process, which must succeed, or must fail."""
-        run = run_to_its_end(command, self.folder, self.environment() | environment, _neutral())
+        # Nothing that steers git, DVC, S3 and, under `make test`, make.
+        steering = ("AWS_", "DVC_", "GIT_", "MAKE")
+        neutral = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+        run = run_to_its_end(command, self.folder, self.environment() | environment, neutral)
         assert (run.returncode == 0) is succeeds, run.stdout + run.stderr
         return run
 
-    def start(self, *command: str, **environment: str) -> None:
-        """A process that leaves others behind: they would hold the pipes that `run` reads to their end."""
-        variables = _neutral() | self.environment() | environment
-        nowhere = subprocess.DEVNULL
-        subprocess.run(command, cwd=self.folder, env=variables, stdout=nowhere, stderr=nowhere, check=True)
-
     def dvc(self, *arguments: str, **environment: str) -> str:
-        """What a DVC command that succeeds writes to stdout."""
         return self.run("dvc", *arguments, **environment).stdout
 
     def git(self, *arguments: str) -> str:
@@ -79,11 +74,6 @@ class Repository(NamedTuple):
     def has(self, *paths: str) -> list[str]:
         """Those of `paths` that are there."""
         return [path for path in paths if (self.folder / path).exists()]
-
-
-def _neutral() -> dict[str, str]:
-    """This process's environment without what steers git, DVC, S3 and, under `make test`, make."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "DVC_", "GIT_", "MAKE"))}
 
 
 def stages_run(output: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captured_tokens, write_commits
+from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captured_tokens, write_download_metrics
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
@@ -18,9 +18,9 @@ from attnmix.measures.gradients import FORMS
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.store import features as store
-from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.mixing import MIXING, contributions_folder, write_layer_parts, write_matrix
-from attnmix.store.reports import write_plot
+from attnmix.store.layout import contributions_folder, heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads, write_layer_parts, write_matrix, write_plot
 
 CHECKPOINTS = ("pretrained", "finetuned")
 POST_LN_STEPS = ("heads", "output_linear", "attention_skip", "attention_norm", "feed_forward", "ffn_skip", "ffn_norm")
@@ -122,14 +122,16 @@ def write_family_run(family: FamilyRun) -> pd.DataFrame:
     for method in family.ratios:
         ratios[method] = np.where(ratios["position"] == 0, 0, generator.uniform(size=len(ratios)))  # it sees itself
     classes = [family.special.get(token, "word") for token in ratios["token"]]
-    MIXING.mkdir(parents=True)
-    ratios.assign(token_class=classes, in_statistics=True).to_parquet(MIXING / "tokens.parquet", index=False)
+    Run(Path()).measured.mkdir(parents=True)
+    ratios.assign(token_class=classes, in_statistics=True).to_parquet(
+        Run(Path()).measured / "tokens.parquet", index=False
+    )
     for checkpoint in CHECKPOINTS:
-        place, length = contributions_folder(checkpoint, "text/0"), len(tokens)
+        place, length = contributions_folder(checkpoint, "text/0", Run(Path()).measured), len(tokens)
         for method in with_rollouts(family.matrices):
             write_matrix(place, method, _causal(generator, family.layers, length), ("layer", "token", "source"), {})
         parts = random_parts(generator, (family.layers, HEADS_NUMBER, length, 4), causal=True)
-        write_heads(heads_folder(checkpoint, "text/0"), parts)
+        write_heads(heads_folder(checkpoint, "text/0", Run(Path()).measured), parts)
     _write_reports(family, ratios, generator)
     return tokens
 
@@ -147,17 +149,17 @@ def _write_stores(family: FamilyRun, generator: np.random.Generator) -> pd.DataF
         tokens["decoder_token"] = [family.decoder_start, *family.tokens[:-1]]
     for site in family.sites():
         width = family.widths.get(site.point, 8)
-        store.create_stores(store.ACTIVATIONS, [site], store.plan_store(len(tokens), width, "float16"))
+        store.create_stores(Run(Path()).activations, [site], store.plan_store(len(tokens), width, "float16"))
         block = generator.normal(size=(len(tokens), width)).astype(np.float16)
-        store.write_block(store.ACTIVATIONS, site, slice(0, len(tokens)), block)
+        store.write_block(Run(Path()).activations, site, slice(0, len(tokens)), block)
     write_captured_tokens(tokens, {"text/0": family.text})
     return tokens
 
 
 def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random.Generator) -> None:
     write_captured_texts(["text/0"])
-    write_commits()
-    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/download/reviews.csv"):
+    write_download_metrics()
+    for name in ("metrics/finetune.json", "metrics/measure.json", "plots/finetune/finetune_by_class.csv"):
         (Path("reports") / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, Path("reports") / name)
     by_layer = ratios.melt(["checkpoint", "layer"], list(family.ratios), "method", "mean")
@@ -166,18 +168,18 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
     differences = intervals[intervals["checkpoint"] == "finetuned"].assign(checkpoint="difference")
     ends = {"simultaneous_low": intervals["ci_low"] - 0.05, "simultaneous_high": intervals["ci_high"] + 0.05}
     mixing = pd.concat([intervals, differences]).assign(**ends, tokens=100, documents=4)
-    write_plot("measure/mixing", mixing)
+    write_plot("measure/mixing", mixing, Run(Path()).tables)
     weighed = intervals.assign(weight="review", tokens_of="all", documents=4)
-    write_plot("measure/mixing_weighted", weighed)
-    write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100))
+    write_plot("measure/mixing_weighted", weighed, Run(Path()).tables)
+    write_plot("measure/mixing_by_review", means.assign(document="test/0", label=0, tokens=100), Run(Path()).tables)
     random = differences.assign(checkpoint="random", control="random_weights")
     own = [pd.concat([intervals, differences]).assign(control=name) for name in ("shuffled_words", "text_mean_value")]
     below = {f"below{end}": 0.1 for end in ("", "_low", "_high")}
-    write_plot("measure/mixing_controls", pd.concat([random, *own]).assign(**below))
+    write_plot("measure/mixing_controls", pd.concat([random, *own]).assign(**below), Run(Path()).tables)
     levels = pd.concat([intervals, differences]).query("method == 'attn_n'").assign(quantity="level")
     agreement = means.assign(quantity="agreement", mean=0.5, ci_low=0.4, ci_high=0.6)
     derivatives = pd.concat([*(levels.assign(method=form) for form in FORMS), agreement])
-    write_plot("measure/derivatives", derivatives.assign(reference="layer_input", documents=4))
+    write_plot("measure/derivatives", derivatives.assign(reference="layer_input", documents=4), Run(Path()).tables)
     steps: list[dict[str, Any]] = []
     for checkpoint in CHECKPOINTS:
         for layer in range(1, family.layers + 1):
@@ -188,6 +190,6 @@ def _write_reports(family: FamilyRun, ratios: pd.DataFrame, generator: np.random
                         value = np.nan
                     where = {"checkpoint": checkpoint, "layer": layer, "point": step, "measure": measure}
                     steps.append(where | {"mean": value, "ci_low": value - 0.1, "ci_high": value + 0.1})
-    write_plot("measure/geometry", pd.DataFrame(steps))
+    write_plot("measure/geometry", pd.DataFrame(steps), Run(Path()).tables)
     parts = [[part for part in family.parts if stack or not part.startswith("cross")] for stack in (0, 1)]
-    write_layer_parts(MIXING, parts if family.decoder_start else parts[:1])
+    write_layer_parts(Run(Path()).measured, parts if family.decoder_start else parts[:1])

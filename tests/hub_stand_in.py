@@ -191,10 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.closing.wait()
         else:
             self._write(status, content, headers, sent=max(0, CUT - start) if place == "storage" else 0)
-            if kind == "drip":
-                while not self.server.closing.wait(0.1):
-                    self.wfile.write(b" ")
-            elif kind == "stall":
+            if kind == "stall":
                 self.server.closing.wait()
             elif kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

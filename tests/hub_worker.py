@@ -1,6 +1,7 @@
 """The stage download, many times in one process: its libraries take seconds to load.
 
-Reads a line of JSON for each run (`folder`, `token`), and answers with one: the error's text, or null.
+Reads a line of JSON for each run (`folder`, `token`, `limit` in seconds), and answers with one: the error's text, or
+null.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 from stage_process import LIMIT
 
@@ -29,11 +29,11 @@ class Worker:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
 
-    def download(self, folder: Path, token: str | None) -> str | None:
-        """The stage's error in a folder with a params.yaml; `None` where it has succeeded."""
+    def download(self, folder: Path, token: str | None, limit: float) -> str | None:
+        """Run the stage in a folder with a params.yaml; return its error, `None` where it has succeeded."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps({"folder": str(folder), "token": token}) + "\n")
+        self._process.stdin.write(json.dumps({"folder": str(folder), "token": token, "limit": limit}) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the process has ended, or was ended after an hour"
@@ -47,6 +47,7 @@ class Worker:
 
 def main() -> None:
     settings.choose(settings.PORTABLE)
+    from attnmix.hub import retries
     from stages import download
 
     commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -54,11 +55,12 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     for line in commands:
-        case: dict[str, Any] = json.loads(line)
+        case = json.loads(line)
         os.chdir(case["folder"])
         os.environ.pop("HF_TOKEN", None)
         if case["token"]:
             os.environ["HF_TOKEN"] = case["token"]
+        retries.TIME_LIMIT_SECONDS = case["limit"]
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         error = None
         try:

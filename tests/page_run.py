@@ -15,25 +15,23 @@ from conftest import (
     toy_reviews,
     write_captured_texts,
     write_captured_tokens,
-    write_commits,
+    write_download_metrics,
     write_parameters,
     write_tiny_bert,
 )
 from head_parts import random_parts
 
-from attnmix.core.options import Parameters
 from attnmix.core.points import Site
+from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.maps import write_map, write_nearest, write_quality
-from attnmix.store.mixing import MIXING, contributions_folder, write_matrix
-from attnmix.store.reports import PAGE
-from attnmix.store.validation import write_captured_scores
+from attnmix.store.files import write_table
+from attnmix.store.layout import contributions_folder, heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
 from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
 
@@ -55,16 +53,16 @@ def make_run(folder: Path) -> Path:
     """A folder in which every stage but the first two ran, on a tiny model; its tokens are made hostile."""
     write_parameters(
         folder,
+        model={"name": f"owner/{HOSTILE[0]}", "revision": "v1.0"},
         capture={"documents": [0, 1], "texts": ["the film was great . " + " ".join(HOSTILE)], "max_length": 40},
         measure={"documents": 4, "gradient_documents": 0},
-        umap={"n_epochs": 20, "layouts": LAYOUTS},
-        render={"points_per_second": 20},
+        umap={"layouts": LAYOUTS},
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
     (folder / "data/reviews").mkdir(parents=True)
     toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
-    for name in ("metrics/finetune.json", "plots/download/reviews.csv"):
+    for name in ("metrics/finetune.json", "plots/finetune/finetune_by_class.csv"):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,20 +70,21 @@ def make_run(folder: Path) -> Path:
         for stage in (tokenize, capture, measure, reduce):
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
-        write_commits(f"owner/{HOSTILE[0]}")
-        tokens = store.read_tokens(ACTIVATIONS)
+        write_download_metrics()
+        tokens = Run(Path()).tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
         scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
-        write_captured_scores(scores)
+        write_table(Run(Path()).token_scores_file, scores)
         tokens.loc[2 : 1 + len(HOSTILE), "label"] = HOSTILE
-        write_captured_tokens(tokens, store.read_texts(ACTIVATIONS))
-        write_page(read_parameters())
+        write_captured_tokens(tokens, Run(Path()).texts)
+        patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
+        write_page(read_parameters(), Run(Path()))
     return folder
 
 
 def tokens() -> pd.DataFrame:
-    return store.read_tokens(ACTIVATIONS)
+    return Run(Path()).tokens
 
 
 def choose(page: Any, label: str, option: str) -> None:
@@ -100,9 +99,11 @@ def open_values(page: Any, pane: str) -> Any:
     return files
 
 
-def shown_again(chromium: Any, parameters: Parameters | None = None) -> Opened:
-    write_page(parameters or read_parameters())
-    return Opened(chromium, PAGE)
+def shown_again(chromium: Any, points_per_second: int = 20) -> Opened:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
+        write_page(read_parameters(), Run(Path()))
+    return Opened(chromium, Run(Path()).page)
 
 
 def next_frames(page: Any) -> None:
@@ -131,12 +132,12 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     write_captured_tokens(table, dict.fromkeys(table["document"].unique(), "the film was dull ."), folder)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
-        write_map(layout, table, places)
+        write_map(layout, table, places, Run(Path()).maps)
     near = (np.arange(len(table))[:, None] + np.arange(1, 6)) % len(table)
-    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]))
+    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]), Run(Path()).maps)
     quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
-    write_quality(quality)
+    write_quality(quality, Run(Path()).maps)
     draw = generator.uniform
     rows = [
         table.assign(checkpoint=checkpoint, layer=layer, **{name: draw(size=len(table)) for name in RATIOS})
@@ -144,13 +145,14 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
         for layer in range(1, layers + 1)
     ]
     ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
-    MIXING.mkdir(parents=True)
-    ratios.to_parquet(MIXING / "tokens.parquet", index=False)
+    Run(Path()).measured.mkdir(parents=True)
+    shutil.copy(Run(run).layer_parts_file, Run(Path()).measured)
+    ratios.to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
     for number, length in enumerate(lengths):
         for checkpoint in ("pretrained", "finetuned"):
-            place = contributions_folder(checkpoint, f"test/{number}")
+            place = contributions_folder(checkpoint, f"test/{number}", Run(Path()).measured)
             for method in MATRICES:
                 matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
                 write_matrix(place, method, matrix, ("layer", "token", "source"), {})
             parts = random_parts(generator, (layers, heads, length, 64))
-            write_heads(heads_folder(checkpoint, f"test/{number}"), parts)
+            write_heads(heads_folder(checkpoint, f"test/{number}", Run(Path()).measured), parts)

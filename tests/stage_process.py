@@ -84,13 +84,11 @@ def run_to_its_end(
 
 
 def kill_at(pattern: str, kill_by: signal.Signals) -> None:
-    """A signal to this process before it does to a file what `pattern` says."""
     moment = re.compile(pattern)
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in EVENTS and any(
-            moment.search(f"{event} {os.fspath(path)}") for path in arguments if isinstance(path, (str, os.PathLike))
-        ):
+        paths = [os.fspath(each) for each in arguments if isinstance(each, (str, os.PathLike))]
+        if event in EVENTS and any(moment.search(f"{event} {path}") for path in paths):
             os.kill(os.getpid(), kill_by)
 
     sys.addaudithook(look)

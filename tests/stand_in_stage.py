@@ -1,16 +1,10 @@
-"""What every stage is in the tests of DVC's flows: each output is a digest of what dvc.yaml says that the stage reads.
-
-The stage that MEETING names, as in `reduce:4000`, says at that port of this machine that it runs, and waits there until
-it is told to go on.
-"""
+"""Stand-in for every stage in the tests of DVC's flows: an output is a digest of what dvc.yaml names as read."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import json
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,23 +60,11 @@ def write(path: Path, text: str) -> None:
 
 
 def main(name: str) -> None:
-    waiting, _, port = os.environ.get("MEETING", "").partition(":")
-    if name == waiting:
-        with socket.create_connection(("127.0.0.1", int(port))) as meeting:
-            meeting.recv(1)
     stage = PIPELINE["stages"][name]
     text = digest(stage)
     for path in outputs(stage):
         write(path, text)
 
 
-REAL: tuple[str, ...] = ()
-"""Stages that run as they are."""
-
 if __name__ == "__main__":
-    if sys.argv[1] in REAL:
-        from stages.common import cli
-
-        cli.main(sys.argv[1:])
-    else:
-        main(sys.argv[1])
+    main(sys.argv[1])

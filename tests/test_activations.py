@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from conftest import REPOSITORY, digest, write_captured_tokens
+from conftest import REPOSITORY, digest, tokens_table, write_captured_tokens
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
 from attnmix.store import features as store
 from attnmix.store.files import write_table
+from attnmix.store.runs import Run
 
 SITE = Site(7, "attention_output")
 
@@ -168,14 +169,13 @@ def test_any_zarr_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
 
 
 def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
-    tokens = pd.DataFrame({"document": "test/3", "position": range(256), "token": "film"})
-    write_captured_tokens(tokens, {"test/3": "film"}, tmp_path)
-    path = tmp_path / "features/tokenize/tokens.parquet"
+    write_captured_tokens(tokens_table(["the", "film"], {}), {"test/0": "the film"}, tmp_path)
+    path = Run(tmp_path).tokens_file
     content = path.read_bytes()
     place = content.index(b"film")
     path.write_bytes(content[:place] + b"f1lm" + content[place + 4 :])
     with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*`dvc repro -f tokenize`"):
-        store.read_tokens(tmp_path / store.ACTIVATIONS)
+        _ = Run(tmp_path).tokens
 
 
 def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_25_mb() -> None:

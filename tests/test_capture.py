@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
 from attnmix.core.points import LAYER_POINTS, POINTS, Site
 from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import capture
 from stages.common.parameters import read_parameters
 from stages.common.resume import unfinished_folder
@@ -31,9 +34,15 @@ OF_BERT = [point for point in LAYER_POINTS if not point.startswith("cross_attent
 HALF = 2.0**-11  # relative rounding of float16
 
 
+def captured_rows(parameters: Parameters) -> list[int]:
+    """Return the rows of the captured test reviews in their order."""
+    texts = [text["document"] for text in chosen_texts(parameters, Run(Path()).reviews) if text["captured"]]
+    return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
+
+
 def run_capture(folder: Path, checkpoint: Path) -> None:
-    prepared_for_capture(folder, checkpoint)
-    capture.main(read_parameters(folder / "params.yaml"))
+    with chdir(prepared_for_capture(folder, checkpoint)):
+        capture.main(read_parameters())
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -95,7 +104,7 @@ def assert_stores_equal(expected: dict[Site, Any], rows: slice, tolerance: float
 def test_every_point_equals_a_recomputation_from_the_weights(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"points": ALL_POINTS, "documents": [3], "max_length": 40})
     run_capture(folder, tiny_bert)
-    ids = store.read_tokens(ACTIVATIONS)["token_id"].tolist()
+    ids = Run(Path()).tokens["token_id"].tolist()
     assert_stores_equal(recompute(tiny_bert, ids, heads=4, eps=1e-12), slice(None), tolerance=2 * HALF)
 
 
@@ -109,7 +118,7 @@ def test_default_model_equals_a_recomputation_and_its_own_hidden_states(
     text = "I can't say a bad word about it, and <br /> I shan't try. The ending? Unforgettable!"
     folder = workspace(capture={"points": ALL_POINTS, "documents": [], "texts": [text], "dtype": "float32"})
     run_capture(folder, checkpoint)
-    ids = store.read_tokens(ACTIVATIONS)["token_id"].tolist()
+    ids = Run(Path()).tokens["token_id"].tolist()
     assert_stores_equal(recompute(checkpoint, ids, heads=12, eps=1e-12), slice(None), tolerance=1e-5)
 
     model = AutoModel.from_pretrained(checkpoint).eval()
@@ -124,7 +133,7 @@ def test_default_model_equals_a_recomputation_and_its_own_hidden_states(
 def test_roberta_equals_its_own_hidden_states(workspace: Workspace, tiny_roberta: Path) -> None:
     folder = workspace(capture={"documents": [0, 1], "max_length": 30, "dtype": "float32"})
     run_capture(folder, tiny_roberta)
-    tokens = store.read_tokens(ACTIVATIONS)
+    tokens = Run(Path()).tokens
     model = AutoModel.from_pretrained(tiny_roberta).eval()
     for document, rows in tokens.groupby("document", sort=False):
         ids = torch.tensor([rows["token_id"].tolist()])
@@ -139,9 +148,8 @@ def test_roberta_equals_its_own_hidden_states(workspace: Workspace, tiny_roberta
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
-    tokens = store.read_tokens(ACTIVATIONS)
-    own = pd.read_parquet(store.tokens_file(ACTIVATIONS))
-    pd.testing.assert_frame_equal(own, tokens[["document", "position", "token_id", "token"]])
+    tokens = pd.read_parquet(store.tokens_file(ACTIVATIONS))
+    assert list(tokens.columns) == ["document", "position", "token_id", "token"]
     assert tokens["document"].drop_duplicates().tolist() == ["test/5", "test/2", "text/0"]
     assert "[PAD]" not in tokens["token"].tolist()
     free = tokens[tokens["document"] == "text/0"]
@@ -153,7 +161,7 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     assert store.open_store(ACTIVATIONS, Site(1, "ffn_output")).shape[0] == len(tokens)
     reviews = toy_reviews(12, 3)["text"]
     texts = {"test/5": reviews[5], "test/2": reviews[2], "text/0": "time flies like an arrow"}
-    assert list(store.read_texts(ACTIVATIONS).items()) == list(texts.items())
+    assert list(Run(Path()).texts.items()) == list(texts.items())
 
 
 def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_bert: Path) -> None:
@@ -178,7 +186,7 @@ def test_capture_killed_after_it_published_starts_anew(workspace: Workspace, tin
     run_capture(folder, tiny_bert)
     first = digest(ACTIVATIONS)
     # What a process killed between publishing its stores and clearing up leaves behind; DVC removes the outputs.
-    unfinished = unfinished_folder("capture", read_parameters())
+    unfinished = unfinished_folder("capture", read_parameters(), Path())
     (unfinished / "done").mkdir()
     (unfinished / "done" / "0").touch()
     shutil.rmtree(ACTIVATIONS)
@@ -226,19 +234,18 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     workspace: Workspace, tiny_bert: Path
 ) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
-    stored, reviews, parameters = store.read_texts(ACTIVATIONS), read_split("test"), read_parameters()
-
-    def rows(documents: list[int], seed: int) -> list[int]:
-        chosen = parameters.capture.model_copy(update={"documents": documents})
-        texts = chosen_texts(parameters.model_copy(update={"capture": chosen, "seed": seed}))
-        return [int(text["document"].removeprefix("test/")) for text in texts if text["captured"]]
-
-    captured, drawn = rows([7], parameters.seed), rows([], parameters.seed)
-    assert list(stored) == [f"test/{row}" for row in captured]
-    assert list(stored.values()) == reviews["text"][captured].tolist()
-    assert captured == [7, *sorted({*drawn} - {7})]
+    run, parameters = Run(Path()), read_parameters()
+    stored, reviews = run.texts, read_split("test", run.reviews)
+    rows = captured_rows(parameters)
+    assert list(stored) == [f"test/{row}" for row in rows]
+    assert list(stored.values()) == reviews["text"][rows].tolist()
+    assert rows[0] == 7
+    assert rows[1:] == sorted(set(rows) - {7})
+    unnamed = parameters.capture.model_copy(update={"documents": []})
+    drawn = captured_rows(parameters.model_copy(update={"capture": unnamed}))
+    assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
-    assert len({tuple(rows([], seed)) for seed in range(5)}) > 1
+    assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize(

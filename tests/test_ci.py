@@ -57,8 +57,7 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
     summary = checkout.home / "summary.md"
     summary.unlink(missing_ok=True)
     command = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
-    run = checkout.run(*command, succeeds=succeeds, GITHUB_STEP_SUMMARY=str(summary))
-    assert "Traceback" not in run.stderr
+    assert "Traceback" not in checkout.run(*command, succeeds=succeeds, GITHUB_STEP_SUMMARY=str(summary)).stderr
     return summary.read_text(encoding="utf-8")
 
 

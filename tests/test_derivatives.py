@@ -22,8 +22,9 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
-from attnmix.page.evidence import derivatives
-from attnmix.store.reports import write_plot
+from attnmix.page.sentences import derivatives
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_plot
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
@@ -102,20 +103,22 @@ def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(tiny_be
     assert by_form["norm_of_block"] > 0.01
 
 
-def test_the_page_says_how_each_form_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_page_says_how_each_form_changes(tmp_path: Path) -> None:
+    run = Run(tmp_path)
     columns = ["method", "checkpoint", "mean", "ci_low", "ci_high"]
     rows = [(form, name, mean, -0.1, 0.1) for form in FORMS for name, mean in (("pretrained", 0.5), ("finetuned", 0.5))]
     ends = {"norm_of_sum": (0.1, 0.3), "norm_of_block": (-0.3, -0.1), "sum_of_norms": (-0.1, 0.1)}
     rows += [(form, "difference", sum(each) / 2, *each) for form, each in ends.items()]
     table = pd.DataFrame(rows, columns=columns)
-    write_plot("measure/derivatives", table.assign(quantity="level", reference="layer_input", layer=2, documents=4))
+    write_plot(
+        "measure/derivatives", table.assign(quantity="level", reference="layer_input", layer=2, documents=4), run.tables
+    )
     mixing = pd.DataFrame({"checkpoint": ["difference"], "method": ["attn_n"], "layer": [2], "mean": [0.2]})
-    write_plot("measure/mixing", mixing)
-    (sentence,) = derivatives("attn_n")
-    assert "when all others move together it rises (50 % to 50 %, +20.0 percentage points" in sentence
-    assert "when they move independently it falls (" in sentence
-    assert "with the norms of single tokens added it shows no change (" in sentence
+    write_plot("measure/mixing", mixing, run.tables)
+    (sentence,) = derivatives(run)
+    assert "rises when all other tokens move together (+20.0 percentage points)" in sentence
+    assert "falls when they move independently (" in sentence
+    assert "shows no change when the norms of single tokens are added (" in sentence
 
 
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:

@@ -21,6 +21,7 @@ from docs.tables import DOCUMENTS, MARKED, check_default_run, main, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
+CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 
 
@@ -71,67 +72,66 @@ def assert_all_numbers_known(text: str, known: list[str]) -> None:
     assert re.findall(r"[^.]*(?<![\w-])\d[^.]*", re.sub(r"`[^`]*`|\([^()]*\.(?:md|png|csv)\)", "", text)) == []
 
 
+def study(csv: str, checkpoint: str = CHANGE, **where: object) -> pd.Series:
+    """Return a row of a table of the study, of the change through fine-tuning unless told otherwise."""
+    return row(f"{STUDY}{csv}.csv", checkpoint=checkpoint, **where)
+
+
+def layers(path: str, **where: object) -> pd.DataFrame:
+    """Return the changes of a csv with these values, by layer."""
+    table = committed(path).query("checkpoint == 'difference'")
+    for column, value in where.items():
+        table = table[table[column] == value]
+    return table.set_index("layer")
+
+
+def rising(changes: pd.DataFrame) -> list[int]:
+    return changes.index[(changes["p_holm"] < 0.05) & (changes["mean"] > 0)].tolist()
+
+
 def test_findings_in_the_readme_are_those_of_the_study() -> None:
-    def overall(method: str, checkpoint: str) -> pd.Series:
-        return row(f"{STUDY}ratios_overall.csv", method=method, checkpoint=checkpoint)
-
-    before, after, difference = (overall(RATIO, each) for each in ("pretrained", "finetuned", CHANGE))
-    changes = committed(f"{STUDY}ratios.csv").query("checkpoint == 'difference' and method == @RATIO")
-    of_layer = changes.set_index("layer")
-    rising = of_layer.index[(of_layer["p_holm"] < 0.05) & (of_layer["mean"] > 0)].tolist()
-    assert rising == [2, 3, 4, 5, 6]
-    upper = of_layer["mean"].loc[4:]
-    assert upper.sum() > 0.9 * of_layer["mean"].sum()
-
-    def level(form: str, layer: int, reference: str = "layer_input") -> str:
-        where = {"checkpoint": CHANGE, "reference": reference, "layer": layer, "form": form}
-        return change(row(f"{STUDY}derivative_levels.csv", **where))
-
-    def by_class(layer: int, token_class: str, checkpoint: str = CHANGE) -> pd.Series:
-        where = {"checkpoint": checkpoint, "layer": layer, "method": RATIO, "token_class": token_class}
-        return row(f"{STUDY}mixing_by_class.csv", **where)
-
-    def cosine(checkpoint: str, measure: str) -> pd.Series:
-        where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
-        return row(f"{STUDY}geometry.csv", **where)
-
-    where = "checkpoint == 'difference' and point == 'attention_output' and measure == 'mean_cosine'"
-    alike = committed(f"{STUDY}geometry.csv").query(where).set_index("layer")
-    assert alike.index[(alike["p_holm"] < 0.05) & (alike["mean"] > 0)].tolist() == [2, 3, 4, 5, 6]
+    attention = {"point": "attention_output"}
+    before, after, difference = (study("ratios_overall", each, method=RATIO) for each in CHECKPOINTS)
+    upper = layers(f"{STUDY}ratios.csv", method=RATIO)["mean"]
+    alike = layers(f"{STUDY}geometry.csv", measure="mean_cosine", **attention)
+    assert rising(layers(f"{STUDY}ratios.csv", method=RATIO)) == rising(alike) == [2, 3, 4, 5, 6]
+    assert upper.loc[4:].sum() > 0.9 * upper.sum()
     assert alike["mean"].idxmax() == 5
-    of_words, of_cls = ([by_class(layer, name)["mean"] for layer in range(1, 7)] for name in ("word", "cls"))
-    more = [layer for layer, (word, cls) in enumerate(zip(of_words, of_cls, strict=True), start=1) if word > cls]
+
+    def level(layer: int) -> str:
+        return change(study("derivative_levels", reference="layer_input", layer=layer, form="norm_of_block"))
+
+    def of_class(layer: int, token_class: str, checkpoint: str = CHANGE) -> pd.Series:
+        return study("mixing_by_class", checkpoint, layer=layer, method=RATIO, token_class=token_class)
+
+    more = [each for each in range(1, 7) if of_class(each, "word")["mean"] > of_class(each, "cls")["mean"]]
     assert more[:3] == [2, 3, 4]
 
     def early(measure: str) -> float:
-        where = {"checkpoint": CHANGE, "layer": 2, "point": "attention_output", "measure": measure}
-        return float(row(f"{STUDY}geometry.csv", **where)["mean"])
+        return float(study("geometry", layer=2, measure=measure, **attention)["mean"])
 
     def cosines(measure: str) -> tuple[str, str, str]:
-        ends = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*cosine(CHANGE, measure)[ENDS])
-        return f"{cosine('pretrained', measure)['mean']:.2f}", f"{cosine('finetuned', measure)['mean']:.2f}", ends
+        rows = [study("geometry", each, layer=6, measure=measure, **attention) for each in CHECKPOINTS]
+        ends = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*rows[2][ENDS])
+        return f"{rows[0]['mean']:.2f}", f"{rows[1]['mean']:.2f}", ends
 
     def from_input(method: str) -> str:
-        return change(row(f"{STUDY}mixing_from_input.csv", checkpoint=CHANGE, layer=6, method=method))
+        return change(study("mixing_from_input", layer=6, method=method))
 
-    where = {"checkpoint": "pretrained", "layer": 6, "method": "globenc_rollout"}
-    globenc = row(f"{STUDY}mixing_from_input.csv", **where)["mean"]
+    globenc = study("mixing_from_input", "pretrained", layer=6, method="globenc_rollout")["mean"]
     controls = committed(f"{STUDY}mixing_controls.csv").query("checkpoint == 'difference'")
     control = 100 * controls.groupby(["control", "method"])["mean"].mean()
-    left = committed(f"{STUDY}mixing_controls_difference.csv").query(
-        "checkpoint == 'difference' and control == 'text_mean_value' and method == @RATIO"
-    )
+    left = layers(f"{STUDY}mixing_controls_difference.csv", control="text_mean_value", method=RATIO)
     assert (left["p_holm"] > 0.05).all()
-    above, below = (100 * left.set_index("layer").loc[layer, ENDS].to_numpy(float) for layer in (4, 6))
+    above, below = (100 * left.loc[layer, ENDS].to_numpy(float) for layer in (4, 6))
     scores = committed(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random' and method != 'random'")
-    assert len(scores) == 9
-    assert (scores["mean"] > 0).all()
-    assert (scores["p_holm"] < 0.05).all()
+    assert len(scores) == ((scores["mean"] > 0) & (scores["p_holm"] < 0.05)).sum() == 9
     points = change(difference).replace(" [", " percentage points [")
     lowest, highest = (f"{100 * difference[f'{which}_seed']:+.1f}" for which in ("lowest", "highest"))
     accuracy = committed(f"{STUDY}accuracy.csv")["accuracy"].mean()
     within, across = cosines("mean_cosine"), cosines("mean_cosine_across")
-    text = section("README.md", "`make study DATASET=...` fine-tunes", "**[docs/results.md](docs/results.md)** has")
+    words, cls = of_class(2, "word", "pretrained")["mean"], of_class(2, "cls", "pretrained")["mean"]
+    text = section("README.md", "`make experiments DATASET=...` fine-tunes", "**[docs/results.md](docs/results.md)**")
     assert_all_numbers_known(
         text,
         [
@@ -142,16 +142,15 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
             f"({points}; single seeds: {lowest} to {highest})",
             "By Holm it rises in layers 2 to 6",
             f"in layers 4 ({100 * upper[4]:+.1f}), 5 ({100 * upper[5]:+.1f}) and 6 ({100 * upper[6]:+.1f})",
-            f"(`attn_w`) does not: {change(overall('attn_w', CHANGE))}",
+            f"(`attn_w`) does not: {change(study('ratios_overall', method='attn_w'))}",
             "8 reviews of up to 40 per seed",
-            f"{level('norm_of_block', 5)} in layer 5, {level('norm_of_block', 6)} in layer 6",
+            f"{level(5)} in layer 5, {level(6)} in layer 6",
             "In layers 2 to 4 words rise by more points than [CLS]",
-            f"In layer 2 the ratio of words rises by {change(by_class(2, 'word'))} from "
-            f"{100 * by_class(2, 'word', 'pretrained')['mean']:.0f} %, that of [CLS] by "
-            f"{change(by_class(2, 'cls'))} from {100 * by_class(2, 'cls', 'pretrained')['mean']:.0f} %",
-            f"in layer 3 by {change(by_class(3, 'word'))} and not at all ({change(by_class(3, 'cls'))})",
-            f"In layer 6 both rise, by {100 * by_class(6, 'word')['mean']:+.1f} and "
-            f"{100 * by_class(6, 'cls')['mean']:+.1f}",
+            f"In layer 2 the ratio of words rises by {change(of_class(2, 'word'))} from {100 * words:.0f} %, that of "
+            f"[CLS] by {change(of_class(2, 'cls'))} from {100 * cls:.0f} %",
+            f"in layer 3 by {change(of_class(3, 'word'))} and not at all ({change(of_class(3, 'cls'))})",
+            f"In layer 6 both rise, by {100 * of_class(6, 'word')['mean']:+.1f} and "
+            f"{100 * of_class(6, 'cls')['mean']:+.1f}",
             "In layer 6 the mean cosine",
             f"rises from {within[0]} to {within[1]} ({within[2]}); by Holm it rises in layers 2 to 6, most in layer 5 "
             f"({alike.loc[5, 'mean']:+.2f})",
@@ -164,7 +163,7 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
             f"the ratio rises by {above[0]:.1f} [{above[1]:+.1f}, {above[2]:+.1f}] more in layer 4, "
             f"by {-below[0]:.1f} [{-below[2]:+.1f}, {-below[1]:+.1f}] less in layer 6",
             f"the control reproduces {control['text_mean_value', 'attn_n']:+.1f} of "
-            f"{100 * overall('attn_n', CHANGE)['mean']:+.1f}",
+            f"{100 * study('ratios_overall', method='attn_n')['mean']:+.1f}",
             "(8 reviews of up to 40 tokens per seed)",
             f"ALTI rollout rises by {from_input('alti_rollout')}",
             f"derivatives by {from_input('derivative_norm_of_block')} (`norm_of_block`) and "
@@ -178,9 +177,8 @@ def test_findings_in_the_readme_are_those_of_the_study() -> None:
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     test = committed("reports/metrics/finetune.json")["test"]
-    reviews = committed(f"{PLOTS}download/reviews.csv").groupby("split")["reviews"].sum()
-    mixing = committed(f"{PLOTS}measure/mixing.csv").query("method == @RATIO and checkpoint == 'difference'")
-    changes = mixing.set_index("layer")
+    reviews = committed("reports/metrics/download.json")
+    changes = layers(f"{PLOTS}measure/mixing.csv", method=RATIO)
     assert changes.index[changes["simultaneous_low"] > 0].tolist() == [2, 3, 4, 5, 6]
     assert changes["mean"].idxmax() == 6
     groups = committed(f"{PLOTS}measure/mixing_by_group.csv").query("method == @RATIO and layer == 6")
@@ -200,19 +198,14 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     shorter = margins[margins["tokens"] <= 128]
     less_sure, sure = shorter[shorter["margin"] <= 4.6], shorter[shorter["margin"] > 4.6]
 
-    def cosine(checkpoint: str, measure: str) -> str:
-        where = {"checkpoint": checkpoint, "layer": 6, "point": "attention_output", "measure": measure}
+    def geometry(checkpoint: str, measure: str, point: str = "attention_output") -> str:
+        where = {"checkpoint": checkpoint, "layer": 6, "point": point, "measure": measure}
         return f"{row(f'{PLOTS}measure/geometry.csv', **where)['mean']:.2f}"
 
     control = committed(f"{PLOTS}measure/mixing_controls.csv").query("method == @RATIO")
     level = control.groupby(["control", "checkpoint"])["mean"].mean().map("{:.0%}".format).str.replace("%", " %")
 
-    def step(checkpoint: str, step: str, measure: str) -> str:
-        where = {"checkpoint": checkpoint, "layer": 6, "point": step, "measure": measure}
-        return f"{row(f'{PLOTS}measure/geometry.csv', **where)['mean']:.2f}"
-
-    left = control.query("checkpoint == 'difference' and control == 'text_mean_value'")
-    left = 100 * left.set_index("layer")["below"]
+    left = 100 * layers(f"{PLOTS}measure/mixing_controls.csv", method=RATIO, control="text_mean_value")["below"]
     margin = (
         committed(f"{PLOTS}faithfulness/margin_correlation.csv")
         .query("checkpoint == 'finetuned'")
@@ -225,16 +218,15 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         return "{:.2f} [{:.2f}, {:.2f}]".format(*margin.loc[predicted, [name, f"{prefix}_low", f"{prefix}_high"]])
 
     derivatives = f"{PLOTS}measure/derivatives.csv"
-    levels = committed(derivatives).query("quantity == 'level' and reference == 'layer_input'")
-    of_sum = levels.query("method == 'norm_of_sum' and checkpoint == 'difference'")
+    of_sum = layers(derivatives, quantity="level", reference="layer_input", method="norm_of_sum")
     within = of_sum["mean"].abs().max()
 
     def ends(layer: int) -> str:
-        low, high = 100 * of_sum.set_index("layer").loc[layer, ENDS[1:]]
+        low, high = 100 * of_sum.loc[layer, ENDS[1:]]
         return f"[{low:+.1f}, {high:+.1f}]"
 
     of_words = {"quantity": "level", "reference": "word_embedding", "method": "norm_of_sum", "layer": 6}
-    from_words = {each: row(derivatives, **of_words, checkpoint=each)["mean"] for each in ("pretrained", "finetuned")}
+    from_words = {each: row(derivatives, **of_words, checkpoint=each)["mean"] for each in CHECKPOINTS}
     same_tokens = row(derivatives, quantity="ratio", checkpoint=CHANGE, layer=6, method=RATIO)
     short, middle, long = map(of_length, ("33-64", "65-128", "129-256"))
     text = section("docs/results.md", "- The classifier is right on", "What must not be read into this:")
@@ -253,9 +245,9 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"(a margin of at most 4.6) rise as little as these, by {less_sure['rise'].mean():+.1f} on average, "
             f"the other {len(sure)} by {sure['rise'].mean():+.1f}",
             f"in layer 6 the mean cosine between two of its vectors rises from "
-            f"{cosine('pretrained', 'mean_cosine')} to {cosine('finetuned', 'mean_cosine')}",
-            f"it is {cosine('pretrained', 'mean_cosine_across')} before and "
-            f"{cosine('finetuned', 'mean_cosine_across')} after",
+            f"{geometry('pretrained', 'mean_cosine')} to {geometry('finetuned', 'mean_cosine')}",
+            f"it is {geometry('pretrained', 'mean_cosine_across')} before and "
+            f"{geometry('finetuned', 'mean_cosine_across')} after",
             f"{level['random_weights', 'random']} with random weights",
             f"random order {level['shuffled_words', 'pretrained']} before and "
             f"{level['shuffled_words', 'finetuned']} after",
@@ -273,11 +265,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
             f"rises by {change(same_tokens)} in layer 6",
             f"in layer 5 the interval of its change is {ends(5)}, in layer 6 {ends(6)}",
             "8 reviews allow no verdict",
-            f"in layer 6 what attention adds is {step('pretrained', 'output_linear', 'norm')} times as long",
-            f"to the input is {step('pretrained', 'attention_skip', 'cosine_input')}",
-            f"it is {step('finetuned', 'output_linear', 'norm')} times as long",
-            f"the cosine is {step('finetuned', 'attention_skip', 'cosine_input')}",
-            f"of the layer it is {step('finetuned', 'ffn_norm', 'cosine_input')}",
+            f"in layer 6 what attention adds is {geometry('pretrained', 'norm', 'output_linear')} times as long",
+            f"to the input is {geometry('pretrained', 'cosine_input', 'attention_skip')}",
+            f"it is {geometry('finetuned', 'norm', 'output_linear')} times as long",
+            f"the cosine is {geometry('finetuned', 'cosine_input', 'attention_skip')}",
+            f"of the layer it is {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
         ],
     )
 
@@ -294,7 +286,7 @@ def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: s
     where = {"weight": "token", "tokens_of": "all", "layer": "all"} if "weighted" in path else {}
     assert len(rows) == committed(path)["method"].nunique()
     for method, _, *cells in rows:
-        for checkpoint, cell in zip(("pretrained", "finetuned", CHANGE), cells, strict=True):
+        for checkpoint, cell in zip(CHECKPOINTS, cells, strict=True):
             found = [float(number) for number in re.findall(r"[-+]?\d+\.\d", cell)]
             true = row(path, method=method, checkpoint=checkpoint, **where)
             assert found == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(found)]]
@@ -324,8 +316,8 @@ def test_tables_of_declarations_are_up_to_date(document: str) -> None:
     found = {name: content for _, name, content, _ in MARKED.findall(text)}
     declared = tables()
     assert found
-    assert {name: found[name] for name in found.keys() & declared.keys()} == {
-        name: declared[name] for name in found.keys() & declared.keys()
+    assert {name: found[name] for name in found if name in declared} == {
+        name: declared[name] for name in found if name in declared
     }
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import socket
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
-from conftest import toy_reviews, write_parameters, write_tiny_bert
 from dvc_repository import Repository, new_repository, stages_run
-from remote_servers import server
 
 from attnmix.core.options import Parameters
 
@@ -24,24 +18,22 @@ READ_BY = {
     "arithmetic": "finetune capture measure faithfulness reduce render",
     "seed": "download finetune tokenize measure faithfulness render",
     "dataset: name": "download render",
-    "dataset: revision config train_split test_split text_column label_column group_column": "download render",
+    "dataset: revision train_split test_split text_column label_column group_column": "download render",
     "dataset: validation_fraction train_limit test_limit": "download render",
     "model: name": "download render",
     "model: base": "download measure render",
-    "model: revision base_revision": "download render",
-    "hub: time_limit": "render",
+    "model: revision": "download render",
     "finetune: epochs": "finetune measure render",
-    "finetune: batch_size learning_rate weight_decay warmup_fraction max_length precision": "finetune render",
+    "finetune: batch_size learning_rate max_length precision": "finetune render",
     "capture: documents drawn texts max_length": "tokenize render",
     "capture: batch_tokens": "capture measure faithfulness render",
     "capture: points dtype precision store": "capture render",
     "measure: documents": "tokenize measure render",
     "measure: methods matrices gradient_documents gradient_max_length": "measure render",
     "faithfulness: documents": "tokenize faithfulness render",
-    "faithfulness: max_length shares random_draws": "faithfulness render",
-    "umap: metric seed n_neighbors min_dist n_epochs layouts": "reduce render",
-    "umap: joint_points max_points stability_seeds": "reduce render",
-    "render: formats dpi frequent_words points_per_second": "render",
+    "faithfulness: max_length": "faithfulness render",
+    "umap: metric seed n_neighbors min_dist layouts max_points stability_seeds": "reduce render",
+    "render: formats dpi": "render",
 }
 # The stages that run again after one whose outputs have changed.
 FOLLOWED_BY = {
@@ -54,15 +46,12 @@ FOLLOWED_BY = {
     "reduce": "render",
     "render": "",
 }
-MAKE_PAGE = ("make", "--old-file", ".venv/.installed", "page")  # the packages are there
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
     *("features/tokenize", "features/capture", "features/measure/contributions", "features/measure/heads"),
     *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
 )
 OTHERS = ("data/reviews", "models")
-S3_KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
-PATIENCE = 600  # seconds until a queue whose workers do not come is called broken; it decides nothing else
 
 
 @pytest.fixture(scope="session")
@@ -72,24 +61,6 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     assert stages_run(repository.dvc("repro")) == list(FOLLOWED_BY)
     repository.commit("The run")
     return repository
-
-
-@pytest.fixture(scope="session")
-def pushed(run_once: Repository, tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """The same with a folder as its remote, where everything lies."""
-    folder = tmp_path_factory.mktemp("pushed")
-    repository = run_once.copy(folder / "run")
-    share(repository, str(folder / "remote"))
-    return repository
-
-
-def share(repository: Repository, url: str, *setting: str, **environment: str) -> None:
-    """README's two commands and the commit, with one more setting of the remote."""
-    repository.dvc("remote", "add", "--default", "store", url)
-    if setting:
-        repository.dvc("remote", "modify", "store", *setting)
-    repository.dvc("push", **environment)
-    repository.commit("A remote")
 
 
 def change(repository: Repository, old: str, new: str, file: str = "params.yaml") -> None:
@@ -143,30 +114,6 @@ def test_every_parameter_is_read_by_the_stages_of_the_table(
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "stages"),
-    [
-        ("attnmix/figures/labels.py", '"Fine-tuned"', '"After fine-tuning"', "render"),
-        ("attnmix/page/page.css", "--paper: #ffffff", "--paper: #fffff0", "render"),
-        (
-            "attnmix/measures/ratios.py",
-            "parts.mixed_weight / 2",
-            "parts.mixed_weight / 3",
-            "measure faithfulness reduce render",
-        ),
-        ("attnmix/core/options.py", "batch_size: Count = 8", "batch_size: Count = 9", " ".join(FOLLOWED_BY)),
-    ],
-    ids=["label", "style", "formula", "default"],
-)
-def test_changed_code_reruns_the_stages_that_import_it(
-    run_once: Repository, tmp_path: Path, file: str, old: str, new: str, stages: str
-) -> None:
-    repository = run_once.copy(tmp_path / "run")
-    assert stages_run(repository.dvc("repro", "--dry")) == []
-    change(repository, old, new, file)
-    assert stages_run(repository.dvc("repro", "--dry")) == stages.split()
-
-
 def test_stages_follow_each_other_as_in_the_table(run_once: Repository) -> None:
     # DVC's own graph; an arrow leads from a stage to one that reads what it wrote.
     arrows = re.findall(r'"(\w+)" -> "(\w+)"', run_once.dvc("dag", "--dot").replace(";", ""))
@@ -180,76 +127,17 @@ def test_stages_follow_each_other_as_in_the_table(run_once: Repository) -> None:
     }
 
 
-@pytest.mark.long
-def test_experiments_run_here_apart_and_in_a_queue(run_once: Repository, tmp_path: Path) -> None:
-    here = run_once.copy(tmp_path / "run")
-    before = read(here, "reports/index.html")
-    said = here.dvc("exp", "run", "--name", "here", "--set-param", "umap.metric=cosine")
-    assert stages_run(said) == ["reduce", "render"]
-    assert read(here, "reports/index.html") != before
-    here.git("restore", ".")
-    here.dvc("checkout")
-
-    said = here.dvc("exp", "run", "--temp", "--name", "apart", "--set-param", "render.dpi=40")
-    assert stages_run(said) == ["render"]
-    for seed in (7, 8):
-        here.dvc("exp", "run", "--queue", "--name", f"queued-{seed}", "--set-param", f"umap.seed={seed}")
-    with socket.create_server(("127.0.0.1", 0)) as meeting:
-        meeting.settimeout(PATIENCE)
-        here.start("dvc", "queue", "start", "--jobs", "2", MEETING=f"reduce:{meeting.getsockname()[1]}")
-        # Each waits within its `reduce` until it is told to go on: the second comes only if two run at once.
-        both = [meeting.accept()[0] for _ in range(2)]
-        for one in both:
-            one.sendall(b".")
-            one.close()
-    while "Running" in (state := here.dvc("queue", "status")):
-        pass
-    assert state.count("Success") == 2
-    here.dvc("queue", "stop")
-    assert here.git("status", "--short") == ""
-    assert read(here, "reports/index.html") == before
-
-    table = pd.read_csv(io.StringIO(here.dvc("exp", "show", "--csv")))
-    table.index = table["Experiment"].fillna(table["rev"])
-    runs = table.loc[["here", "apart", "queued-7", "queued-8"]]
-    assert runs["umap.metric"].tolist() == ["cosine", *["euclidean"] * 3]
-    assert runs["umap.seed"].tolist() == [2, 2, 7, 8]
-    assert runs["render.dpi"].tolist() == [300, 40, 300, 300]
-    scores = table["reports/metrics/reduce.json:number"]
-    assert scores["apart"] == scores["main"]  # the metrics of the commit: its maps are the same
-    assert scores[["main", "here", "queued-7", "queued-8"]].nunique() == 4
-
-    here.dvc("exp", "apply", "queued-8")
-    assert yaml.safe_load(read(here, "params.yaml"))["umap"]["seed"] == 8
-    assert json.loads(read(here, "reports/metrics/reduce.json")) == {"number": scores["queued-8"]}
-    assert stages_run(here.dvc("repro")) == []
-
-
-def test_differences_need_no_cache_and_no_remote(run_once: Repository, tmp_path: Path) -> None:
+def test_a_clone_pulls_what_it_needs_and_no_more(run_once: Repository, tmp_path: Path) -> None:
     author = run_once.copy(tmp_path / "author")
-    change(author, "gradient_documents: 4", "gradient_documents: 3")
-    assert stages_run(author.dvc("repro"))[0] == "measure"
-    author.commit("Fewer reviews")
+    author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
+    author.dvc("push")
+    author.commit("A remote")
     reader = author.clone(tmp_path / "reader")
-    commits = ("HEAD~1", "HEAD")
-    params = json.loads(reader.dvc("params", "diff", "--json", *commits))
-    assert params == {"params.yaml": {"measure.gradient_documents": {"old": 4, "new": 3, "diff": -1}}}
-    metrics = json.loads(reader.dvc("metrics", "diff", "--json", *commits))
-    assert set(metrics) == {f"reports/metrics/{name}.json" for name in ("measure", "faithfulness", "reduce")}
-    for name, each in metrics.items():
-        ends = [json.loads(reader.git("show", f"{commit}:{name}"))["number"] for commit in commits]
-        assert [each["number"]["old"], each["number"]["new"]] == ends
-    # Without targets DVC shows nothing of a commit whose pictures are out of reach.
-    reader.dvc("plots", "diff", "--targets", "Loss", "Accuracy", "Mixing", "--", *commits)
-    page = read(reader, "dvc_plots/index.html")
-    for title, curve in (("Mixing ratio by layer", "measure/mixing"), ("Loss while fine-tuning", "finetune/finetune")):
-        assert f'"text": "{title}"' in page
-        for commit in commits:
-            assert f'"rev": "{commit}", "filename": "reports/plots/{curve}.csv"' in page
+    reader.dvc("pull", *PAGE)
+    assert reader.has(*PAGE, *FEATURES, *OTHERS, "features") == list(PAGE)
+    assert_same_files(author, reader, *PAGE)
+    assert reader.git("status", "--short") == ""
 
-
-def assert_maps_pull_features(author: Repository, reader: Repository) -> None:
-    """After a change of umap.* in a clone, which must become what it becomes where everything lies."""
     for each in (author, reader):
         change(each, "metric: euclidean", "metric: cosine")
     assert stages_run(author.dvc("repro")) == ["reduce", "render"]
@@ -260,101 +148,9 @@ def assert_maps_pull_features(author: Repository, reader: Repository) -> None:
     assert_same_files(author, reader, *PAGE, "features/reduce")
 
 
-def test_a_change_of_the_maps_pulls_features_and_no_more(pushed: Repository, tmp_path: Path) -> None:
-    assert_maps_pull_features(pushed.copy(tmp_path / "author"), pushed.clone(tmp_path / "reader"))
-
-
-@pytest.mark.long
-def test_real_stages_pull_what_they_read_and_write_the_same(tmp_path: Path) -> None:
-    author = new_repository(tmp_path / "author", stand_ins=False)
-    write_tiny_bert(author.folder / "bert", layers=2)
-    toy_reviews(40, 0).to_csv(author.folder / "reviews.csv", index=False)
-    write_parameters(
-        author.folder,
-        dataset={"name": "reviews.csv"},
-        model={"name": "bert"},
-        finetune={"epochs": 1, "max_length": 40},
-        capture={"documents": [0], "texts": ["the film was great ."], "max_length": 40},
-        measure={"documents": 3, "gradient_documents": 1},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 20, "layouts": ["joint"], "stability_seeds": []},
-        render={"dpi": 50, "formats": ["png"]},
-    )
-    assert stages_run(author.dvc("repro")) == list(FOLLOWED_BY)
-    author.commit("The run")
-    share(author, str(tmp_path / "remote"))
-    reader = author.clone(tmp_path / "reader")
-    assert_maps_pull_features(author, reader)
-    assert "the film was great ." in read(reader, "reports/index.html")
-
-
 def assert_same_files(author: Repository, reader: Repository, *outs: str) -> None:
     for out in outs:
         files = [path for path in (author.folder / out, *(author.folder / out).rglob("*")) if path.is_file()]
         assert files
         for path in files:
             assert (reader.folder / path.relative_to(author.folder)).read_bytes() == path.read_bytes(), path
-
-
-def assert_shared(author: Repository, reader: Repository, **environment: str) -> None:
-    assert reader.has(*PAGE, *FEATURES, *OTHERS) == []
-    reader.dvc("pull", **environment)
-    assert_same_files(author, reader, *PAGE, *FEATURES, *OTHERS)
-    assert stages_run(reader.dvc("repro")) == []
-
-
-def test_a_run_is_shared_through_a_folder(pushed: Repository, tmp_path: Path) -> None:
-    assert_shared(pushed, pushed.clone(tmp_path / "reader"))
-
-
-@pytest.mark.long
-def test_a_run_is_shared_through_s3(run_once: Repository, tmp_path: Path) -> None:
-    author = run_once.copy(tmp_path / "author")
-    with server("moto.server", "--host", "127.0.0.1", "--port", "0") as port:
-        address = f"http://127.0.0.1:{port}"
-        with urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT")) as answer:
-            assert answer.status == 200
-        share(author, "s3://bucket/mixing", "endpointurl", address, **S3_KEYS)
-        assert_shared(author, author.clone(tmp_path / "reader"), **S3_KEYS)
-
-
-@pytest.mark.long
-def test_a_run_is_shared_through_ssh(run_once: Repository, tmp_path: Path) -> None:
-    author = run_once.copy(tmp_path / "author")
-    served, key = tmp_path / "served", tmp_path / "key"
-    served.mkdir()
-    with server("remote_servers", str(served), str(key)) as port:
-        share(author, f"ssh://somebody@127.0.0.1:{port}/mixing", "keyfile", str(key))
-        assert_shared(author, author.clone(tmp_path / "reader"))
-    assert any((served / "mixing").rglob("*.dir"))
-
-
-def test_make_page_gets_the_page_and_nothing_else(pushed: Repository, tmp_path: Path) -> None:
-    reader = pushed.clone(tmp_path / "reader")
-    said = reader.run(*MAKE_PAGE)
-    assert said.stdout == "open reports/index.html\n"
-    assert said.stderr == ""
-    assert reader.has(*PAGE, *FEATURES, *OTHERS, "features") == list(PAGE)
-    assert_same_files(pushed, reader, *PAGE)
-    assert reader.git("status", "--short") == ""
-
-
-def test_make_page_says_what_is_not_there(run_once: Repository, tmp_path: Path) -> None:
-    author = run_once.copy(tmp_path / "author")
-    alone = author.clone(tmp_path / "alone")
-    said = alone.run(*MAKE_PAGE, succeeds=False)
-    assert "error: reports/index.html could not be got: no DVC remote is set" in said.stderr
-    assert "'make repro' makes it here" in said.stderr
-    assert said.stdout == ""
-
-    author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
-    author.commit("A remote")
-    early = author.clone(tmp_path / "early")
-    said = early.run(*MAKE_PAGE, succeeds=False)
-    assert "error: reports/index.html could not be got: the remote did not give it" in said.stderr
-
-    author.dvc("push", "reports/index.html")
-    said = early.run(*MAKE_PAGE)
-    assert "reports/figures could not be got" in said.stderr
-    assert said.stdout == "open reports/index.html\n"
-    assert early.has(*PAGE) == ["reports/index.html"]

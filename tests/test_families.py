@@ -224,12 +224,7 @@ def of_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
     ],
 )
 def test_a_wrong_entry_is_caught(
-    model_type: str,
-    key: str,
-    wrong: object,
-    broken: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model_type: str, key: str, wrong: object, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_family(model_type, tmp_path / model_type)
     base = load_base(folder)

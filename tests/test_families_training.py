@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import SHORT, Workspace, toy_reviews
@@ -24,9 +23,8 @@ from transformers import (
 )
 
 from attnmix.core.errors import InputError
-from attnmix.measures.documents import CLASSES, token_classes
-from attnmix.models.encoding import encode, padded
-from attnmix.models.loading import check_max_length, load_base, load_classifier, load_tokenizer, longest_text
+from attnmix.models.encoding import encode, padded, tokenize_texts
+from attnmix.models.loading import load_base, load_classifier, load_tokenizer, longest_text
 from stages import finetune
 from stages.common.parameters import read_parameters
 
@@ -106,30 +104,6 @@ def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str,
                     base(ids)
 
 
-def test_positions_without_a_limit_take_any_text(tmp_path: Path) -> None:
-    AutoConfig.for_model("bloom").save_pretrained(tmp_path)
-    assert longest_text(tmp_path) is None
-    check_max_length("finetune.max_length", 10**9, tmp_path)
-
-
-def test_other_padding_token_does_not_move_positions_that_start_behind_its_id(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_family("roberta", tmp_path))
-    tokenizer.pad_token = "<mask>"
-    tokenizer.save_pretrained(tmp_path)
-    assert load_tokenizer(tmp_path).pad_token_id != 1
-    assert load_classifier(tmp_path).config.pad_token_id == 1
-
-
-def test_padding_token_that_the_embedding_lacks_is_one_error(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_family("llama", tmp_path))
-    rows = load_base(tmp_path).get_input_embeddings().num_embeddings
-    tokenizer.add_tokens([f"<added{i}>" for i in range(len(tokenizer), rows)])
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=rf"pads with token {rows}, but its embedding has only {rows} rows"):
-        load_classifier(tmp_path)
-
-
 def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> None:
     name, folder = family
     tokenizer = load_tokenizer(folder)
@@ -147,15 +121,46 @@ def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> No
     assert [token for token in cut if token in special] == around
 
 
+def break_padding(folder: Path) -> None:
+    tokenizer = load_tokenizer(write_family("llama", folder))
+    rows = load_base(folder).get_input_embeddings().num_embeddings
+    tokenizer.add_tokens([f"<added{i}>" for i in range(len(tokenizer), rows)])
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(folder)
+
+
+def write_slow_tokenizer(folder: Path) -> None:
+    write_family("gpt2", folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
+
+
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (break_padding, r"its tokenizer pads with token \d+, but its embedding has only \d+ rows"),
+        (write_slow_tokenizer, r"its tokenizer has no fast version \(tokenizer\.json\), which is needed"),
+        (
+            lambda folder: AutoConfig.for_model("vit").save_pretrained(folder),
+            r"^model\.name: .* of the family 'vit', wh",
+        ),
+    ],
+)
+def test_a_model_without_what_a_classifier_needs_is_one_error(tmp_path: Path, write: Any, expected: str) -> None:
+    write(tmp_path)
+    with pytest.raises(InputError, match=expected):
+        load_classifier(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("template", "roles", "padding"),
     [
-        ("$A", {"eos_token": "<b>", "bos_token": "<c>"}, "<b>"),
         ("$A", {"pad_token": "<a>", "eos_token": "<b>"}, "<a>"),
         ("<c> $A <b>", {"eos_token": "<b>", "bos_token": "<c>"}, "<c>"),
         # As of Qwen3-Embedding: the padding token ends each text.
         ("$A <a>", {"pad_token": "<a>", "eos_token": "<b>"}, "<b>"),
-        ("<b> $A", {"eos_token": "<b>", "bos_token": "<b>"}, "<b>"),
         ("$A <b>", {"eos_token": "<b>", "unk_token": "<b>"}, None),
         ("$A", {}, None),
     ],
@@ -180,28 +185,9 @@ def test_padding_token_is_one_that_ends_no_text(
     assert loaded.pad_token_id not in ends
 
 
-def test_tokenizer_without_a_fast_version_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
-    with pytest.raises(InputError, match=r"its tokenizer has no fast version \(tokenizer\.json\), which is needed"):
-        load_tokenizer(tmp_path)
-
-
-def test_model_that_classifies_no_texts_is_one_error(workspace: Workspace) -> None:
-    folder = workspace(finetune=RECIPE, **SHORT)
-    write_few_reviews(folder)
-    AutoConfig.for_model("vit").save_pretrained(folder / "models/pretrained")
-    with pytest.raises(InputError, match=r"^model\.name: models/pretrained holds a model of the family 'vit', which"):
-        finetune.main(read_parameters())
-    (folder / "models/pretrained/config.json").write_text('{"model_type": "no_such_family"}')
-    with pytest.raises(InputError, match=r"models/pretrained: no usable config\.json: .*no_such_family"):
-        finetune.main(read_parameters())
-
-
 def classes_of(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[Any, list[str]]:
-    encoding = tokenizer([text]).encodings[0]
-    return encoding, [CLASSES[number] for number in token_classes(tokenizer, text, encoding)]
+    (tokenized,) = tokenize_texts(tokenizer, ["text/0"], [text], 200)
+    return tokenizer([text]).encodings[0], tokenized.table["token_class"].tolist()
 
 
 def expected_class(own: list[set[int]], position: int) -> str:
@@ -239,26 +225,18 @@ def test_token_classes_where_the_tokenizer_takes_the_whole_text_for_one_word(tmp
     assert classes == split
 
 
-RECIPE: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "max_length": 60}
-
-
-def write_few_reviews(folder: Path, *texts: str) -> None:
-    """`data/reviews/` with `texts` among the reviews of each split."""
+def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
+    _, checkpoint = family
+    folder = workspace(finetune={"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "max_length": 60}, **SHORT)
+    shutil.copytree(checkpoint, folder / "models/pretrained")
     (folder / "data/reviews").mkdir(parents=True)
+    texts = texts_for(checkpoint)
     for seed, split in enumerate(("train", "validation", "test")):
         reviews = toy_reviews(8, seed)
         reviews.loc[: len(texts) - 1, "text"] = texts
         reviews.to_parquet(folder / f"data/reviews/{split}.parquet", index=False)
-
-
-def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
-    _, checkpoint = family
-    folder = workspace(finetune=RECIPE, **SHORT)
-    shutil.copytree(checkpoint, folder / "models/pretrained")
-    write_few_reviews(folder, *texts_for(checkpoint))
     finetune.main(read_parameters())
     tested = json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]
-    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
     # As anyone loads it who knows nothing of this project.
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()

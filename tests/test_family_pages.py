@@ -18,9 +18,8 @@ from family_runs import BESIDE_AN_ENCODER, OTHER_WIDTHS, PARALLEL, PRE_LN, Famil
 from attnmix.core.points import Site
 from attnmix.maps.layouts import fit_map
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import map_sites, read_map
-from attnmix.store.reports import FIGURES, PAGE, read_plot
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run, map_sites
 from stages import reduce, render
 from stages.common.parameters import read_parameters
 
@@ -32,8 +31,8 @@ def finished(folder: Path, family: FamilyRun) -> Path:
     write_parameters(
         folder,
         capture={"documents": [], "texts": ["The film was dull."]},
-        umap={"n_epochs": 20, "stability_seeds": [3]},
-        render={"formats": ["svg"], "dpi": 50, "points_per_second": 20},
+        umap={"stability_seeds": [3]},
+        render={"formats": ["svg"], "dpi": 50},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -65,7 +64,7 @@ def opened(
 
     def show(family: FamilyRun) -> Opened:
         monkeypatch.chdir(run(family))
-        shown.append(Opened(chromium, PAGE, viewport={"width": 1400, "height": 900}))
+        shown.append(Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900}))
         return shown[-1]
 
     yield show
@@ -80,20 +79,6 @@ def choose(page: Any, label: str, option: str) -> None:
 def options(page: Any, label: str) -> list[str]:
     found: list[str] = page.locator(f"#{label} option").evaluate_all("all => all.map(each => each.value)")
     return found
-
-
-def names(opened: Opened, chart: str) -> set[str]:
-    return {trace["name"] for trace in opened.traces(chart)} - {""}
-
-
-def on_the_map(opened: Opened, token: int) -> dict[str, str | None]:
-    """Word and colour of a token at the chosen point; the word of the selected one is always there."""
-    traces = {trace["name"]: trace for trace in opened.traces("map-chart")}
-    words, shown = traces["words"], traces["tokens"]
-    return {
-        "word": dict(zip(words["tokens"], words["text"], strict=True)).get(token),
-        "colour": shown["colours"][shown["tokens"].index(token)],
-    }
 
 
 FAMILIES = {"pre_ln": PRE_LN, "parallel": PARALLEL, "widths": OTHER_WIDTHS, "beside": BESIDE_AN_ENCODER}
@@ -113,7 +98,7 @@ def test_whatever_a_control_offers_is_shown(family: FamilyRun, opened: Callable[
     for method in family.ratios:
         choose(page, "ratio-method", method)
         assert shown.traces("mixing-chart")
-    sites = map_sites(read_map("separate"))
+    sites = map_sites(Run(Path()).map("separate"))
     assert len(sites) == len(family.sites())
     for layout in ("separate", "aligned", "joint"):
         choose(page, "layout", layout)
@@ -143,7 +128,7 @@ def test_figures_name_what_the_family_has(
     family: FamilyRun, run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run(family))
-    drawn = {path.stem: path.read_text(encoding="utf-8") for path in FIGURES.glob("*.svg")}
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
     assert not [mark for mark in ("Ġ", "▁", "[CLS]", "##") if mark in "".join(drawn.values())]
     assert ">␣film<" in drawn["mixing_tokens_text_0"]
     for label, name in (("Attention", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
@@ -154,55 +139,8 @@ def test_figures_name_what_the_family_has(
     assert ">the<" in drawn["atlas"]
     for token in ("<s>", "</s>", "<bos>"):
         assert (f">{token.replace('<', '&lt;').replace('>', '&gt;')}<" in drawn["atlas"]) == (token in family.special)
-    pages = [path.name for path in sorted((FIGURES / "joint").glob("*.svg"))]
+    pages = [path.name for path in sorted((Run(Path()).figures / "joint").glob("*.svg"))]
     assert len(pages) == len([site for site in family.sites() if site.point not in family.widths])
-
-
-def test_text_of_a_causal_model_without_special_tokens(opened: Callable[[FamilyRun], Opened]) -> None:
-    shown = opened(PRE_LN)
-    page = shown.page
-    assert page.locator("#words").inner_text() == TEXT
-    page.locator("#token-1").click()
-    assert "Selected: ␣film, position 1" in page.locator("#selected").inner_text()
-    assert "␣ is the space before it" in page.locator("#text").inner_text()
-    choose(page, "colour", "class")
-    assert page.locator("#map-legend").inner_text().split() == ["punctuation", "word", "piece", "word"]
-    page.locator("#token-0").click()
-    assert page.locator("#token-0").get_attribute("title") == "The, position 0, share from others 0 %"
-    assert page.locator("#sources li").count() == 0
-    assert "kept 100 % itself, 0 % from others." in page.locator("#kept").inner_text()
-    page.locator(f"#token-{len(PRE_LN.tokens) - 1}").click()
-    assert "too small to be told from rounding" in page.locator("#kept").inner_text()
-    assert "After attention and skip connection of layer" in page.locator("#findings").inner_text()
-    assert names(shown, "steps-chart") == {"Attention heads", "Output Linear", "Skip", "Feed-forward", "Last skip", "."}
-
-
-def test_own_cosines_are_those_of_the_steps_that_the_layer_has(opened: Callable[[FamilyRun], Opened]) -> None:
-    shown = opened(PRE_LN)
-    shown.page.locator("#token-3").click()
-    own = [trace["y"] for trace in shown.traces("steps-chart") if trace["name"] == "n"]
-    before = store.read_features(ACTIVATIONS, Site(1, "layer_output"))[3].astype(float)
-    steps = ("attention_heads", "attention_output", "attention_residual", "ffn_output", "layer_output")
-    after = [store.read_features(ACTIVATIONS, Site(2, point))[3].astype(float) for point in steps]
-    cosines = [each @ before / np.linalg.norm(each) / np.linalg.norm(before) for each in after]
-    assert [of_step[1] for of_step in own] == pytest.approx(cosines, abs=1e-4)
-
-
-def test_a_parallel_block_is_not_parted(opened: Callable[[FamilyRun], Opened]) -> None:
-    page = opened(PARALLEL).page
-    assert page.locator("#ratio-method").input_value() == "attn_n"
-    assert page.locator("#matrix").input_value() == "attention"
-    assert page.locator("#head").is_enabled()
-    said = page.locator("#findings").inner_text()
-    assert "In what attention adds to a token's vector in layer" in said
-    assert "they leave out how long the mixed vectors are." in said
-    assert "does the joint map show the mixing" not in said.lower()
-    page.locator("#point").fill("3")
-    moved = page.locator("#movement").text_content()
-    whole = "In the whole of layer 1, moves on this map have a rank correlation with moves in the full space of "
-    assert moved.startswith(whole)
-    assert "mixing ratio" not in moved
-    assert set(read_plot("reduce/movement")["step"]) == {"layer"}
 
 
 def test_points_of_other_widths_are_on_their_own_maps_alone(
@@ -215,19 +153,19 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     umap = read_parameters().umap
     sites = OTHER_WIDTHS.sites()
     in_stream = [site for site in sites if site.point not in OTHER_WIDTHS.widths]
-    assert map_sites(read_map("separate")) == sites
+    assert map_sites(Run(Path()).map("separate")) == sites
     for layout in ("joint", "aligned"):
-        assert map_sites(read_map(layout)) == in_stream
-    counted = read_plot("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
+        assert map_sites(Run(Path()).map(layout)) == in_stream
+    counted = Run(Path()).table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counted == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
     features = {site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in sites}
     together = fit_map(np.concatenate([features[site] for site in in_stream]), umap, umap.seed)
-    assert np.array_equal(read_map("joint")[["x", "y"]].to_numpy(), together)
-    heads = read_map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
+    assert np.array_equal(Run(Path()).map("joint")[["x", "y"]].to_numpy(), together)
+    heads = Run(Path()).map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
     assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
-    assert set(read_plot("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
+    assert set(Run(Path()).table("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
 
-    workspace(umap={"n_epochs": 1, "layouts": ["joint"], "stability_seeds": []})
+    workspace(umap={"layouts": ["joint"], "stability_seeds": []})
     write_family_run(OTHER_WIDTHS)
     with caplog.at_level(logging.INFO):
         reduce.main(read_parameters())
@@ -236,29 +174,11 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
 
 
 def test_page_says_which_points_one_plane_cannot_hold(opened: Callable[[FamilyRun], Opened]) -> None:
-    shown = opened(OTHER_WIDTHS)
-    page = shown.page
-    said = page.locator("#map .note").all_inner_texts()
-    assert len(said) == 1
-    assert said[0].startswith("Not on the joint and the aligned map: word embedding, attention heads.")
-    opened_at = page.locator("#point-name").inner_text()
-    assert opened_at.startswith("Layer 2")
-    assert "heads" not in opened_at
-    page.evaluate(
-        """window.walked = []; const name = document.getElementById('point-name');
-        new MutationObserver(() => walked.push(name.textContent)).observe(name, {childList: true})"""
-    )
-    page.locator("#play").click()
-    page.wait_for_selector("#play:text-is('Play')")
-    assert page.locator("#point-name").inner_text() == "Layer 2: Layer output (12 of 12)"
-    walked = page.evaluate("walked")
-    assert walked[0] == "Embedding output (2 of 12)"  # the first that the map holds
-    assert len(walked) == 9
-    assert not [name for name in walked if "heads" in name]
-    assert "Attention heads" not in names(shown, "steps-chart")
+    page = opened(OTHER_WIDTHS).page
+    (note,) = page.locator("#map .note").all_inner_texts()
+    assert note.startswith("Not on the joint and the aligned map: word embedding, attention heads.")
+    assert page.locator("#point-name").inner_text().startswith("Layer 2")
     assert "no cosine to it" in page.locator("#steps").inner_text()
-    choose(page, "step-measure", "norm")
-    assert "Attention heads" in names(shown, "steps-chart")
     assert page.locator("#words").inner_text().startswith("<bos> The film wasn\u2019t dull, but the café film ␣")
 
 
@@ -266,31 +186,23 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(opened: Callable[[Famil
     shown = opened(BESIDE_AN_ENCODER)
     page = shown.page
     assert page.locator("#layer option").all_inner_texts() == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
-    choose(page, "layer", "1")
-    assert page.locator("#words").inner_text() == f"<s> {TEXT} </s>"
-    choose(page, "layer", "3")
-    assert page.locator("#words").inner_text() == f"</s> <s> {TEXT}"
+    for layer, text in (("1", f"<s> {TEXT} </s>"), ("3", f"</s> <s> {TEXT}")):
+        choose(page, "layer", layer)
+        assert page.locator("#words").inner_text() == text
     page.locator("#token-2").click()
     assert page.locator("#sources-title").inner_text() == "\u201cThe\u201d took from"
     assert "Selected: ␣film / The, position 2" in page.locator("#selected").inner_text()
-    sites = map_sites(read_map("joint"))
+    sites = map_sites(Run(Path()).map("joint"))
     choose(page, "shape", "words")
-    choose(page, "colour", "class")
-    for site, word in ((Site(2, "layer_output"), "␣film"), (Site(2, "decoder_embedding_output"), "The")):
+    for site, name, word in (
+        (Site(2, "layer_output"), "Encoder 2: Layer output (", "␣film"),
+        (Site(2, "decoder_embedding_output"), "Decoder embedding output (", "The"),
+        (Site(3, "cross_attention_output"), "Decoder 1: Cross-attention output (", "The"),
+    ):
         page.locator("#point").fill(str(sites.index(site)))
-        assert on_the_map(shown, 2)["word"] == word
-    assert page.locator("#point-name").inner_text().startswith("Decoder embedding output (")
-    page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
-    assert page.locator("#point-name").inner_text().startswith("Decoder 1: Cross-attention output (")
-    page.locator("#token-0").click()
-    started = on_the_map(shown, 0)
-    assert started["word"] == "</s>"
-    page.locator("#point").fill("0")
-    last = len(BESIDE_AN_ENCODER.tokens) - 1
-    assert (on_the_map(shown, 0)["word"], on_the_map(shown, last)["colour"]) == ("<s>", started["colour"])
-    page.locator("#point").fill(str(sites.index(Site(3, "cross_attention_output"))))
-    trail = next(trace for trace in shown.traces("map-chart") if trace["name"] == "trail")
-    assert len(trail["x"]) == 3  # the decoder's embedding, after its attention, and where the slider is
+        assert page.locator("#point-name").inner_text().startswith(name)
+        words = next(trace for trace in shown.traces("map-chart") if trace["name"] == "words")
+        assert dict(zip(words["tokens"], words["text"], strict=True))[2] == word
     crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
     assert crossing["x"] == [3, 4]
 
@@ -313,31 +225,15 @@ def test_a_text_from_right_to_left_is_shown_so(opened: Callable[[FamilyRun], Ope
     assert page.locator("p.raw").evaluate("each => getComputedStyle(each).direction") == "rtl"
 
 
-def test_figures_of_a_decoder_name_the_tokens_that_it_sees(
-    run: Callable[[FamilyRun], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(run(BESIDE_AN_ENCODER))
-
-    def first_tokens(name: str) -> list[str]:
-        svg = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
-        return [part.split("<")[0] for part in svg.split(">") if part.startswith(("&lt;", "The<"))][:2]
-
-    assert first_tokens("mixing_tokens_text_0") == ["&lt;s&gt;", "The"]
-    assert first_tokens("mixing_tokens_text_0_decoder") == ["&lt;/s&gt;", "&lt;s&gt;"]
-    matrices = (FIGURES / "mixing_contributions_text_0_finetuned_decoder.svg").read_text(encoding="utf-8")
-    assert ">Decoder 2<" in matrices
-    assert ">Encoder 1<" not in matrices
-
-
 @pytest.mark.parametrize("special", [{}, {"The": "cls"}])
 def test_a_text_of_one_token_takes_from_nobody(
     tmp_path: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch, special: dict[str, str]
 ) -> None:
     family = replace(PRE_LN, tokens=("The",), special=special)
     monkeypatch.chdir(finished(tmp_path, family))
-    shown = Opened(chromium, PAGE)
+    shown = Opened(chromium, Run(Path()).page)
     choose(shown.page, "shade", "ratio")
     assert shown.page.locator("#token-0").get_attribute("title") == "The, position 0, length ratio of others 0 %"
     assert pd.read_parquet("features/measure/tokens.parquet")["attn_n"].eq(0).all()
-    assert (FIGURES / "mixing_tokens_text_0.svg").is_file()
+    assert (Run(Path()).figures / "mixing_tokens_text_0.svg").is_file()
     shown.close()

@@ -16,7 +16,10 @@ from attnmix.measures.heads import RESULTS, _reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.heads import NORMS, OF_HEADS, VECTORS, heads_folder, read_heads, scores, weights, write_heads
+from attnmix.store.heads import NORMS, OF_HEADS, VECTORS, scores, weights
+from attnmix.store.layout import heads_folder
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_heads
 
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
 
@@ -95,12 +98,12 @@ def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     parts, _ = recorded("gpt2", tmp_path / "model")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)
-    write_heads(heads_folder("finetuned", "text/0"), parts)
-    read = read_heads("finetuned", "text/0")
+    write_heads(heads_folder("finetuned", "text/0", Run(Path()).measured), parts)
+    read = Run(Path()).heads("finetuned", "text/0")
     assert set(read) == set(parts)
     for name, array in parts.items():
         np.testing.assert_array_equal(read[name], array)
-    assert read_heads("pretrained", "text/0") == {}
+    assert Run(Path()).heads("pretrained", "text/0") == {}
 
 
 def call(mask: torch.Tensor) -> AttentionCall:

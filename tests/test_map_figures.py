@@ -24,7 +24,7 @@ from attnmix.figures.style import PAGE_HEIGHT, paper_style
 from attnmix.figures.text_layers import example_text
 from attnmix.figures.tokens import CapturedTexts, read_captured
 
-FIGURES = RenderParameters(formats=["png", "pdf", "svg"], dpi=60, frequent_words=4, points_per_second=4)
+FIGURES = RenderParameters(formats=["png", "pdf", "svg"], dpi=60)
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
 SPECIAL = {"[CLS]": "cls", "[SEP]": "sep"}
 TEXT = ["[CLS]", "time", "flies", "like", "an", "arr", "##ow", "[SEP]"]
@@ -59,7 +59,7 @@ def figures_drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 def draw_all(table: pd.DataFrame, captured: CapturedTexts, folder: Path) -> None:
     with paper_style():
         draw_joint_pages(table, None, folder / "joint", FIGURES)
-        write_animation(table, captured, folder / "joint.gif", FIGURES.points_per_second)
+        write_animation(table, captured, folder / "joint.gif", 4)
         draw_residual("joint", table, captured, folder / "residual", FIGURES)
         draw_atlas("joint", table, captured, folder / "atlas", FIGURES)
 

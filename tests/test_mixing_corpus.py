@@ -20,8 +20,8 @@ from attnmix.measures.documents import Document
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
 from attnmix.store import tokens as tokens_store
-from attnmix.store.mixing import read_ratios
-from attnmix.store.reports import PLOTS, read_plot, read_plot_rows, write_long_plot, write_plot
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_long_plot, write_plot
 from stages import measure
 from stages.measuring.corpus import Corpus
 from stages.tokenize import write_tokens
@@ -91,23 +91,23 @@ def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: No
     peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     assert many - few < (MANY - FEW) * 500  # less than a hundredth of what a document's sums are
-    assert read_plot("measure/mixing")["documents"].unique().tolist() == [MANY]
-    assert len(read_plot("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
+    assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
+    assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
 
 
 def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # All texts have one length, so that the same ones share a batch of two in both runs.
     prepare(workspace, 12)
     run_tokenized(measure)
-    whole = {path: pd.read_csv(path) for path in sorted(PLOTS.rglob("*.csv"))}
-    tokens = read_ratios()
+    whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
+    tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
     monkeypatch.setattr(tokens_store, "BLOCK", 5)
     run_tokenized(measure)
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)
-    pd.testing.assert_frame_equal(read_ratios(), tokens, atol=1e-6)
+    pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, atol=1e-6)
 
 
 def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
         texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "label_name": "a", **flags})
     texts[5]["captured"] = True
     monkeypatch.chdir(tmp_path)
-    write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert)
-    found, tokenizer = Corpus(), load_tokenizer(tiny_bert)
+    write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
+    found, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
     assert len(found) == 11
     documents = [found.document(number) for number in range(11)]
     for document, text in zip(documents, texts, strict=True):
@@ -157,13 +157,13 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
 
 
 def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    run = Run(tmp_path)
     table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
-    write_plot("measure/whole", table)
-    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)))
-    assert (PLOTS / "measure/parts.csv").read_bytes() == (PLOTS / "measure/whole.csv").read_bytes()
-    monkeypatch.setattr("attnmix.store.reports.ROWS_AT_ONCE", 2)
-    found = read_plot_rows("measure/parts", {"name": "b", "layer": 2})
+    write_plot("measure/whole", table, run.tables)
+    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
+    assert (run.tables / "measure/parts.csv").read_bytes() == (run.tables / "measure/whole.csv").read_bytes()
+    monkeypatch.setattr("attnmix.store.runs.ROWS_AT_ONCE", 2)
+    found = run.table_rows("measure/parts", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 
 

@@ -17,9 +17,7 @@ from attnmix.figures.mixing_strips import draw_strips
 from attnmix.figures.style import paper_style
 from attnmix.figures.text_layers import TextLayers
 from attnmix.figures.tokens import DisplayToken, read_captured
-from attnmix.store.mixing import read_matrix
-from attnmix.store.reports import read_steps
-from attnmix.store.tokens import read_captured_tokens
+from attnmix.store.runs import Run
 from stages import measure
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
@@ -48,10 +46,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(measured)
-    captured = read_captured(read_captured_tokens(), read_steps())
+    captured = read_captured(Run(Path()).tokens, Run(Path()).steps)
     figures, digests = measured / "reports/figures", []
     for _ in range(2):
-        draw_all([*mixing_figures(captured, read_parameters().render)], captured)
+        draw_all([*mixing_figures(Run(Path()), captured, read_parameters().render)], captured)
         digests.append(digest(figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
@@ -95,7 +93,7 @@ def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Path, mon
     monkeypatch.chdir(measured)
     text = text_layers("[CLS] yes . a film . " + "well " * 36, 2)
     methods = ["attention", "value_zeroing"]
-    figure = figure_of(draw_matrices, "finetuned", "text/1", text, methods)
+    figure = figure_of(draw_matrices, Run(Path()), "finetuned", "text/1", text, methods)
     part = range(3, 6)
     panels = [axes for axes in figure.axes if len(axes.images) == 2]
     assert len(panels) == 2 * len(methods)
@@ -104,7 +102,7 @@ def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Path, mon
     for row, method in enumerate(methods):
         shown = []
         for layer, axes in enumerate(panels[2 * row : 2 * row + 2]):
-            matrix = read_matrix("finetuned", "text/1", method)[layer].astype(float)
+            matrix = Run(Path()).matrix("finetuned", "text/1", method)[layer].astype(float)
             shares = matrix / matrix.sum(axis=1, keepdims=True)
             expected = np.array([[np.nan if i == j else shares[i, j] for j in part] for i in part])
             np.testing.assert_allclose(cells_of(axes.images[0]), expected, rtol=1e-5)

@@ -25,14 +25,8 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sums import LENGTHS, length_class
 from attnmix.measures.tables import COLUMNS
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.mixing import (
-    MIXING,
-    contributions_folder,
-    read_matrix,
-    read_ratios,
-    stored_matrices,
-)
-from attnmix.store.reports import read_metrics, read_plot, read_steps
+from attnmix.store.layout import contributions_folder
+from attnmix.store.runs import Run
 from stages import measure
 from stages.common.parameters import read_parameters
 
@@ -91,7 +85,7 @@ def finished(finished_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
-    table = read_ratios()
+    table = Run(Path()).ratios()
     assert list(table) == [
         *("checkpoint", "document", "position", "layer"),
         *RATIOS,
@@ -111,9 +105,9 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
 
 
 def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = read_ratios().query("in_statistics")
-    mixing, groups = read_plot("measure/mixing"), read_plot("measure/mixing_by_group")
-    assert {name: tuple(read_plot(f"measure/{name}")) for name in COLUMNS} == COLUMNS
+    table = Run(Path()).ratios().query("in_statistics")
+    mixing, groups = Run(Path()).table("measure/mixing"), Run(Path()).table("measure/mixing_by_group")
+    assert {name: tuple(Run(Path()).table(f"measure/{name}")) for name in COLUMNS} == COLUMNS
     assert len(mixing) == 3 * 3 * len(RATIOS)
     means = table.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
     by_class = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
@@ -136,12 +130,12 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
 
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
-    table = read_plot("measure/mixing_controls")
+    table = Run(Path()).table("measure/mixing_controls")
     own = ["shuffled_words", "text_mean_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert len(table) == len(pairs) * 3 * len(RATIOS)
-    mixing = read_plot("measure/mixing")
+    mixing = Run(Path()).table("measure/mixing")
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
@@ -158,9 +152,9 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
     small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
     run_tokenized(measure)
-    tokens = read_ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
+    tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
-    table = read_plot("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
+    table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
     seed = read_parameters().seed
     random = random_base(Path("models/pretrained"), seed)
     models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
@@ -183,49 +177,49 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
 def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path) -> None:
     for checkpoint in ("pretrained", "finetuned"):
         for document in ("test/3", "text/0"):
-            tokens = read_matrix(checkpoint, document, "attention").shape[1]
-            for path in contributions_folder(checkpoint, document).glob("*.zarr"):
+            tokens = Run(Path()).matrix(checkpoint, document, "attention").shape[1]
+            for path in contributions_folder(checkpoint, document, Run(Path()).measured).glob("*.zarr"):
                 array = zarr.open_array(path, mode="r")
                 assert array.metadata.zarr_format == 3
                 assert [codec.to_dict() for codec in array.compressors] == [{"name": "crc32c"}]
             for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
-                matrix = read_matrix(checkpoint, document, method)
+                matrix = Run(Path()).matrix(checkpoint, document, method)
                 assert matrix.shape == (3, tokens, tokens)
                 assert matrix.dtype == np.float32
                 np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
 
 
 def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished / MIXING, tmp_path / MIXING)
+    shutil.copytree(Run(finished).measured, Run(tmp_path).measured)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        shard = contributions_folder("pretrained", "test/3") / "alti.zarr" / "c/0/0/0"
+        shard = contributions_folder("pretrained", "test/3", Run(Path()).measured) / "alti.zarr" / "c/0/0/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
         with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*`dvc repro -f measure`"):
-            read_matrix("pretrained", "test/3", "alti")
+            Run(Path()).matrix("pretrained", "test/3", "alti")
 
 
 def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
-    metrics = read_metrics("measure")
-    curves = read_plot("measure/mixing")
+    metrics = Run(Path()).metrics("measure")
+    curves = Run(Path()).table("measure/mixing")
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
         of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
         assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
     where = "weight == 'token' and tokens_of == 'all' and layer == 'all'"
-    overall = read_plot("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
+    overall = Run(Path()).table("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
     assert set(overall.index) == set(product(("pretrained", "finetuned", "difference"), RATIOS))
     assert overall["depth_spearman"].between(-1, 1).all()
     difference = metrics["difference"]["attnresln_n"]
     assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
     assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
     assert metrics["documents"] == 6
-    geometry = read_plot("measure/geometry")
+    geometry = Run(Path()).table("measure/geometry")
     for measure_name in ("attention_gain", "attention_to_first"):
         layers = geometry[geometry["measure"] == measure_name].groupby("checkpoint")["layer"].apply(list)
         assert layers.tolist() == [[1, 2, 3], [1, 2, 3]]
-    assert len(read_steps()) == 2 * 3 * 7 * 4
+    assert len(Run(Path()).steps) == 2 * 3 * 7 * 4
     geometry = geometry[~geometry["measure"].isin(STEP_MEASURES) & (geometry["point"] != "attention")]
     assert len(geometry) == 2 * (3 + 6 * 3) * 7
     identity = geometry.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
@@ -294,9 +288,9 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
 
 
 def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = read_ratios().query("in_statistics")
+    table = Run(Path()).ratios().query("in_statistics")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
-    by_review = read_plot("measure/mixing_by_review")
+    by_review = Run(Path()).table("measure/mixing_by_review")
     assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
     own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
     lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
@@ -305,7 +299,7 @@ def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path)
         assert row.label == reviews["label"][int(row.document.removeprefix("test/"))]
         assert row.tokens == lengths[row.document]
     words = table[table["token_class"].isin(["word", "subword"])]
-    weighted = read_plot("measure/mixing_weighted", dtype={"layer": str})
+    weighted = Run(Path()).table("measure/mixing_weighted", dtype={"layer": str})
     assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
     indexed = weighted.set_index(["checkpoint", "weight", "tokens_of", "layer", "method"]).sort_index()
     for tokens_of, rows in (("words", words), ("all", table), ("without_first", table[table["position"] > 0])):
@@ -334,10 +328,10 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
     run_tokenized(measure)
-    table = read_ratios().query("in_statistics")
+    table = Run(Path()).ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     long = table["document"].map(sizes) > 32
-    by_length = read_plot("measure/mixing_by_group").query("grouping == 'length'")
+    by_length = Run(Path()).table("measure/mixing_by_group").query("grouping == 'length'")
     assert 0 < (sizes > 32).sum() < 12
     assert len(by_length) == 2 * 3 * 2 * len(RATIOS)
     means = table.groupby([np.where(long, "33-64", "1-32"), "checkpoint", "layer"])[list(RATIOS)].mean()
@@ -354,14 +348,14 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
 def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
     base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
     texts = pd.read_parquet(finished / "data/reviews/test.parquet")["text"]
-    names = read_plot("measure/mixing_by_review")["document"].unique()
+    names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     clouds = []
     for name in names:
         batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=20, return_tensors="pt")
         with torch.no_grad():
             states = base(**batch, output_hidden_states=True).hidden_states
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
-    found = read_plot("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
+    found = Run(Path()).table("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
     for layer in range(4):
         pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
         expected = np.concatenate([pair.ravel() for pair in pairs]).mean()
@@ -376,25 +370,25 @@ def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
     small(workspace, measure={"gradient_documents": 0, "methods": ["attn_w", "attn_n"]}, finetune={"epochs": 0})
     shutil.rmtree("models/pretrained")
     run_tokenized(measure)
-    assert set(read_metrics("measure")) == {"finetuned", "documents", "computed_on"}
-    assert set(read_metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
-    assert read_plot("measure/derivatives").empty
-    assert set(read_plot("measure/mixing")["method"]) == {"attn_w", "attn_n"}
-    assert set(read_plot("measure/mixing")["checkpoint"]) == {"finetuned"}
+    assert set(Run(Path()).metrics("measure")) == {"finetuned", "documents", "computed_on"}
+    assert set(Run(Path()).metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
+    assert Run(Path()).table("measure/derivatives").empty
+    assert set(Run(Path()).table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
+    assert set(Run(Path()).table("measure/mixing")["checkpoint"]) == {"finetuned"}
 
 
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
-    assert set(stored_matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
-    alti = read_matrix("finetuned", "test/3", "alti_rollout")
+    assert set(Run(Path()).matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
+    alti = Run(Path()).matrix("finetuned", "test/3", "alti_rollout")
     small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
     run_tokenized(measure)
-    assert set(stored_matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
-    np.testing.assert_array_equal(read_matrix("finetuned", "test/3", "alti_rollout"), alti)
-    agreement = read_plot("measure/derivatives").query("quantity == 'agreement'")
+    assert set(Run(Path()).matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
+    np.testing.assert_array_equal(Run(Path()).matrix("finetuned", "test/3", "alti_rollout"), alti)
+    agreement = Run(Path()).table("measure/derivatives").query("quantity == 'agreement'")
     assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
     small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
     run_tokenized(measure)
-    assert not (MIXING / "contributions").is_dir() or stored_matrices("finetuned", "test/3") == []
+    assert not (Run(Path()).measured / "contributions").is_dir() or Run(Path()).matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
@@ -427,7 +421,7 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
-    table, by_review = (read_plot(f"measure/{name}") for name in ("derivatives", "derivatives_by_review"))
+    table, by_review = (Run(Path()).table(f"measure/{name}") for name in ("derivatives", "derivatives_by_review"))
     reviews = by_review.groupby("checkpoint")["document"].agg(set)
     assert reviews["pretrained"] == reviews["finetuned"]
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
@@ -439,6 +433,6 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     means = by_review.query("quantity == 'agreement'").groupby(keys)["mean"].mean()
     agreement = table.query("quantity == 'agreement'").set_index(keys)["mean"]
     np.testing.assert_allclose(agreement, means.loc[agreement.index], atol=2e-6)
-    by_head = read_plot("measure/mixing_by_group").query("grouping == 'head'")
+    by_head = Run(Path()).table("measure/mixing_by_group").query("grouping == 'head'")
     assert len(by_head) == 2 * 3 * 4
     assert (by_head["documents"] == 6).all()

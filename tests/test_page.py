@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
 from graphlib import CycleError
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import pandas as pd
@@ -27,14 +26,13 @@ from page_run import HOSTILE, LAYOUTS, choose, open_values, shown_again, tokens,
 
 from attnmix.core.points import Site
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.arrays import largest_shares, quantised, visible
+from attnmix.page.arrays import largest_shares, quantise, visible
 from attnmix.page.assembly import HERE, page_script
-from attnmix.page.sentences import changed_parameters, findings, headline
+from attnmix.page.payload import Payload
+from attnmix.page.sentences import changed_parameters, headline, lead
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS
-from attnmix.store.mixing import MIXING, read_captured_ratios
-from attnmix.store.reports import PAGE, read_metrics
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
 
@@ -79,7 +77,8 @@ def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Ope
     assert slope < 0
     assert np.abs(slope * expected["mean"] + start - heights).max() < 0.1  # pixels
     own = page.locator("#overview-chart path.own").get_attribute("d")
-    shares = read_captured_ratios(["test/0"]).query("checkpoint == 'finetuned'").groupby("layer")["attnresln_n"].mean()
+    captured = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned'")
+    shares = captured.groupby("layer")["attnresln_n"].mean()
     drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", own)[1:]]
     assert drawn == pytest.approx((slope * shares + start).tolist(), abs=0.2)
     among = reviews_at(int(most["layer"]))["mean"]
@@ -88,38 +87,6 @@ def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Ope
         f"The mean ratio of its tokens in layer {most['layer']} is {100 * value:.0f} %, higher than in "
         f"{100 * (among < value).mean():.0f} % of the {len(among)} measured reviews."
     )
-
-
-def test_first_picture_chooses_layers_and_texts_and_follows_the_choice(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#overview-chart rect[data-layer='2']").dispatch_event("click")
-    assert page.locator("#layer").input_value() == "2"
-    assert "in layer 2 is" in page.locator("#typical").inner_text()
-    choose(page, "ratio-method", "attn_w")
-    said = page.locator("#overview-chart circle").all_text_contents()
-    rows = pd.concat([reviews_at(layer, "attn_w") for layer in (1, 2, 3)])
-    assert said == [f"{row.document}: {100 * row.mean:.0f} %" for row in rows.itertuples()]
-    captured = page.locator("#overview-chart [data-document]")
-    measured = {"test/0", "test/1"} & set(rows["document"])
-    assert captured.count() == 3 * len(measured)
-    choose(page, "document", "2")
-    assert page.locator("#text-name").inner_text() == "text/0"
-    captured.first.dispatch_event("click")
-    chosen = page.locator("#document").input_value()
-    assert page.locator("#text-name").inner_text() == f"test/{chosen}"
-    assert {said.split(":")[0] for said in captured.all_text_contents()} == measured
-
-
-def test_first_picture_shows_a_part_of_very_many_reviews(
-    copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnmix.page.payload.REVIEWS", 3)
-    shown = shown_again(chromium)
-    names = reviews_at(1)["document"].tolist()
-    said = shown.page.locator("#overview-chart circle").all_text_contents()
-    assert list(dict.fromkeys(each.split(":")[0] for each in said)) == names[::2]
-    assert f"of {len(names[::2])} of the {len(names)} measured reviews." in shown.page.locator("#typical").inner_text()
-    shown.close()
 
 
 def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened: Opened) -> None:
@@ -168,34 +135,19 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened, run: Path) -> None:
     assert (page.locator("#document").input_value(), page.locator("#ratio-method").input_value()) == ("1", "attn_n")
 
 
-def test_a_page_that_nobody_changed_has_a_plain_address_and_views_can_be_gone_to(opened: Opened) -> None:
-    page = opened.page
-    page.locator("nav a[href='#map']").click()
-    page.wait_for_timeout(400)  # longer than the page waits before it writes its address
-    # Below the bar that stays, though panes above it were not drawn before.
-    page.wait_for_function("() => Math.abs(document.getElementById('map').getBoundingClientRect().top - 104) < 30")
-    assert page.evaluate("location.hash") == "#map"
-    first = page.locator("#layer").input_value()
-    other = "2" if first != "2" else "3"
-    choose(page, "layer", other)
-    page.wait_for_function("layer => location.hash.startsWith(`#layer=${layer}&point=${layer}.`)", arg=other)
-    choose(page, "layer", first)
-    page.wait_for_function("() => location.hash === ''")
-
-
 def test_the_link_can_be_copied(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, permissions=["clipboard-read", "clipboard-write"])
+    shown = Opened(chromium, Run(run).page, permissions=["clipboard-read", "clipboard-write"])
     choose(shown.page, "matrix", "norm")
     shown.page.locator("#copy-link").click()
     shown.page.wait_for_selector("#copy-link:text-is('Copied')")
-    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{(run / PAGE).as_uri()}#matrix=norm"
+    assert shown.page.evaluate("navigator.clipboard.readText()") == f"{(Run(run).page).as_uri()}#matrix=norm"
     shown.page.wait_for_selector("#copy-link:text-is('Copy link')")
     shown.close()
 
 
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page = opened.page
-    tested = read_metrics("finetune")["test"]
+    tested = Run(Path()).metrics("finetune")["test"]
     assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
     mixing = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attnresln_n'")
     difference = mixing.query("layer == 2 and checkpoint == 'difference'")
@@ -203,17 +155,18 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
     best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
-    said = page.locator("#findings").inner_text().replace("\N{MINUS SIGN}", "-")
+    said = page.locator(".lead, #findings").all_inner_texts()
+    said = " ".join(said).replace("\N{MINUS SIGN}", "-").replace("\xa0", " ")
     whose = f"LayerNorm of layer {best['layer']}, the length ratio of other tokens in a token's vector"
     assert f"{whose} is {100 * best['mean']:.0f} %" in said
-    assert f"interval {100 * best['ci_low']:.0f} % to {100 * best['ci_high']:.0f} %" in said
-    assert f"interval {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
-    moved = pd.read_csv("reports/plots/reduce/movement.csv").query("layout == 'joint' and against == 'attnresln_n'")
-    for which in ("spearman", "partial_full_space"):
-        of_layers = moved[moved["measure"] == which].set_index("layer")["mean"]
-        low, high = of_layers.idxmin(), of_layers.idxmax()
-        assert f"{of_layers[low]:.2f} (layer {low}) to {of_layers[high]:.2f} (layer {high})" in said
-    assert "with an interval over 3 texts" in said
+    assert f"accuracy is {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
+    controls = pd.read_csv("reports/plots/measure/mixing_controls.csv").query("method == 'attnresln_n'")
+    for control, words in (
+        ("random_weights", "With random weights the ratio would be"),
+        ("text_mean_value", "would be"),
+    ):
+        rows = controls[(controls["control"] == control) & controls["checkpoint"].isin(["finetuned", "random"])]
+        assert f"{words} {100 * rows['mean'].mean():.0f} %" in said
     choose(page, "layer", "2")
     shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"{100 * difference['mean'].item():+.1f} percentage points" in shown
@@ -254,7 +207,7 @@ def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
 
 def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: Any, tmp_path: Path) -> None:
     changed = tmp_path / "changed.html"
-    text = (run / PAGE).read_text(encoding="utf-8")
+    text = (Run(run).page).read_text(encoding="utf-8")
     changed.write_text(text.replace("</main>", "<script>window.hacked=1</script></main>"), encoding="utf-8")
     shown = Opened(chromium, changed)
     assert shown.page.evaluate("window.hacked") is None
@@ -264,7 +217,7 @@ def test_policy_stops_a_script_that_is_not_the_pages_own(run: Path, chromium: An
 
 def test_a_page_that_cannot_be_read_says_so(run: Path, chromium: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
-    text = (run / PAGE).read_text(encoding="utf-8")
+    text = (Run(run).page).read_text(encoding="utf-8")
     broken.write_text(text.replace('id="data">', 'id="data">!'), encoding="utf-8")
     page = chromium.new_page()
     page.goto(broken.as_uri())
@@ -280,7 +233,7 @@ def test_no_two_modules_define_one_name_as_they_share_a_scope() -> None:
 
 
 def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
-    found = re.search(r'id="data">([^<]+)<', (run / PAGE).read_text(encoding="utf-8"))
+    found = re.search(r'id="data">([^<]+)<', (Run(run).page).read_text(encoding="utf-8"))
     assert found
     data = json.loads(zlib.decompress(base64.b64decode(found[1])))
     keys = set(re.findall(r"(?<![\w./])data\.(\w+)(?:\.(\w+))?", page_script()))
@@ -288,9 +241,27 @@ def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
     keys |= {(part, key) for names, part in taken_apart for key in names.split(", ")}
     parts = {part for part, _ in keys}
     assert parts == set(data)
+    check_type(data, Payload)
     # The other parts are lists, or their keys are names of texts, models or points.
     for part in ("labels", "ratios", "reviews", "attention", "nearest"):
         assert {key for each, key in keys if each == part and key} == set(data[part]), part
+
+
+def check_type(value: Any, kind: Any) -> None:
+    """Raise an error where a value of JSON is not of the type that is declared for it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        hints = get_type_hints(kind)
+        assert set(value) == set(hints), kind
+        for name, each in hints.items():
+            check_type(value[name], each)
+    elif origin in (list, dict):
+        assert isinstance(value, origin), (value, kind)
+        for each in value.values() if origin is dict else value:
+            check_type(each, arguments[-1])
+    elif kind is not Any:
+        kinds = arguments or (kind,)
+        assert isinstance(value, kinds) or (float in kinds and isinstance(value, int)), (value, kind)
 
 
 def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:
@@ -304,30 +275,8 @@ def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:
         page_script(tmp_path)
 
 
-def test_coming_back_to_the_page_shows_what_the_controls_say(run: Path, chromium: Any, tmp_path: Path) -> None:
-    other = tmp_path / "other.html"
-    other.write_text("<title>elsewhere</title>", encoding="utf-8")
-    shown = Opened(chromium, run / PAGE)
-    page = shown.page
-    for control, option in (("colour", "class"), ("step-measure", "norm"), ("shape", "words")):
-        choose(page, control, option)
-    url = page.url
-    page.goto(other.as_uri())
-    page.go_back()
-    page.wait_for_selector("html[data-ready]", state="attached")
-    assert page.url == url
-    chosen = {name: page.locator(f"#{name}").input_value() for name in ("colour", "step-measure", "shape")}
-    words = next(trace for trace in shown.traces("map-chart") if trace["name"] == "words")
-    assert (len(words["tokens"]) > 1) == (chosen["shape"] == "words")
-    assert ("first token" in page.locator("#map-legend").inner_text()) == (chosen["colour"] == "position")
-    shown.traces("steps-chart")
-    measure = page.locator(f"#step-measure option[value={chosen['step-measure']}]").inner_text()
-    assert page.locator("#steps-chart .head").text_content().endswith(f": {measure}")
-    shown.context.close()
-
-
 def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 900}, color_scheme="dark")
+    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900}, color_scheme="dark")
     page = shown.page
     page.locator("#token-1").click()
     page.emulate_media(media="print")
@@ -352,62 +301,11 @@ def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -
     shown.close()
 
 
-def contrast(one: Sequence[float], other: Sequence[float]) -> float:
-    """WCAG's, of two colours in 0 to 255."""
-    luminances = []
-    for colour in (one, other):
-        parts = [c / 255 / 12.92 if c / 255 <= 0.03928 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
-        luminances.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
-    dark, light = sorted(luminances)
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_can_be_read_on_every_shade_and_controls_be_seen(run: Path, chromium: Any, scheme: str) -> None:
-    shown = Opened(chromium, run / PAGE, color_scheme=scheme)
-    looks = shown.page.evaluate(
-        """(() => { const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
-        const body = getComputedStyle(document.body);
-        return {paper: numbers(body.backgroundColor), ink: numbers(body.color),
-                edge: numbers(getComputedStyle(document.getElementById('layout')).borderTopColor),
-                shades: [...document.querySelectorAll('#words span')].map(
-                    each => numbers(getComputedStyle(each).backgroundColor)),
-                strongest: numbers(getComputedStyle(document.querySelector('#text-legend .ramp')).backgroundImage
-                    .match(/rgba[(].*?[)]/g).at(-1))}; })()"""
-    )
-    assert contrast(looks["edge"][:3], looks["paper"][:3]) >= 3
-    *colour, strongest = looks["strongest"]
-    assert strongest >= max(shade[3] for shade in looks["shades"]) > 0
-    mixed = [strongest * c + (1 - strongest) * p for c, p in zip(colour, looks["paper"], strict=False)]
-    assert contrast(looks["ink"][:3], mixed) >= 4.5
-    shown.close()
-
-
-def test_dark_mode_changes_page_and_charts(opened: Opened) -> None:
-    page = opened.page
-    opened.traces("mixing-chart")
-    look = (
-        "[getComputedStyle(document.body).backgroundColor, "
-        "document.querySelector('#mixing-chart .chosen').getAttribute('fill')]"
-    )
-    light = page.evaluate(look)
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"light => {look}.every((colour, i) => colour !== light[i])", arg=light)
-
-
 def test_narrow_window_needs_no_sideways_scrolling(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800})
+    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800})
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 400
     assert shown.page.locator("#map-chart").bounding_box()["width"] > 300
     shown.close()
-
-
-def test_controls_have_names(opened: Opened) -> None:
-    unnamed = opened.page.evaluate(
-        "[...document.querySelectorAll('select, input, button')].filter(each => !each.labels?.length"
-        " && !each.getAttribute('aria-label') && !each.textContent.trim()).map(each => each.id)"
-    )
-    assert unnamed == []
 
 
 @pytest.mark.long
@@ -417,13 +315,13 @@ def test_another_process_renders_the_same_bytes(copied: Path) -> None:
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, "-m", "stages", "render"], cwd=copied, env=environment, check=True)
     changed = [path.name for path, before in first.items() if path.read_bytes() != before]
-    assert PAGE.name in {path.name for path in first}
+    assert "index.html" in {path.name for path in first}
     assert changed == []
 
 
 def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opened) -> None:
     rows = opened.page.locator("#run tbody tr").all_inner_texts()
-    assert any(row.startswith("umap.n_epochs") and "20" in row and "200" in row for row in rows)
+    assert any(row.startswith("capture.max_length") and "40" in row for row in rows)
     workspace("unchanged")
     shutil.copy(REPOSITORY / "params.yaml", "params.yaml")
     assert changed_parameters(read_parameters()) == []
@@ -441,9 +339,9 @@ def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint
         table = pd.read_csv(path)
         if "checkpoint" in table:
             table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
-    ratios = pd.read_parquet(MIXING / "tokens.parquet")
-    ratios[ratios["checkpoint"] == checkpoint].to_parquet(MIXING / "tokens.parquet", index=False)
-    shutil.rmtree(MIXING / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
+    ratios = pd.read_parquet(Run(Path()).measured / "tokens.parquet")
+    ratios[ratios["checkpoint"] == checkpoint].to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
+    shutil.rmtree(Run(Path()).measured / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
     if checkpoint == "pretrained":
         path = Path("reports/plots/reduce/movement.csv")
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
@@ -467,7 +365,7 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
     path = Path("reports/plots/measure/mixing.csv")
     table = pd.read_csv(path)
     table[table["method"] == method].to_csv(path, index=False)
-    first = findings(["test/0"])[1]
+    first = lead(Run(Path()).mixing[0])
     assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
     assert ("whole of layer" in first) == (method == "layer_n")
     assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
@@ -489,11 +387,11 @@ def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...],
     table = pd.read_csv(path)
     table = table[table["layer"] <= len(means)]
     table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)
-    assert headline() == said
+    assert headline(Run(Path()).mixing[0]) == said
 
 
 def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:
-    (MAPS / "joint.parquet").unlink()
+    (Run(Path()).maps / "joint.parquet").unlink()
     shown = shown_again(chromium)
     assert "The joint layout was not made: put joint into umap.layouts" in shown.page.locator("#map").inner_text()
     assert shown.page.locator("#layout option").all_inner_texts() == ["aligned", "separate"]
@@ -504,7 +402,7 @@ def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> 
 @pytest.mark.parametrize("layout", ["joint", *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS[1:])])
 def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> None:
     for other in set(LAYOUTS) - {layout}:
-        (MAPS / f"{other}.parquet").unlink()
+        (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
     figures = parameters.render.model_copy(update={"dpi": 40, "formats": ["png"]})
     render.main(parameters.model_copy(update={"render": figures}))
@@ -516,7 +414,7 @@ def test_documents_that_do_not_fit_are_counted(
     workspace: Any, run: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(workspace(capture={"documents": [0, 1, 2]}), run, [30, 30, 30], 3)
-    monkeypatch.setattr("attnmix.page.payload.PAGE_TOKENS", 70)
+    monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", 70)
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
     shown = shown_again(chromium)
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
@@ -529,8 +427,6 @@ def test_documents_that_do_not_fit_are_counted(
 def test_shares_are_the_largest_of_each_row() -> None:
     matrix = np.array([[[0.1, 0.6, 0.3], [2.0, 1.0, 1.0], [np.nan, 1.0, 1.0]]])
     found = largest_shares(matrix, 2)
-    import base64
-
     sources = np.frombuffer(base64.b64decode(found["sources"]), dtype="<u2").reshape(1, 3, 2)
     shares = (np.frombuffer(base64.b64decode(found["shares"]), dtype="u1").reshape(1, 3, 2) / 255) ** 2
     assert sources[0].tolist() == [[1, 2], [0, 1], [65535, 65535]]
@@ -538,10 +434,8 @@ def test_shares_are_the_largest_of_each_row() -> None:
 
 
 def test_quantised_values_keep_four_digits_and_mark_what_is_missing() -> None:
-    import base64
-
     values = np.array([0.0, 0.12345, 1.0, np.nan])
-    codes = np.frombuffer(base64.b64decode(quantised(values, 0, 1)), dtype="<u2")
+    codes = np.frombuffer(base64.b64decode(quantise(values, 0, 1)), dtype="<u2")
     assert codes[:3] / 65534 == pytest.approx(values[:3], abs=1e-5)
     assert codes[3] == 65535
 

@@ -1,11 +1,10 @@
-"""One action in each pane, and every file that a pane offers, in Chromium and in Firefox."""
+"""One action in each pane, and every file that a pane offers."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from browser import Opened, browser
 from page_run import choose, next_frames, tokens
 from PIL import Image
 
-from attnmix.page.arrays import visible
-from attnmix.store.reports import PAGE
+from attnmix.store.runs import Run
 
 # What a pane gives to be saved, by its name: Playwright hears of no download in Firefox.
 CATCH = """() => { window.given = []; const made = URL.createObjectURL, clicked = HTMLAnchorElement.prototype.click;
@@ -28,17 +26,14 @@ CATCH = """() => { window.given = []; const made = URL.createObjectURL, clicked 
 GIVEN = """async () => { const [name, blob] = window.given.pop();
     const bytes = new Uint8Array(await blob.arrayBuffer());
     return [name, btoa(Array.from(bytes, each => String.fromCharCode(each)).join(""))]; }"""
-INK = """id => { const canvas = document.querySelector(`#${id} canvas`);
-    return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
-        .reduce((sum, each, n) => (sum * 31 + each * (n % 7 + 1)) % 1000003, 0); }"""
 ENDS = 24  # on each side of a head's lines, of a text that is longer
 
 
-@pytest.fixture(scope="module", params=["chromium", "firefox"])
-def page_open(request: pytest.FixtureRequest, page_folder: Path) -> Iterator[Opened]:
+@pytest.fixture(scope="module")
+def page_open(page_folder: Path) -> Iterator[Opened]:
     """One page for all; each test chooses what it needs."""
-    with browser(request.param) as started:
-        shown = Opened(started, page_folder / PAGE, viewport={"width": 1400, "height": 900})
+    with browser() as started:
+        shown = Opened(started, Run(page_folder).page, viewport={"width": 1400, "height": 900})
         shown.page.evaluate(CATCH)
         yield shown
         shown.close()
@@ -84,32 +79,12 @@ def test_the_slider_of_layers_shades_the_words_anew(page: Any) -> None:
     assert page.locator("#words span").evaluate_all(shades) != before
 
 
-def test_the_card_leads_to_the_word_that_it_names(page: Any) -> None:
-    first = page.locator("#sources li").first
-    number = first.get_attribute("data-token")
-    first.click()
-    assert page.locator("#words span[aria-selected=true]").get_attribute("data-token") == number
-
-
 def test_a_ratio_is_chosen_by_a_click_into_its_panel(page: Any) -> None:
     seen(page, "mixing-chart")
     page.locator("#mixing-chart [data-method=attn_n][data-layer='3']").click()
     assert page.locator("#ratio-method").input_value() == "attn_n"
     assert page.locator("#layer").input_value() == "3"
     choose(page, "ratio-method", "attnresln_n")
-
-
-def test_heads_are_drawn_by_norm_and_another_head_is_chosen(page: Any) -> None:
-    seen(page, "heads-lines")
-    by_weight = page.locator("#heads-said").inner_text(), page.evaluate(INK, "heads-lines")
-    choose(page, "head-value", "norm")
-    assert "length 0" in page.locator("#heads-legend").inner_text()
-    by_norm = page.locator("#heads-said").inner_text(), page.evaluate(INK, "heads-lines")
-    assert all(one != other for one, other in zip(by_weight, by_norm, strict=True))
-    choose(page, "head-value", "weight")
-    seen(page, "heads-all")
-    page.get_by_role("button", name="Layer 3, head 2", exact=True).click()
-    assert page.locator("#heads-name").inner_text().startswith("Layer 3, head 2 ")
 
 
 def test_of_a_long_text_the_strongest_ends_of_a_tokens_lines_stand_together(page: Any) -> None:
@@ -140,15 +115,6 @@ def test_of_a_long_text_the_strongest_ends_of_a_tokens_lines_stand_together(page
     assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{rows.index[ends[5]]}"
 
 
-def test_another_key_meets_the_query(page: Any) -> None:
-    seen(page, "neuron")
-    button = page.locator("#neuron-rows button").nth(1)
-    number = button.get_attribute("data-source")
-    button.click()
-    assert page.locator("#neuron-source").input_value() == number
-    assert visible(tokens()["token"][int(number)]) in page.locator("#neuron-pair").inner_text()
-
-
 def places(page_open: Opened) -> np.ndarray[Any, Any]:
     seen(page_open.page, "map-chart")
     found = next(each for each in page_open.traces("map-chart") if each["name"] == "tokens")
@@ -168,28 +134,6 @@ def test_the_map_is_dragged_and_zoomed_by_the_wheel(page: Any, page_open: Opened
     page.mouse.wheel(0, -300)
     next_frames(page)
     assert np.ptp(places(page_open), axis=0).min() > 1.05 * np.ptp(moved, axis=0).min()
-
-
-def test_the_slider_of_points_moves_the_map(page: Any, page_open: Opened) -> None:
-    page.locator("#point").focus()
-    page.keyboard.press("Home")
-    before = places(page_open)
-    page.keyboard.press("ArrowRight")
-    assert "(2 of " in page.locator("#point-name").inner_text()
-    assert not np.array_equal(places(page_open), before)
-
-
-def test_steps_are_drawn_by_another_measure(page: Any, page_open: Opened) -> None:
-    drawn = [trace["y"] for trace in page_open.traces("steps-chart")]
-    choose(page, "step-measure", "norm")
-    assert [trace["y"] for trace in page_open.traces("steps-chart")] != drawn
-    choose(page, "step-measure", "cosine_input")
-
-
-def test_a_step_of_the_explanation_sets_the_views(page: Any) -> None:
-    page.locator("#story-steps button").nth(1).click()
-    assert page.locator("#matrix").input_value() == "attention"
-    choose(page, "matrix", "alti")
 
 
 def test_every_file_of_every_pane_holds_something(page: Any) -> None:
@@ -213,11 +157,3 @@ def test_every_file_of_every_pane_holds_something(page: Any) -> None:
         else:
             with Image.open(io.BytesIO(content)) as picture:
                 assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 2, pane
-
-
-def test_a_printed_page_is_a_short_handout(page: Any) -> None:
-    content = page.pdf(format="A4")
-    assert content.startswith(b"%PDF")
-    assert len(content) > 50_000
-    pages = re.findall(rb"/Type\s*/Page\b", content)  # Firefox packs them
-    assert not pages or 2 <= len(pages) <= 6

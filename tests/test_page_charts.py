@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened
-from page_run import HOSTILE, LAYOUTS, choose, next_frames, shown_again, tokens, write_run
+from page_run import LAYOUTS, choose, next_frames, shown_again, tokens, write_run
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.points import STEP_POINTS, Site
 from attnmix.page.arrays import visible
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from attnmix.store.maps import MAPS, read_map
-from attnmix.store.mixing import read_ratios
-from attnmix.store.reports import PAGE, read_metrics
-from stages.common.parameters import read_parameters
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
 
 
 def shown_tokens(opened: Opened) -> dict[str, Any]:
@@ -40,30 +37,11 @@ def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened
     page.keyboard.press("End")
     assert page.locator("#point-name").inner_text() == f"Layer 3: Layer output ({len(sites)} of {len(sites)})"
     assert page.locator("#layer").input_value() == "3"
-    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")
+    joint = Run(Path()).map("joint").query("layer == 3 and point == 'layer_output'")
     drawn = shown_tokens(opened)
     extent = np.ptp(joint[["x", "y"]].to_numpy())
     assert np.abs(np.array(drawn["x"]) - joint["x"].to_numpy()).max() < 1e-3 * extent
     assert np.abs(np.array(drawn["y"]) - joint["y"].to_numpy()).max() < 1e-3 * extent
-
-
-def test_map_opens_where_most_tokens_can_be_told_apart(opened: Opened) -> None:
-    page = opened.page
-    joint = read_map("joint")
-    low, high = joint[["x", "y"]].min().to_numpy(), joint[["x", "y"]].max().to_numpy()
-    own = joint[joint["document"] == "test/0"]
-    spread = {
-        Site(layer, point): len(
-            np.unique(((rows[["x", "y"]].to_numpy() - low) / (high - low) * 32).astype(int), axis=0)
-        )
-        for (layer, point), rows in own.groupby(["layer", "point"])
-    }
-    opened_at = store.stored_sites(ACTIVATIONS)[int(page.locator("#point").input_value())]
-    assert str(opened_at.layer) == page.locator("#layer").input_value()
-    in_layer = [number for site, number in spread.items() if site.layer == opened_at.layer]
-    assert spread[opened_at] >= max(in_layer) - 1  # the page's limits are those of a square
-    assert spread[opened_at] > min(in_layer)
-    assert page.locator("#shape").input_value() == "words"
 
 
 def test_play_runs_to_the_last_point_and_stops(opened: Opened) -> None:
@@ -103,9 +81,7 @@ LAST_PICTURE = """() => {
 
 
 def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
-    parameters = read_parameters()
-    figures = parameters.render.model_copy(update={"points_per_second": 2})
-    shown = shown_again(chromium, parameters.model_copy(update={"render": figures}))
+    shown = shown_again(chromium, points_per_second=2)
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()
@@ -139,7 +115,7 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
 
 def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
     page = opened.page
-    quality = pd.read_parquet(MAPS / "quality.parquet")
+    quality = pd.read_parquet(Run(Path()).maps / "quality.parquet")
     page.locator("#point").fill("4")
     site = store.stored_sites(ACTIVATIONS)[4]
     for layout in LAYOUTS:
@@ -153,7 +129,7 @@ def test_every_layout_shows_its_own_places_and_scores(opened: Opened) -> None:
                 assert cells.pop(1) == "\N{EN DASH}"
                 expected.pop(1)
             assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
-    metrics = read_metrics("reduce")
+    metrics = Run(Path()).metrics("reduce")
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
     assert float(shown) == pytest.approx(metrics["aligned"]["trustworthiness"], abs=5.1e-4)
 
@@ -239,7 +215,7 @@ def pixel(opened: Opened, token: int) -> tuple[float, float]:
 
 def lonely_token() -> int:
     """The token of the last point that lies farthest from any other, so that a pointer meets no other."""
-    joint = read_map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
+    joint = Run(Path()).map("joint").query("layer == 3 and point == 'layer_output'")[["x", "y"]].to_numpy()
     distances = np.linalg.norm(joint[:, None] - joint[None], axis=2)
     np.fill_diagonal(distances, np.inf)
     return int(distances.min(axis=1).argmax())
@@ -254,7 +230,7 @@ def test_pointing_at_a_token_says_what_it_is(opened: Opened) -> None:
     row = tokens().iloc[token]
     assert visible(row["token"]) in said
     assert f"position {row['position']} of {row['document']}" in said
-    ratios = read_ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    ratios = Run(Path()).ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
     share = ratios[CAPTURED_CHECKPOINT, row["document"], row["position"], 3]
     assert f"length ratio of others {round(100 * float(share))} %" in said
 
@@ -287,22 +263,12 @@ def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
     assert {chart: len(opened.traces(chart)) for chart in before} == before
 
 
-def test_a_click_selects_after_the_layout_was_changed(opened: Opened) -> None:
-    page, token = opened.page, lonely_token()
-    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
-    for layout in ("aligned", "joint"):
-        choose(page, "layout", layout)
-    page.locator("#map-chart").scroll_into_view_if_needed()
-    page.mouse.click(*pixel(opened, token))
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
-
-
 def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     page = opened.page
     page.locator("#words").focus()
     page.keyboard.press("ArrowRight")
     own = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
-    rows = read_ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
+    rows = Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
     assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
     steps = opened.traces("steps-chart")
     layer_in = store.read_features(ACTIVATIONS, Site(0, "embedding_output"))[0].astype(float)
@@ -314,63 +280,17 @@ def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
 def test_curves_and_steps_can_be_chosen(opened: Opened) -> None:
     page = opened.page
     choose(page, "ratio-method", "attn_w")
-    rows = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attn_w'")
+    rows = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attn_w' and checkpoint != 'difference'")
     curves = [part["mean"].tolist() for _, part in rows.groupby("checkpoint", sort=False)]
     assert [trace["y"] for trace in opened.traces("mixing-chart") if trace["method"] == "attn_w"] == curves
     assert page.locator("#mixing-chart .chosen").count() == 1
     choose(page, "step-measure", "norm")
     choose(page, "checkpoint", "pretrained")
-    norms = pd.read_csv("reports/plots/measure/steps.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
+    norms = pd.read_csv("reports/plots/measure/geometry.csv").query("checkpoint == 'pretrained' and measure == 'norm'")
     drawn = [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]]
-    assert drawn == [part["mean"].tolist() for _, part in norms.groupby("step", sort=False)]
-
-
-CHARTS = ("overview", "map-chart", "mixing-chart", "steps-chart")
-DRAWN = """charts => { window.before = window.before || new Map();
-const now = new Map(charts.map(id => [id, document.getElementById(id)]).map(([id, box]) => [id, box.drawn
-    || box.querySelector('svg').firstChild]));
-const changed = [...now].filter(([id, made]) => before.get(id) !== made).map(([id]) => id); window.before = now;
-return changed; }"""
-
-
-def test_a_choice_draws_only_the_charts_that_show_it(run: Path, chromium: Any) -> None:
-    size = {"width": 1400, "height": 9000}  # all of them are seen
-    shown = Opened(chromium, run / PAGE, viewport=size, reduced_motion="reduce")
-    page = shown.page
-    page.wait_for_function(
-        "charts => charts.every(id => document.querySelector(`#${id}:not([data-stale])`))", arg=CHARTS
-    )
-    page.evaluate(DRAWN, CHARTS)
-    for control, option, charts in (
-        ("colour", "class", ["map-chart"]),
-        ("step-measure", "norm", ["steps-chart"]),
-        ("layer", "1", ["map-chart", "mixing-chart", "overview", "steps-chart"]),
-        ("layer", "2", ["map-chart", "mixing-chart", "overview", "steps-chart"]),
-        ("matrix", "attention", []),
-    ):
-        choose(page, control, option)
-        next_frames(page)
-        assert sorted(page.evaluate(DRAWN, CHARTS)) == charts
-    shown.close()
-
-
-def test_a_chart_is_drawn_at_first_and_then_when_it_is_seen(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 1400, "height": 600})
-    page = shown.page
-    next_frames(page)
-    assert page.locator("#steps-chart svg").count() == 1
-    choose(page, "step-measure", "norm")
-    page.evaluate("scrollTo(0, 0)")
-    next_frames(page)
-    choose(page, "layer", "1")
-    assert page.locator("#steps-chart[data-stale]").count() == 1
-    shown.traces("steps-chart")
-    assert page.locator("#overview[data-stale]").count() == 0
-    choose(page, "layer", "2")
-    assert page.locator("#overview[data-stale]").count() == 1
-    page.evaluate("scrollTo(0, 0)")
-    page.wait_for_selector("#overview:not([data-stale])")
-    shown.close()
+    assert drawn == [
+        part["mean"].tolist() for _, part in norms[norms["point"].isin(STEP_POINTS)].groupby("point", sort=False)
+    ]
 
 
 def test_whole_plane_and_these_tokens_can_be_looked_at(opened: Opened) -> None:
@@ -399,7 +319,7 @@ def settled(opened: Opened) -> None:
 
 
 def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
+    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
     page = shown.page
     finger = shown.context.new_cdp_session(page)
 
@@ -436,7 +356,7 @@ def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chrom
 
 def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any) -> None:
     for layout in LAYOUTS:
-        path = MAPS / f"{layout}.parquet"
+        path = Run(Path()).maps / f"{layout}.parquet"
         table = pd.read_parquet(path)
         table[(table["document"] != "test/0") | (table["position"] != 1)].to_parquet(path, index=False)
     shown = shown_again(chromium)
@@ -448,30 +368,6 @@ def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any)
     shown.close()
 
 
-@pytest.mark.long
-def test_a_full_page_draws_100_000_vectors_and_says_of_how_many(workspace: Any, run: Path, chromium: Any) -> None:
-    number = 65  # documents of 64 tokens, one more than a page holds
-    write_run(workspace(capture={"documents": list(range(number))}), run, [64] * number, 6, heads=1)
-    shown = shown_again(chromium)
-    page = shown.page
-    assert PAGE.stat().st_size < 20e6  # of random numbers, which nothing makes smaller
-    assert "1 more captured documents are not on this page" in page.inner_text("body")
-    kept, points = 4096, 32
-    drawn = {trace["name"]: trace for trace in shown.traces("map-chart")}
-    assert len(drawn["tokens"]["tokens"]) == kept
-    note = page.locator("#map-note")
-    assert note.inner_text() == f"The surroundings are 100000 of the {kept * points} vectors of all points."
-    choose(page, "layout", "separate")
-    assert note.inner_text() == ""
-    choose(page, "layout", "joint")
-    first = shown.traces("map-chart")[0]["x"]
-    page.locator("#point").fill("20")
-    tokens_then = {trace["name"]: trace for trace in shown.traces("map-chart")}["tokens"]
-    assert len(tokens_then["tokens"]) == kept
-    assert tokens_then["x"] != first
-    shown.close()
-
-
 @pytest.mark.parametrize(
     ("lengths", "layers", "heads"), [([1], 3, 2), ([512], 12, 12), ([60] * 40, 4, 4)], ids=["one", "long", "many"]
 )
@@ -480,7 +376,7 @@ def test_page_of_one_token_of_512_and_of_40_documents(
 ) -> None:
     write_run(workspace(capture={"documents": list(range(len(lengths)))}), run, lengths, layers, heads)
     shown = shown_again(chromium)
-    assert PAGE.stat().st_size < 15e6
+    assert Run(Path()).page.stat().st_size < 15e6
     page = shown.page
     assert page.locator("#document option").count() == len(lengths)
     assert page.locator("#words span").count() == lengths[0]
@@ -515,7 +411,7 @@ def test_lines_lead_to_the_nearest_in_the_full_space(opened: Opened) -> None:
     listed = page.locator("#card-nearest li").evaluate_all("all => all.map(each => Number(each.dataset.token))")
     assert listed == near["tokens"]
     choose(page, "layout", "joint")
-    places = read_map("joint").query("layer == 2 and point == 'layer_output'")[["x", "y"]].to_numpy(float)
+    places = Run(Path()).map("joint").query("layer == 2 and point == 'layer_output'")[["x", "y"]].to_numpy(float)
     away = np.linalg.norm(places - places[3], axis=1)
     ranks = [int((away < away[other]).sum()) for other in listed]  # itself is nearer than any
     said = page.locator("#card-nearest li").evaluate_all("all => all.map(each => each.lastChild.textContent)")
@@ -530,11 +426,11 @@ def test_flow_has_the_numbers_of_its_layer(opened: Opened) -> None:
     found = page.locator("#steps-chart .measured").evaluate_all(
         "all => all.map(each => [each.dataset.step, each.textContent])"
     )
-    rows = pd.read_csv("reports/plots/measure/steps.csv").query(
-        "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2"
+    rows = pd.read_csv("reports/plots/measure/geometry.csv").query(
+        "checkpoint == 'finetuned' and measure == 'cosine_input' and layer == 2 and mean == mean"
     )
     assert {step: number.replace("\N{MINUS SIGN}", "-") for step, number in found} == {
-        row.step: f"{row.mean:.3f}" for row in rows.itertuples()
+        row.point: f"{row.mean:.3f}" for row in rows.itertuples()
     }
     assert page.locator("#steps-chart rect[stroke-dasharray='3 3']").count() == 0  # no norm that was not measured
     order = [step for step, _ in found]
@@ -553,41 +449,3 @@ def test_panels_are_drawn_to_one_scale(opened: Opened) -> None:
         assert np.abs(slope * np.array(curve["y"]) + start - heights).max() < 0.1  # pixels
         slopes.append(slope)
     assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-2)
-
-
-def test_pointing_at_hostile_text_runs_nothing(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "document", "0")
-    for token, text in enumerate(HOSTILE, start=2):
-        page.locator(f"#token-{token}").click()
-        page.mouse.move(0, 0)
-        page.mouse.move(*pixel(opened, token))
-        opened.traces("steps-chart")
-        assert visible(text) in page.locator("#selected").inner_text()
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("#map img, #mixing img, #steps img, #card img").count() == 0
-
-
-def test_a_jump_is_one_and_nothing_moves_when_a_pane_comes_into_sight(opened: Opened) -> None:
-    page = opened.page
-    places = """async id => {
-      const element = document.getElementById(id);
-      element.scrollIntoView({ block: "center" });
-      const found = [];
-      for (let frame = 0; frame < 10; frame++) {
-        found.push(element.getBoundingClientRect().top);
-        await new Promise(requestAnimationFrame);
-      }
-      return found;
-    }"""
-    for document in ("0", "1"):
-        choose(page, "document", document)
-        page.wait_for_function("() => !document.querySelector('[data-stale]')")
-        for sought in ("play", "step-measure", "head-value", "neuron-source"):
-            page.evaluate("scrollTo(0, 0)")
-            assert len(set(page.evaluate(places, sought))) == 1
-    page.evaluate("scrollTo(0, 0)")
-    page.locator("#words span").nth(3).click()
-    choose(page, "layer", "2")
-    assert page.locator("#neuron[data-stale]").count() == 1
-    assert len(set(page.evaluate(places, "play"))) == 1

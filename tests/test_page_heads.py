@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,9 @@ from page_run import open_values
 from attnmix.core.options import ModelParameters
 from attnmix.measures.heads import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.page import heads as page_heads
-from attnmix.page.heads import heads_data, reduced
-from attnmix.store.heads import heads_folder, weights, write_heads
+from attnmix.page import arrays
+from attnmix.page.arrays import encode_8_bits, encode_heads
+from attnmix.store.heads import weights
 from stages import show
 from stages.common.parameters import read_parameters
 
@@ -41,9 +40,8 @@ def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 @pytest.fixture
-def long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Two checkpoints' heads of one text, as `measure` keeps them in the current folder; scores are far apart."""
-    monkeypatch.chdir(tmp_path)
+def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """Two checkpoints' heads of one text; scores are far apart."""
     generator = np.random.default_rng(0)
     found = {}
     for checkpoint in ("pretrained", "finetuned"):
@@ -52,13 +50,12 @@ def long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict
         for layer, head in np.ndindex(2, 4):
             scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
             parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
-        write_heads(heads_folder(checkpoint, "test/0"), parts)
         found[checkpoint] = parts
     return found
 
 
 def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> None:
-    data = heads_data(["test/0", "test/1"])
+    data = encode_heads([("test/0", long_text), ("test/1", {})])
     assert (data["number"], data["width"]) == (4, 32)
     assert list(data["documents"]) == ["test/0"]
     for checkpoint, parts in long_text.items():
@@ -79,25 +76,15 @@ def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> N
 def test_what_a_sink_takes_is_kept(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     parts["log_sums"][:] += np.log(2)
-    write_heads(heads_folder("finetuned", "test/0"), parts)
-    form = heads_data(["test/0"])["documents"]["test/0"]["finetuned"]
+    form = encode_heads([("test/0", long_text)])["documents"]["test/0"]["finetuned"]
     np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
-
-
-def test_how_long_a_text_may_be_to_have_every_vector(long_text: dict[str, Any]) -> None:
-    """Two checkpoints of 2 layers, 4 heads, 2 key heads, all of width 32, so that vectors have 128 numbers."""
-    parts = long_text["finetuned"]
-    of_each = sum(parts[name].nbytes for name in ("query", "key", "log_sums", "reach", "source_norms", "given_norms"))
-    vectors = 4 * 50 * 2 * (2 * 32 + 4 * 32 + 4 * 128 + 128 + 128)  # value, attended, given, input and result
-    assert heads_data(["test/0"])["longest"] == page_heads.VECTOR_BYTES // (2 * (of_each + vectors) / 50)
-    assert heads_data(["test/1"])["longest"] == 0
 
 
 def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_off(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     errors = []
     for dimensions in (256, 200, 100):
-        form = reduced(parts, dimensions)
+        form = encode_8_bits(parts, dimensions)
         assert sum(form["ranks"]) == dimensions
         ends = np.cumsum([0, *form["ranks"]])
         off = []
@@ -113,7 +100,7 @@ def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_
         assert form["mean_error"] == pytest.approx(np.mean(off), rel=1e-6)
         errors.append(form["mean_error"])
     assert errors == sorted(errors)
-    assert reduced(parts, 256)["largest_error"] < 0.04
+    assert encode_8_bits(parts, 256)["largest_error"] < 0.04
 
 
 def test_what_does_not_fit_loses_bits_then_the_other_checkpoint_then_dimensions_then_itself(
@@ -122,8 +109,8 @@ def test_what_does_not_fit_loses_bits_then_the_other_checkpoint_then_dimensions_
     whole = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
     seen = []
     for limit in (whole, whole - 1, whole // 2 - 1, 10_000, 5_000):
-        monkeypatch.setattr(page_heads, "HEAD_BYTES", limit)
-        forms = heads_data(["test/0"])["documents"].get("test/0", {})
+        monkeypatch.setattr(arrays, "HEAD_BYTES", limit)
+        forms = encode_heads([("test/0", long_text)])["documents"].get("test/0", {})
         seen.append({name: (form["bits"], sum(form.get("ranks", []))) for name, form in forms.items()})
     assert seen[0] == {"pretrained": (16, 0), "finetuned": (16, 0)}
     assert list(seen[1]) == ["pretrained", "finetuned"]
@@ -141,7 +128,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             model = write_family(name, folder / "model")
-            write_parameters(folder, **SHORT, umap={"n_epochs": 20, "stability_seeds": [3]})
+            write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
                 parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
@@ -286,22 +273,3 @@ def test_every_number_of_a_neuron_is_the_models(
     assert ("output_norm" in found) == (name in ("gemma3_text", "olmo2"))
     assert "off the model's own by" in page.locator("#neuron-ends").inner_text()
     assert page.locator("#neuron-flow li").count() == len(found) - 4
-
-
-def test_panes_are_kept_as_drawings(opened: Callable[..., Opened], tmp_path: Path) -> None:
-    page = opened("bert", accept_downloads=True).page
-    page.locator("#token-2").click()
-    for pane, words in (("heads-lines", []), ("neuron-scores", ["softmax", "score"]), ("neuron-steps", ["LayerNorm"])):
-        page.locator(f"#{pane}").scroll_into_view_if_needed()
-        with page.expect_download() as download:
-            page.locator(f"#{pane} + .files button", has_text="SVG").click()
-        path = tmp_path / f"{pane}.svg"
-        download.value.save_as(path)
-        root = ElementTree.parse(path).getroot()
-        texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-        assert set(words) <= set(texts)
-        assert list(root.iter("{http://www.w3.org/2000/svg}image"))
-        with page.expect_download() as download:
-            page.locator(f"#{pane} + .files button", has_text="PNG").click()
-        download.value.save_as(path.with_suffix(".png"))
-        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -8,24 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Opened, browser
-from page_run import HOSTILE, choose, open_values, tokens
+from browser import Opened
+from page_run import choose, tokens
 
-from attnmix.page.arrays import visible
-from attnmix.store.maps import read_map
-from attnmix.store.reports import PAGE
-
-
-@pytest.fixture(scope="module", params=["chromium", "firefox"])
-def started(page_folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    with browser(request.param) as found:
-        yield found
+from attnmix.store.runs import Run
 
 
 @pytest.fixture
-def pair(run: Path, started: Any) -> Iterator[Opened]:
+def pair(run: Path, chromium: Any) -> Iterator[Opened]:
     """test/0 with test/1 beside it."""
-    opened = Opened(started, run / PAGE, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+    opened = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     opened.page.locator("nav a[href='#map']").click()  # which draws all that is above
     choose(opened.page, "map-beside", "1")
     yield opened
@@ -50,7 +42,7 @@ def of_text(number: int) -> list[int]:
 
 def places(layer: int, point: str) -> Any:
     """Of all tokens on the joint map."""
-    return read_map("joint").query("layer == @layer and point == @point")[["x", "y"]].to_numpy()
+    return Run(Path()).map("joint").query("layer == @layer and point == @point")[["x", "y"]].to_numpy()
 
 
 def test_each_half_has_its_text_in_one_plane_and_the_slider_moves_both(pair: Opened) -> None:
@@ -101,17 +93,6 @@ def test_either_half_is_dragged_and_both_move(pair: Opened) -> None:
         for name in ("tokens", "beside"):
             moved = np.subtract(after[name]["pixels"], before[name]["pixels"])
             np.testing.assert_allclose(moved, np.broadcast_to([30, 40], moved.shape), atol=0.01)
-
-
-def test_hostile_words_beside_are_words(pair: Opened) -> None:
-    page = pair.page
-    choose(page, "map-beside", "2")
-    choose(page, "document", "1")
-    choose(page, "map-beside", "0")
-    cells = open_values(page, "map-chart").locator("td").all_text_contents()
-    assert {visible(each, kept="") for each in HOSTILE} <= set(cells)
-    assert {"test/0", "test/1"} <= set(cells)
-    assert page.evaluate("window.hacked") is None
 
 
 def test_a_model_has_no_map_beside_and_that_is_said(pair: Opened) -> None:

@@ -15,7 +15,6 @@ from browser import Opened
 from page_run import HOSTILE, choose, open_values, tokens
 
 from attnmix.page.arrays import visible
-from attnmix.store.reports import PAGE
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -114,16 +113,3 @@ def test_steps_of_the_explanation_set_the_same_views(opened: Opened) -> None:
     steps.nth(4).get_by_role("button").dispatch_event("click")
     assert page.locator("#checkpoint").input_value() == "difference"
     assert page.locator("#words span[aria-selected=true]").count() == 1
-
-
-def test_a_print_is_a_handout(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, run / PAGE)
-    page = shown.page
-    page.locator("#token-3").click()
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    for hidden in (".files", "#copy-link", "#depth", "#story", "nav", "#find"):
-        assert page.locator(hidden).first.is_hidden(), hidden
-    for visible_ in ("h1", "#overview-chart", "#words", "#sources", "#mixing-chart"):
-        assert page.locator(visible_).first.is_visible(), visible_
-    shown.close()

@@ -14,22 +14,8 @@ from page_run import choose, shown_again, tokens
 
 from attnmix.measures.matrices import MATRICES
 from attnmix.page.arrays import visible
-from attnmix.store.heads import read_heads, weights
-from attnmix.store.mixing import MIXING, read_captured_ratios, read_matrix, read_ratios
-
-
-def test_another_text_is_shaded_while_nothing_is_selected(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "document", "1")
-    choose(page, "shade", "ratio")
-    choose(page, "layer", "1")
-    ratios = read_ratios().query("checkpoint == 'finetuned' and document == 'test/1' and layer == 1")["attnresln_n"]
-    titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    assert [title.split(", ")[-1] for title in titles] == [
-        f"length ratio of others {100 * share:.0f} %" for share in ratios
-    ]
-    shades = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
-    assert all(shade.startswith("rgba(") for shade in shades)
+from attnmix.store.heads import weights
+from attnmix.store.runs import Run
 
 
 def test_words_are_found_and_enter_goes_to_the_next(opened: Opened) -> None:
@@ -56,7 +42,7 @@ def test_words_are_shaded_over_the_usual_ratios_of_the_layer(opened: Opened) -> 
     page = opened.page
     choose(page, "layer", "2")
     choose(page, "shade", "ratio")
-    ratios = read_captured_ratios(tokens()["document"].unique().tolist())
+    ratios = Run(Path()).captured_ratios(tokens()["document"].unique().tolist())
     of_layer = ratios.query("checkpoint == 'finetuned' and layer == 2")["attnresln_n"].sort_values().to_numpy()
     low, high = of_layer[int(0.05 * (len(of_layer) - 1))], of_layer[int(np.ceil(0.95 * (len(of_layer) - 1)))]
     legend = page.locator("#text-legend").inner_text()
@@ -88,7 +74,7 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     choose(page, "matrix", method)
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    row = np.asarray(read_matrix("finetuned", "test/0", method)[1, 3], dtype=float)
+    row = np.asarray(Run(Path()).matrix("finetuned", "test/0", method)[1, 3], dtype=float)
     row = row / row.sum()
     said = re.search(r"kept (\d+) % itself, (\d+) % from others", page.locator("#kept").inner_text())
     assert [float(each) for each in said.groups()] == pytest.approx([100 * row[3], 100 * (1 - row[3])], abs=0.51)
@@ -101,16 +87,6 @@ def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: st
     assert visible(tokens()["token"][int(row.argmax())]) in listed[0]
 
 
-def test_pointing_at_a_word_shows_its_sources_and_selects_nothing(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-1").click()
-    page.locator("#token-3").hover()
-    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][3])}\u201d took from"
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == "token-1"
-    page.mouse.move(0, 0)
-    assert page.locator("#sources-title").inner_text() == f"\u201c{visible(tokens()['token'][1])}\u201d took from"
-
-
 def test_attention_can_be_read_by_head(opened: Opened) -> None:
     page = opened.page
     choose(page, "matrix", "attention")
@@ -118,7 +94,7 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert page.locator("#head option").count() == 1 + 4
     choose(page, "head", "2")
     page.locator("#token-1").click()
-    row = weights(read_heads("finetuned", "test/0"), 0, 2)[1]
+    row = weights(Run(Path()).heads("finetuned", "test/0"), 0, 2)[1]
     largest = np.delete(row, 1).max() / row.sum()
     first = page.locator("#sources li").first.inner_text()
     assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(100 * largest, abs=1)
@@ -126,31 +102,8 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
     assert page.locator("#head").is_hidden()
 
 
-def test_sources_name_positions_and_pointing_at_one_marks_the_word(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-3").click()
-    row = page.locator("#sources li:has(small)").first
-    token = int(row.get_attribute("data-token"))
-    assert row.locator("small").inner_text().strip() == str(tokens()["position"][token])
-    row.hover()
-    assert page.locator("#words span.pointed").get_attribute("id") == f"token-{token}"
-    choose(page, "layer", "1")
-    choose(page, "matrix", "alti_rollout")
-    assert "from the embedding to layer 1" in page.locator("#kept").inner_text()
-    choose(page, "matrix", "alti")
-    assert "By ALTI, in layer 1, fine-tuned" in page.locator("#kept").inner_text()
-
-
-def test_a_head_stays_chosen_when_the_model_changes(opened: Opened) -> None:
-    page = opened.page
-    choose(page, "matrix", "attention")
-    choose(page, "head", "1")
-    choose(page, "checkpoint", "pretrained")
-    assert page.locator("#head").input_value() == "1"
-
-
 def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
-    shutil.rmtree(MIXING / "contributions")
+    shutil.rmtree(Run(Path()).measured / "contributions")
     shown = shown_again(chromium)
     assert "contribution matrices in measure.matrices" in shown.page.locator("#text").inner_text()
     shown.page.locator("#token-1").click()
@@ -159,7 +112,7 @@ def test_page_without_contribution_matrices_names_the_parameter(copied: Path, ch
 
 
 def own_shares(checkpoint: str, document: str, method: str, layer: int) -> np.ndarray[Any, Any]:
-    matrix = np.asarray(read_matrix(checkpoint, document, method)[layer - 1], dtype=float)
+    matrix = np.asarray(Run(Path()).matrix(checkpoint, document, method)[layer - 1], dtype=float)
     return np.diagonal(matrix) / matrix.sum(axis=1)
 
 
@@ -197,7 +150,7 @@ def test_a_card_says_to_whom_a_word_gave(opened: Opened) -> None:
     page = opened.page
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    matrix = np.asarray(read_matrix("finetuned", "test/0", "alti")[1], dtype=float)
+    matrix = np.asarray(Run(Path()).matrix("finetuned", "test/0", "alti")[1], dtype=float)
     shares = matrix / matrix.sum(axis=1, keepdims=True)
     kept = np.argsort(-shares, axis=1, kind="stable")[:, :16]
     gave = {token: shares[token, 3] for token in range(len(shares)) if token != 3 and 3 in kept[token]}
@@ -236,14 +189,6 @@ def test_words_are_shaded_by_their_importance_for_the_class(opened: Opened) -> N
     assert "By ALTI, in layer" in page.locator("#kept").inner_text()
 
 
-def test_a_shade_of_another_measure_than_the_sources_says_so(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-3").click()
-    assert "another measure" not in page.locator("#kept").inner_text()
-    choose(page, "shade", "ratio")
-    assert "Its shade is another measure, the length ratio of others" in page.locator("#kept").inner_text()
-
-
 def test_another_model_or_text_stands_beside_it_in_the_same_layer(opened: Opened) -> None:
     page = opened.page
     assert page.locator("#beside").is_hidden()
@@ -262,24 +207,3 @@ def test_another_model_or_text_stands_beside_it_in_the_same_layer(opened: Opened
     choose(page, "document", "2")  # which leaves nothing to stand beside itself
     assert page.locator("#beside").is_hidden()
     assert page.locator("#beside-choice").input_value() == "none"
-
-
-def test_arrow_down_goes_to_the_word_below(opened: Opened) -> None:
-    page = opened.page
-    page.locator("#token-2").click()
-    places = page.locator("#words span").evaluate_all(
-        "all => all.map(each => { const at = each.getClientRects()[0]; return [at.top, (at.left + at.right) / 2]; })"
-    )
-    lines = sorted({top for top, _ in places})
-    assert len(lines) > 2
-    chosen = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    below = next(top for top in lines if top > places[chosen][0] + 5)
-    nearest = min(
-        (each for each in range(len(places)) if abs(places[each][0] - below) < 5),
-        key=lambda each: abs(places[each][1] - places[chosen][1]),
-    )
-    page.keyboard.press("ArrowDown")
-    assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{nearest}"
-    page.keyboard.press("ArrowUp")
-    again = int(page.locator("#words span[aria-selected=true]").get_attribute("data-token"))
-    assert places[again][0] == pytest.approx(places[chosen][0], abs=5)

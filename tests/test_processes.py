@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,16 +19,15 @@ from test_finetune import prepared as prepared_for_finetune
 from test_mixing_stage import bytes_of
 from test_mixing_stage import prepare as prepare_for_measure
 
-from attnmix.store.features import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 from stages.common.resume import UNFINISHED
 
 pytestmark = pytest.mark.long
 
+CONSTANTS: dict[str, dict[str, int]] = {"finetune": {}, "capture": SMALL_SHARDS, "measure": {}}
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MEASURE = {
-    "measure": {
-        **{"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
-    },
+    "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
     "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80},
 }
 
@@ -39,7 +37,9 @@ def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
     folder.mkdir()
     if stage == "finetune":
         prepared_for_finetune(folder, tiny_bert)
-        without_dropout(folder / "models/pretrained/config.json")  # which differs between processes
+        config = folder / "models/pretrained/config.json"
+        plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # dropout differs between processes
+        config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
         write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
     elif stage == "capture":
         prepared_for_capture(folder, tiny_bert)
@@ -48,15 +48,6 @@ def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
         prepare_for_measure(folder)
         write_parameters(folder, **MEASURE)
     return folder
-
-
-def without_dropout(config: Path) -> None:
-    plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
-
-
-def constants(stage: str) -> dict[str, int]:
-    return SMALL_SHARDS if stage == "capture" else {}
 
 
 def assert_same(stage: str, folder: Path, expected: Path) -> None:
@@ -75,31 +66,20 @@ def assert_same(stage: str, folder: Path, expected: Path) -> None:
     assert not (folder / UNFINISHED).exists()
 
 
-def two_nodes(folder: Path, stage: str) -> list[tuple[int, str]]:
-    """Two launchers that meet at a port of this machine, each with one process; the status and stderr of each."""
+def two_nodes(folder: Path, stage: str) -> list[int]:
+    """Two launchers that meet at a port of this machine, each with one process; the status of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
-    nodes: list[Any] = []
+    nodes = []
     for rank in range(2):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
         launcher += ["--local-addr", "127.0.0.1", "--nproc-per-node", "1"]
-        command = stage_command(launcher, stage, constants(stage))
-        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen(command, cwd=folder, env=environment, **pipes))
-    return [(node.wait(LIMIT), said) for node in nodes for said in [node.communicate(timeout=LIMIT)[1]]]
-
-
-@pytest.mark.parametrize("stage", ["finetune", "capture", "measure"])
-def test_two_nodes_and_two_processes_write_what_one_does(tmp_path: Path, tiny_bert: Path, stage: str) -> None:
-    alone, pair, nodes = (made(tmp_path / name, stage, tiny_bert) for name in ("alone", "pair", "nodes"))
-    run_stage(alone, stage, constants=constants(stage))
-    run_stage(pair, stage, constants=constants(stage), processes=2)
-    assert_same(stage, pair, alone)
-    assert [status for status, _ in two_nodes(nodes, stage)] == [0, 0]
-    assert_same(stage, nodes, pair if stage == "finetune" else alone)
+        command = stage_command(launcher, stage, CONSTANTS[stage])
+        nodes.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL))
+    return [node.wait(LIMIT) for node in nodes]
 
 
 @pytest.mark.parametrize(
@@ -110,15 +90,21 @@ def test_two_nodes_and_two_processes_write_what_one_does(tmp_path: Path, tiny_be
         ("measure", "open .*/finetuned/measures-.*part"),
     ],
 )
-def test_process_that_is_killed_ends_the_run_and_the_next_completes_it(
+def test_two_processes_two_nodes_and_a_run_after_a_kill_write_what_one_process_does(
     tmp_path: Path, tiny_bert: Path, stage: str, moment: str
 ) -> None:
-    whole, killed = (made(tmp_path / name, stage, tiny_bert) for name in ("whole", "killed"))
-    run_stage(whole, stage, constants=constants(stage), processes=2)
-    said = run_stage(killed, stage, constants=constants(stage), processes=2, kill_at=moment, kill_rank=1)
+    names = ("alone", "pair", "nodes", "killed")
+    alone, pair, nodes, killed = (made(tmp_path / name, stage, tiny_bert) for name in names)
+    run_stage(alone, stage, constants=CONSTANTS[stage])
+    run_stage(pair, stage, constants=CONSTANTS[stage], processes=2)
+    assert_same(stage, pair, alone)
+    assert two_nodes(nodes, stage) == [0, 0]
+    assert_same(stage, nodes, pair if stage == "finetune" else alone)
+
+    said = run_stage(killed, stage, constants=CONSTANTS[stage], processes=2, kill_at=moment, kill_rank=1)
     assert "Signal 9 (SIGKILL)" in said
     assert any((killed / UNFINISHED / stage).rglob("*"))
-    run_stage(killed, stage, constants=constants(stage), processes=2)
+    run_stage(killed, stage, constants=CONSTANTS[stage], processes=2)
     if stage == "finetune":
-        assert digest(killed / "models/finetuned") == digest(whole / "models/finetuned")
-    assert_same(stage, killed, whole)
+        assert digest(killed / "models/finetuned") == digest(pair / "models/finetuned")
+    assert_same(stage, killed, pair)

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,29 +99,20 @@ def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
     found = published.gains(load_base(checkpoint), checkpoint)
     model = AutoModel.from_pretrained(checkpoint).double()
     for number, layer in enumerate(model.encoder.layer):
-        value, dense = layer.attention.self.value, layer.attention.output.dense
-        W_V, b_V, W_O, b_O = (part.detach().numpy() for part in (value.weight, value.bias, dense.weight, dense.bias))
+        parts = (layer.attention.self.value, layer.attention.output.dense)
+        (W_V, b_V), (W_O, b_O) = ((part.weight.detach().numpy(), part.bias.detach().numpy()) for part in parts)
         size = len(b_V)
-        first, second = np.zeros((size + 1, size + 1)), np.zeros((size + 1, size + 1))
-        first[:size, :size], first[size, :size], first[size, size] = W_V.T, b_V, 1
-        second[:size, :size], second[:size, size], second[size, size] = W_O.T, b_O, 1  # b_O as the script places it
-        singular = np.linalg.svd(first @ second, compute_uv=False)
-        assert found["expansion_rate"][number] == pytest.approx(np.sqrt((singular**2).sum() / (size + 1)), rel=1e-5)
+        first = np.block([[W_V.T, np.zeros((size, 1))], [b_V, np.ones(1)]])
+        second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # b_O as the script places it
         affine = np.concatenate([W_V.T @ W_O.T, (b_V @ W_O.T + b_O)[None]])
-        assert found["attention_gain"][number] == pytest.approx(np.sqrt((affine**2).sum() / (size + 1)), rel=1e-5)
-    assert not np.allclose(found["expansion_rate"], found["attention_gain"], rtol=1e-3)
+        for name, matrix in (("expansion_rate", first @ second), ("attention_gain", affine)):
+            expected = np.linalg.norm(matrix) / np.sqrt(size + 1)
+            assert found[name][number] == pytest.approx(expected, rel=1e-5)
 
 
-def test_texts_of_one_column_are_parted_in_two_segments(checkpoint: Path, tmp_path: Path) -> None:
-    path = tmp_path / "texts.txt"
-    path.write_text("the film was good and so fine\n\nfine\ngood music\n", encoding="utf-8")
-    texts = published.read_pairs(path, load_tokenizer(checkpoint), 992, 128)
-    assert [text.segments for text in texts] == [[0] * 6 + [1] * 4, [0] * 3 + [1] * 2]
-
-
-@pytest.mark.parametrize("protocol", ["published", "plain"])
-def test_command_prints_every_row(
-    checkpoint: Path, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("protocol", "tokens"), [("published", 15), ("plain", 13)])
+def test_command_parts_texts_in_two_segments_and_prints_every_row(
+    checkpoint: Path, tmp_path: Path, protocol: str, tokens: int, monkeypatch: Any, capsys: Any
 ) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("the film was good and so fine\ngood music\n", encoding="utf-8")
@@ -128,7 +120,7 @@ def test_command_prints_every_row(
     monkeypatch.setattr(sys, "argv", ["published", str(checkpoint), str(path), *options])
     published.main()
     said = capsys.readouterr().out
-    assert f"2 texts, {15 if protocol == 'published' else 13} tokens, 2 layers, {protocol}" in said
+    assert f"2 texts, {tokens} tokens, 2 layers, {protocol}" in said
     assert all(name in said for name in (*published.PUBLISHED, "attention_gain", "expansion_rate"))
 
 

@@ -1,28 +1,21 @@
-"""A killed stage goes on with its own unfinished work, and with no work done for other code, data or packages."""
+"""A stopped stage says so in one line and goes on with its own work, not with that of other code or packages."""
 
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import (
-    REPOSITORY,
-    SMALL_SHARDS,
-    digest,
-    prepared_for_capture,
-    run_tokenized,
-    tokenize_in,
-    write_parameters,
-)
-from stage_process import run_stage
+from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters
+from stage_process import run_stage, run_to_its_end
 
 from attnmix.core.points import Site
 from attnmix.store import features as store
-from attnmix.store.features import ACTIVATIONS
-from stages import capture
+from attnmix.store.layout import ACTIVATIONS
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder
 
@@ -32,9 +25,9 @@ MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
 
 
-def run(folder: Path, **options: Any) -> None:
+def run(folder: Path, **options: Any) -> str:
     """Capture by the code that lies in `folder`."""
-    run_stage(folder, "capture", code=folder, packages=[folder / "packages"], constants=SMALL_SHARDS, **options)
+    return run_stage(folder, "capture", code=folder, packages=[folder / "packages"], constants=SMALL_SHARDS, **options)
 
 
 def install(folder: Path, version: str) -> None:
@@ -50,37 +43,36 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    """A copy of the code in which capture was killed after three shards; the first holds a mark instead of features."""
-    folder = prepared_for_capture(tmp_path_factory.mktemp("killed"), tiny_bert)
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    """A copy of the code in which Ctrl-C ended capture after three shards; the first holds a mark, no features."""
+    folder = prepared_for_capture(tmp_path_factory.mktemp("stopped"), tiny_bert)
     for name in ("attnmix", "stages"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     write_parameters(folder, capture=CAPTURE)
     install(folder, "1.0")
-    run(folder, kill_at="open .*/done/3.begun$")
+    said = run(folder, kill_at="open .*/done/3.begun$", kill_by=signal.SIGINT)
+    rest = "what capture has finished is kept in .unfinished/capture: `dvc repro` goes on from there"
+    assert said.split("\n") == ["", f"stopped; {rest}", ""]
     assert not (folder / ACTIVATIONS).exists()
     (work,) = unfinished(folder)
-    assert sorted(path.name for path in (work / "done").iterdir()) == ["0", "1", "2"]
+    assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}
     store.write_block(work / "stores", MARKED, ROWS, np.full((16, 24), MARK))
     return folder
 
 
-@pytest.fixture
-def undisturbed(
-    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, one_thread: None
-) -> Path:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     """A folder in which capture ran without a break, by the code of this repository."""
-    folder = prepared_for_capture(tmp_path / "undisturbed", tiny_bert)
+    folder = prepared_for_capture(tmp_path_factory.mktemp("undisturbed"), tiny_bert)
     write_parameters(folder, capture=CAPTURE)
-    monkeypatch.chdir(folder)
-    run_tokenized(capture)
+    run_stage(folder, "capture", constants=SMALL_SHARDS)
     assert not (folder / UNFINISHED).exists()
     return folder
 
 
-def test_killed_stage_computes_only_what_it_had_not_finished(killed: Path, undisturbed: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(killed, tmp_path / "resumed")
+def test_stopped_stage_computes_only_what_it_had_not_finished(stopped: Path, undisturbed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stopped, tmp_path / "resumed")
     run(folder)
     marked = store.read_features(folder / ACTIVATIONS, MARKED)
     assert (marked[ROWS] == MARK).all(), "a finished shard was computed anew"
@@ -91,9 +83,9 @@ def test_killed_stage_computes_only_what_it_had_not_finished(killed: Path, undis
 
 @pytest.mark.parametrize("changed", ["code", "package"])
 def test_unfinished_work_of_other_code_or_packages_is_removed_and_not_used(
-    killed: Path, undisturbed: Path, tmp_path: Path, changed: str
+    stopped: Path, undisturbed: Path, tmp_path: Path, changed: str
 ) -> None:
-    folder = shutil.copytree(killed, tmp_path / "changed")
+    folder = shutil.copytree(stopped, tmp_path / "changed")
     (before,) = unfinished(folder)
     if changed == "code":
         with (folder / "stages/capture.py").open("a", encoding="utf-8") as file:
@@ -116,20 +108,31 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     folder = prepared_for_capture(tmp_path, tiny_bert)
     monkeypatch.chdir(folder)
     write_parameters(folder, capture=CAPTURE)
-    tokenize_in(folder)
-    before = unfinished_folder("capture", read_parameters())
+    before = unfinished_folder("capture", read_parameters(), Path())
     (before / "work").touch()
-    assert unfinished_folder("capture", read_parameters()) == before
+    assert unfinished_folder("capture", read_parameters(), Path()) == before
     if changed == "data":
-        write_parameters(folder, capture=CAPTURE | {"documents": [1]})
-        tokenize_in(folder)
+        shutil.copy("data/reviews/train.parquet", "data/reviews/test.parquet")
     elif changed == "model":
         Path("models/finetuned/config.json").write_text("{}")
     elif changed == "own parameter":
-        write_parameters(folder, capture=CAPTURE | {"dtype": "float32"})
+        write_parameters(folder, capture=CAPTURE | {"max_length": 39})
     else:
         write_parameters(folder, capture=CAPTURE, umap={"seed": 9}, finetune={"epochs": 9})
-    after = unfinished_folder("capture", read_parameters())
+    after = unfinished_folder("capture", read_parameters(), Path())
     assert (after == before) is same
     assert (before / "work").exists() is same
     assert unfinished(folder) == [folder / after]
+
+
+@pytest.mark.parametrize(("rank", "says_so"), [("0", True), ("1", False)])
+def test_signal_while_libraries_are_loaded_is_one_line_of_the_first_process(
+    workspace: Workspace, tmp_path: Path, rank: str, says_so: bool
+) -> None:
+    (tmp_path / "first").mkdir()
+    stop = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "first/torch.py").write_text(stop, encoding="utf-8")
+    found = {"PYTHONPATH": f"{tmp_path}/first:{REPOSITORY}", "RANK": rank}
+    run = run_to_its_end([sys.executable, "-m", "stages", "capture"], workspace(), found)
+    said = "\nstopped; nothing had begun; `dvc repro` goes on from here\n" if says_so else ""
+    assert (run.returncode, run.stdout, run.stderr) == (143, "", said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -12,22 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized
+from conftest import REPOSITORY
 from dvc_repository import Repository, new_repository, stages_run
-from stage_process import TESTS, run_stage
-
-from attnmix.store.features import ACTIVATIONS
-from stages import capture
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
 STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
-
-
-def a_free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
 
 
 @pytest.fixture
@@ -39,7 +28,9 @@ def cluster(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     (folder / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
-    said = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": str(a_free_port())}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    said = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
     return said | {"PROGRAMS": str(folder)}
 
 
@@ -82,33 +73,3 @@ def test_scripts_are_scripts() -> None:
     for path in SCALE.glob("*.sh"):
         subprocess.run(["bash", "-n", str(path)], check=True)
         assert os.access(path, os.X_OK)
-
-
-@pytest.mark.long
-def test_workers_that_are_killed_at_random_leave_the_same_bytes(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, one_thread: None
-) -> None:
-    """A simulation of preemption: jobs of two processes, each lost at another moment, until one comes through."""
-    changes = {"documents": list(range(12)), "max_length": 40}
-    whole, lossy = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("whole", "lossy"))
-    for moment in (0, 2, 5, 9):  # units of rows that one of the two has finished when it is lost
-        command = [
-            sys.executable,
-            "-m",
-            "stage_process",
-            "capture",
-            "--kill-at",
-            rf"rename .*done/{moment}\.begun",
-        ]
-        command += [part for name, value in SMALL_SHARDS.items() for part in ("--set", f"{name}={value}")]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)]),
-            "OMP_NUM_THREADS": "1",
-        }
-        run = subprocess.run(command, cwd=lossy, env=environment, capture_output=True, check=False)
-        assert run.returncode == -signal.SIGKILL
-        assert not (lossy / ACTIVATIONS).exists()
-    run_stage(lossy, "capture", constants=SMALL_SHARDS, processes=2)
-    os.chdir(whole)
-    run_tokenized(capture)
-    assert digest(whole / ACTIVATIONS) == digest(lossy / ACTIVATIONS)

@@ -23,7 +23,7 @@ from stages import show
 from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
-QUICK = {**SHORT, "umap": {"n_epochs": 20, "stability_seeds": [3]}}
+QUICK = {**SHORT, "umap": {"stability_seeds": [3]}}
 
 
 def parameters_for(model: Path) -> Parameters:

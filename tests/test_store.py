@@ -23,7 +23,7 @@ TOKENS = sum(LENGTHS.values())
 @pytest.fixture
 def made(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray]]:
     """A clone's folder with stores of several shards, and what went into them."""
-    root = tmp_path / stored.ACTIVATIONS
+    root = Run(tmp_path).activations
     documents = [name for name, length in LENGTHS.items() for _ in range(length)]
     positions = [position for length in LENGTHS.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(TOKENS)]
@@ -79,8 +79,8 @@ def test_every_way_in_gives_what_was_captured(
 
 def test_nothing_is_read_before_it_is_asked_for(made: tuple[Run, dict[Site, np.ndarray]]) -> None:
     run, vectors = made
-    shards = sorted((run.root / "layer_01/layer_output.zarr/c").rglob("0"))
-    last = sorted((run.root / "layer_01/layer_output.zarr/c").iterdir())[-1] / "0"
+    shards = sorted((run.activations / "layer_01/layer_output.zarr/c").rglob("0"))
+    last = sorted((run.activations / "layer_01/layer_output.zarr/c").iterdir())[-1] / "0"
     assert len(shards) > 1
     last.write_bytes(last.read_bytes()[:-1] + b"?")
     features = run.features("layer_output")

@@ -22,8 +22,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS
 from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.attention import OBSERVED
-from attnmix.store.mixing import read_ratios
-from attnmix.store.reports import PLOTS
+from attnmix.store.runs import Run
 from stages import measure
 
 HIDDEN = 4
@@ -226,9 +225,9 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
             base.wpe.weight.zero_()
         base.save_pretrained(folder)
     run_tokenized(measure)
-    assert read_ratios()["position"].max() == tokens - 1
-    assert read_ratios()["token"].nunique() == 1
-    for path in sorted(PLOTS.rglob("*.csv")):
+    assert Run(Path()).ratios()["position"].max() == tokens - 1
+    assert Run(Path()).ratios()["token"].nunique() == 1
+    for path in sorted(Run(Path()).tables.rglob("*.csv")):
         table = pd.read_csv(path)
         values = table[[name for name in ("mean", "ci_low", "ci_high", "below") if name in table]]
         unknown = values.isna().any(axis=1)
@@ -241,4 +240,4 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
             unknown &= table["checkpoint"] != "random"
         if path.stem != "geometry":  # each of its measures says where it is unknown
             assert not unknown.any(), path.stem
-    assert {path.stem for path in PLOTS.rglob("*.csv")} == set(COLUMNS)
+    assert {path.stem for path in Run(Path()).tables.rglob("*.csv")} == set(COLUMNS)

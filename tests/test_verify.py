@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
-import zarr
 
 import verify
 
@@ -116,34 +112,3 @@ def test_stage_that_fails_is_one_error_with_the_end_of_its_log(repository: Path)
     commit()
     with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
         verify.main([])
-
-
-def clone_with(folder: Path, **outputs: bytes) -> Path:
-    """A clone of which `dvc.lock` lists a file for each argument; `metrics_json` is `metrics.json`."""
-    folder.mkdir()
-    names = {name.replace("_", "."): content for name, content in outputs.items()}
-    for name, content in names.items():
-        (folder / name).write_bytes(content)
-    stages = {"work": {"outs": [{"path": name} for name in ("metrics.json", "table.csv", "page.html")]}}
-    (folder / "dvc.lock").write_text(json.dumps({"stages": stages}), encoding="utf-8")
-    return folder
-
-
-def test_missing_and_damaged_files_and_other_columns_are_differences_too(tmp_path: Path) -> None:
-    first = clone_with(tmp_path / "first", metrics_json=b'{"a": 1}', table_csv=b"a,b\n1,2\n", page_html=b"page")
-    second = clone_with(tmp_path / "second", metrics_json=b'{"a": ', table_csv=b"a,c\n1,2\n")
-    assert verify.differences(first, second) == [
-        "metrics.json: byte 6 of 8 and 6",
-        "table.csv: 1 rows of ['a', 'b'] and 1 rows of ['a', 'c']",
-        f"page.html: only in {first}",
-    ]
-
-
-def test_equal_numbers_with_other_bits_differ(tmp_path: Path) -> None:
-    stores = [tmp_path / "one.zarr", tmp_path / "other.zarr"]
-    for store, zero in zip(stores, (0.0, -0.0), strict=True):
-        zarr.create_array(store, shape=(2,), dtype="f4")[...] = np.array([np.nan, zero])
-    difference = verify.array_difference(*stores)
-    assert difference == "1 of 2 numbers differ, first [1]: 0.0 and -0.0"
-    table = pd.DataFrame({"mean": [np.nan, 1.0]})
-    assert verify.table_difference(table, table.copy()) is None

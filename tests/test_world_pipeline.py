@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -14,19 +15,29 @@ import pytest
 import torch
 from conftest import SHORT, Workspace, toy_reviews, write_tokenizer
 from matplotlib.figure import Figure
-from scripts import ARABIC, JAPANESE, Script, reviews_in
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
-from attnmix.page.sentences import captured_text
-from attnmix.store.features import ACTIVATIONS, read_tokens
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.page.sentences import document_note
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-LONG = pytest.mark.long
+# Reviews of three classes, made up here: subjects, and for each class its verdicts, which settle it.
+JAPANESE = {
+    "subjects": ("この映画", "脚本", "主演の演技", "音楽", "最後の場面"),
+    "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。", "は良い。"),
+    "否定": ("は退屈だった。", "はひどい。😀", "は二度と見たくない。", "は悪い。"),
+    "中立": ("は普通だった。", "はどちらとも言えない。", "はまあまあだ。", "は平凡だ。"),
+}
+ARABIC = {
+    "subjects": ("الفيلم", "السيناريو", "أداء الممثلة", "الموسيقى", "المشهد الأخير"),
+    "إيجابي": (" رائع جدا.", " جميل ومؤثر. IMAX 3D", " ممتاز.", " جيد."),
+    "سلبي": (" ممل للغاية.", " سيئ. «نعم»", " مخيب للآمال.", " رديء."),
+    "محايد": (" عادي.", " لا بأس به. ٢٠٢٤", " متوسط.", " مقبول."),
+}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
@@ -64,7 +75,7 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
         capture=SHORT["capture"] | capture,
         measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"n_epochs": 5, "layouts": ["joint"], "stability_seeds": []},
+        umap={"layouts": ["joint"], "stability_seeds": []},
         render={"formats": ["svg"], "dpi": 30},
     )
     for stage in STAGES:
@@ -72,30 +83,30 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
     return folder
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("script", [JAPANESE, ARABIC], ids=["Japanese", "Arabic"])
-def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: Workspace, script: Script) -> None:
-    frame = reviews_in(script, 60)
-    folder = run_pipeline(workspace, frame, frame[script.columns[0]].tolist(), documents=[0, 1])
-    names = sorted(script.verdicts)
-    by_class = read_plot("finetune/finetune_by_class")
+def test_three_classes_in_another_script_go_from_a_file_to_the_page(
+    workspace: Workspace, script: dict[str, tuple[str, ...]]
+) -> None:
+    subjects, *names = script
+    pairs = itertools.product(names, script[subjects], range(4))
+    frame = pd.DataFrame([(subject + script[name][verdict], name) for name, subject, verdict in pairs])
+    frame = frame.set_axis(["感想", "المراجعة"], axis="columns")
+    folder = run_pipeline(workspace, frame, frame["感想"].tolist(), documents=[0, 1])
+    names = sorted(names)
+    by_class = Run(Path()).table("finetune/finetune_by_class")
     assert by_class["label_name"].tolist() == names
     assert by_class["reviews"].tolist() == [5, 5, 5]
-    assert 0 <= read_metrics("finetune")["test"]["macro_f1"] <= 1
-    for table in ("margins", "captured_texts"):
-        found = read_plot(f"faithfulness/{table}")
-        assert set(found["label"]) | set(found["predicted"]) <= set(names)
-    margins = read_plot("faithfulness/margins").set_index("document")
+    margins = Run(Path()).table("faithfulness/margins").set_index("document")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     for document, row in margins.iterrows():
-        text = read_split("test")["text"][int(str(document).removeprefix("test/"))]
+        text = read_split("test", Run(Path()).reviews)["text"][int(str(document).removeprefix("test/"))]
         with torch.no_grad():
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
         chosen = logits.pop(names.index(row["predicted"]))
         assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
-        assert row["margin"] >= 0
-    tokens = read_tokens(ACTIVATIONS)
+    tokens = Run(Path()).tokens
     assert "[UNK]" not in set(tokens["token"])
     # The letters stand in the figures as text.
     drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
@@ -105,40 +116,28 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(workspace: W
         )
 
 
-def hostile_reviews() -> pd.DataFrame:
-    frame = toy_reviews(40, 0)[["text", "label"]]
+@pytest.mark.parametrize("known", [True, False])
+def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_are_one_error(
+    workspace: Workspace, known: bool
+) -> None:
+    frame, texts = toy_reviews(40, 0)[["text", "label"]], [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
     frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
-    return frame
-
-
-def test_a_tokenizer_that_makes_unknown_tokens_of_everything_is_one_error(workspace: Workspace) -> None:
-    with pytest.raises(InputError, match=r"the vocabulary of model has no token for 100\.0 % of the words"):
-        run_pipeline(workspace, hostile_reviews(), ["~"], documents=[0], texts=[HOSTILE[-1]], max_length=64)
-    assert not Path("models/pretrained").exists()
-
-
-def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
-    frame, texts = hostile_reviews(), [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
+    if not known:
+        with pytest.raises(InputError, match=r"the vocabulary of model has no token for 100\.0 % of the words"):
+            run_pipeline(workspace, frame, ["~"], documents=[0], texts=texts, max_length=64)
+        assert not Path("models/pretrained").exists()
+        return
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
-    unknown = read_plot("faithfulness/captured_texts").set_index("document")
-    assert unknown.loc["text/1", "whole_tokens"] >= 10_002
+    assert Run(Path()).documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
-    assert "\x00" not in page
-    for figure in (folder / "reports/figures").glob("*.svg"):
-        assert "\x00" not in figure.read_text(encoding="utf-8")
+    for file in (folder / "reports/index.html", *(folder / "reports/figures").glob("*.svg")):
+        assert "\x00" not in file.read_text(encoding="utf-8")
 
 
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
-    row = {
-        "label": "NA",
-        "predicted": "سلبي\x00",
-        "probability": 0.5,
-        "tokens": 9,
-        "whole_tokens": 9,
-        "unknown_tokens": 0,
-    }
-    said = captured_text(pd.Series(row))
+    row = {"label_name": "NA", "predicted": "سلبي\x00", "probability": 0.5}
+    said = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
     assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 
 
@@ -158,10 +157,3 @@ def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) 
         assert (letter in drawn) == (texts == [letter])
         assert ("&lt;U+1D400&gt;" in drawn) == (texts != [letter])
     assert pixels[0] != pixels[1]
-
-
-def test_letters_that_no_font_has_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    letter = "\N{ANATOLIAN HIEROGLYPH A001}"  # a machine may have a font for them
-    with paper_style(find_fallback_fonts([letter, letter])):
-        assert (printable(letter) == "<U+14400>") == (caplog.text.count("(U+14400)") == 1)
-        assert printable(letter) in (letter, "<U+14400>")

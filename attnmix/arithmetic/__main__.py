@@ -1,4 +1,4 @@
-"""The settings, for processes that others start: `env $(python -m attnmix.arithmetic) dask worker ADDRESS`."""
+"""Print the settings, for processes started by others: `env $(python -m attnmix.arithmetic) dask worker ADDRESS`."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from attnmix.arithmetic.settings import PORTABLE, TORCH_THREADS, can_be_portable
 
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]
-ROWS = 192  # of a product that one thread computes
-ALONE = 2**21  # multiplications of a product that is not worth a second thread
-BLOCK_NUMBERS = 2**22  # of the largest block of attention weights
-HALVES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
+ROWS = 192  # of a product, for one thread
+ONE_THREAD_MULTIPLICATIONS = 2**21  # in a product that is not worth a second thread
+BLOCK_ELEMENTS = 2**22  # in the largest block of attention weights
+HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
     **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt")},
@@ -35,13 +35,13 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     **{name: getattr(scipy.special, name) for name in ("erf", "erfc", "erfinv")},
     **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
 }
-"""Torch's name to the function of NumPy or SciPy; all those that torch hands to MKL."""
+"""Functions of NumPy or SciPy by torch's names; all those that torch hands to MKL."""
 
 _registered: list[torch.library.Library] = []
 
 
 def use(arithmetic: str) -> None:
-    """Compute as `params.yaml` says from now on, in this process; on a GPU by deterministic algorithms."""
+    """Choose the arithmetic of this process, `portable` or `fastest`; on a GPU, deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     if arithmetic == PORTABLE and not _registered:
@@ -53,12 +53,12 @@ def use(arithmetic: str) -> None:
 
 
 def portable() -> bool:
-    """Whether `use` has chosen the portable arithmetic."""
+    """Return True where `use` has chosen the portable arithmetic."""
     return bool(_registered)
 
 
 def computed_on(arithmetic: str) -> str:
-    """What decides the last digits of a result, in words that stand beside it."""
+    """Return what decides the last digits of a result, in words that stand beside it."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     if arithmetic == PORTABLE and can_be_portable():
@@ -67,10 +67,10 @@ def computed_on(arithmetic: str) -> str:
 
 
 def cores() -> int:
-    """How many this process may use, or as many as `OMP_NUM_THREADS` says."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdigit() and int(told):
-        return int(told)
+    """Return how many cores this process may use: `OMP_NUM_THREADS`, else all that it is allowed."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdigit() and int(limit):
+        return int(limit)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -80,8 +80,8 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """`[M, K] @ [K, N]`, or the same with one axis before both."""
-    if first.dtype in HALVES:
+    """Return `[M, K] @ [K, N]`, or the same with one axis before both."""
+    if first.dtype in HALF_DTYPES:
         return _product(first.float(), second.float()).to(first.dtype)
     made = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, made))
@@ -94,7 +94,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
         for part in left:
             np.matmul(a[part], b[part] if whole else b, out=out[part])
 
-    alone = len(parts) == 1 or out.size * a.shape[-1] < ALONE
+    alone = len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS
     others = [] if alone else [_threads().submit(compute) for _ in range(min(cores(), len(parts)) - 1)]
     compute()
     for other in others:
@@ -103,7 +103,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
-    """NumPy multiplies others, such as expanded ones, by loops of its own."""
+    """Return matrices that NumPy hands to BLAS: others, such as expanded ones, it multiplies by its own loops."""
     for inner, outer in ((-1, -2), (-2, -1)):
         if matrices.stride(inner) == 1 and matrices.stride(outer) >= max(1, matrices.shape[inner]):
             return matrices
@@ -137,7 +137,7 @@ def _dot(first: Tensor, second: Tensor) -> Tensor:
 def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
     def kernel(values: Tensor) -> Tensor:
         kind = values.dtype if values.is_floating_point() or values.is_complex() else torch.get_default_dtype()
-        values = values.detach().to(torch.float32 if kind in HALVES else kind)
+        values = values.detach().to(torch.float32 if kind in HALF_DTYPES else kind)
         with np.errstate(all="ignore"):
             return torch.from_numpy(np.asarray(function(values.numpy()))).to(kind)
 
@@ -154,12 +154,12 @@ def _attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the fused kernel gives: heads `[B, H, T, d]`, and the logarithm of each row's sum `[B, H, T]`."""
+    """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
     batch, heads, tokens, width = query.shape
     key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
     made = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
     log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
-    size = max(1, BLOCK_NUMBERS // (batch * heads * key.shape[-2]))
+    size = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[-2]))
     for start in range(0, tokens, size):
         rows = slice(start, min(start + size, tokens))
         scores = _scores(query, key, rows, is_causal, attn_mask, scale)
@@ -185,7 +185,7 @@ def _attention_backward(
     own_heads = key.shape[1]
     key, value = (each.repeat_interleave(query.shape[1] // own_heads, dim=1) for each in (key, value))
     grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
-    size = max(1, BLOCK_NUMBERS // (query.shape[0] * query.shape[1] * key.shape[-2]))
+    size = max(1, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[-2]))
     for start in range(0, query.shape[-2], size):
         rows = slice(start, min(start + size, query.shape[-2]))
         weights, _ = _softmax(_scores(query, key, rows, is_causal, attn_mask, scale))
@@ -210,7 +210,7 @@ def _scores(query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor 
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights, and the logarithm of their denominator, from the largest score and its weight; 0 for empty rows."""
+    """Return the weights and the logarithm of their denominator, from the largest score; 0 for empty rows."""
     largest, place = scores.max(-1)
     empty = largest == -torch.inf
     weights = scores.softmax(-1)

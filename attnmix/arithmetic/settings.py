@@ -1,7 +1,7 @@
-"""What numerical libraries read from the environment when they are loaded, so it must stand there before.
+"""Environment variables that numerical libraries read when they are loaded, so they must be set before.
 
-Left alone, each takes the widest instructions of the processor at hand, and sums in another order with them. MKL is not
-named: on an AMD processor it computes otherwise whatever it is told, and so `kernels` leaves it out.
+Without them each library takes the widest instructions of the processor, and sums in another order. MKL is not named:
+on an AMD processor it computes otherwise whatever it is told, so `kernels` leaves it out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
 TORCH_THREADS = 4
-"""Sums over many numbers are divided among so many threads, on however many cores."""
+"""Threads of torch, on however many cores: they decide how long sums are divided."""
 
 SETTINGS = {
     "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
@@ -35,12 +35,12 @@ def choose(arithmetic: str) -> None:
 
 
 def in_place() -> bool:
-    """Whether this process has them."""
+    """Return True where this process has the `SETTINGS`."""
     return all(os.environ.get(name) == value for name, value in SETTINGS.items())
 
 
 def can_be_portable() -> bool:
-    """Whether this machine has the instructions; on others results differ from the committed ones."""
+    """Return True where this machine has AVX2; on others results differ from the committed ones."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     processor = Path("/proc/cpuinfo")

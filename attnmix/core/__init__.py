@@ -1,1 +1,1 @@
-"""What every room of the library needs: errors, names, options, statistics."""
+"""Shared by the whole library: errors, names, options, statistics."""

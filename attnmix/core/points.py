@@ -16,13 +16,18 @@ LAYER_POINTS = (
     "ffn_output",
     "layer_output",
 )
-# What enters the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
+# The input of the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
-"""What a sublayer makes, before it is added to the residual stream; all other points are the stream itself."""
+"""Outputs of sublayers, before they are added to the residual stream; all other points are the stream itself."""
+OWN_BASIS = frozenset({"attention_heads"})
+"""Points before attention's last Linear, in other coordinates than the residual stream's.
+
+How far their vectors lie from other points' says nothing, so no score and no move compares them.
+"""
 PREACTIVATION = "preactivation"
-"""What enters the activation of a plain feed-forward network: no capture point, but recorded like one."""
+"""The input of a plain feed-forward network's activation: no capture point, but recorded like one."""
 # The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second
 # skip connection, no point stands between them.
 STEP_POINTS = {
@@ -51,18 +56,18 @@ class Site(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Site:
-        """The one that is written so."""
+        """Return the site that `str` writes as `name`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)
 
 
 def layer_input(layer: int, sites: Container[Site] = ()) -> Site:
-    """The one of `sites` whose vectors enter `layer` (counted from 1)."""
+    """Return the one of `sites` whose vectors enter `layer` (counted from 1)."""
     if Site(layer - 1, DECODER_INPUT) in sites:
         return Site(layer - 1, DECODER_INPUT)
     return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
 
 
 def in_forward_order(sites: Iterable[Site]) -> list[Site]:
-    """Sites sorted as the forward pass meets them."""
+    """Return the sites in the order of the forward pass."""
     return sorted(sites, key=lambda site: (site.layer, POINTS.index(site.point)))

@@ -1,1 +1,1 @@
-"""Labelled reviews: where they come from, how they are drawn, and as what they are kept."""
+"""Labelled reviews: reading, checking, drawing and splitting."""

@@ -9,7 +9,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
-    """`size` row numbers, sorted, in which every class has its share of `labels`, to within one row.
+    """Return `size` row numbers, sorted, in which every class has its share of `labels`, to within one row.
 
     All rows where `size` is not smaller than their number. No class is left out where `size` is not smaller than
     the number of classes: the largest ones then give the rows that the smallest lack.
@@ -28,9 +28,10 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
 def stratified_split(
     labels: npt.NDArray[np.int64], fraction: float, seed: int, groups: npt.NDArray[np.int64] | None = None
 ) -> tuple[Rows, Rows]:
-    """Row numbers of the rest and of the split-off part, which holds `fraction` of the rows, at least one per class.
+    """Return the row numbers of the rest and of the split-off part.
 
-    Rows of one of the `groups`, numbered from 0, stay on one side; then the shares are as near as whole groups allow.
+    The part holds `fraction` of the rows, and at least one per class. Rows of one of the `groups`, numbered from 0,
+    stay on one side; then the shares are as near as whole groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
     if groups is None or len(np.unique(groups)) == len(groups):
@@ -41,10 +42,10 @@ def stratified_split(
 
 
 def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
-    """Groups in random order, each taken where it brings the classes nearer to their quotas.
+    """Take groups in random order, each where it brings the classes nearer to their quotas.
 
-    By the squared shares of each class that are missing. scikit-learn's StratifiedGroupKFold knows equal folds only,
-    and takes a hundred times as long where nearly every row is a group.
+    The distance is the sum of squared missing shares of each class. scikit-learn's
+    StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row is a group.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     missing_C = _quotas(labels, size)[1].astype(float)
@@ -61,7 +62,7 @@ def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], 
 
 
 def _quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The classes, and how many rows of each are drawn."""
+    """Return the classes, and how many rows of each are drawn."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)

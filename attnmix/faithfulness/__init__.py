@@ -1,1 +1,1 @@
-"""Which measure deserves belief: scores of tokens, what removing them does, and how sure the classifier is."""
+"""How much the class's probability falls when the tokens that a measure ranks first are removed, and the margins."""

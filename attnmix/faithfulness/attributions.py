@@ -1,97 +1,167 @@
 """The measures that are compared: each gives every token of a review a score, declared with its formula.
 
-A further one enters by its declaration here alone.
+A further one enters by its declaration here alone. Shapes: T tokens, L layers, C classes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from attnmix.faithfulness.decomposition import why_not
-from attnmix.faithfulness.review import Review
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.models.families import Family
+from attnmix.core.points import LAYER_POINTS, PREACTIVATION
+from attnmix.faithfulness.classifier import Classifier, Gradients
+from attnmix.faithfulness.decomposition import Decomposition, decomposition_obstacle
+from attnmix.measures.contributions import contributions, layer_contributions
+from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.layers import LayerPass
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.models.families import PROJECTED, Family
+
+Tensor = torch.Tensor
+Doubles = npt.NDArray[np.float64]
 
 RANDOM = "random"
 REFERENCE = "gradient_norm"
 """The derivative that the others' ranks are compared with."""
+RANDOM_DRAWS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attribution:
+class Review:
+    """A document in front of the classifier; what a score needs is computed once, when a score asks for it."""
+
+    def __init__(self, classifier: Classifier, document: Document, generator: np.random.Generator) -> None:
+        self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
+        special = [CLASSES.index(name) for name in ("cls", "sep")]
+        self.words = np.flatnonzero(~np.isin(document.classes, special))
+        """Positions of the tokens that are not special."""
+        logits_C = classifier.logits([self.ids])[0]
+        self.logits_C: Doubles = logits_C.numpy()
+        self.predicted = int(logits_C.argmax())
+        self.probability = float(logits_C.softmax(-1)[self.predicted])
+        """Of the predicted class."""
+        self.random: Doubles = generator.random((RANDOM_DRAWS, len(self.ids)))
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """Derivatives of the predicted class's logit."""
+        return self.classifier.gradients(self.ids, self.predicted)
+
+    def gradient_norm(self) -> Doubles:
+        """Return |d logit / d word_embedding_j| `[T]`."""
+        return _doubles(self.gradients.logit_by_words_TD.norm(dim=-1))
+
+    def gradient_by_input(self) -> Doubles:
+        """Return d logit / d word_embedding_j . word_embedding_j `[T]`."""
+        return _doubles((self.gradients.logit_by_words_TD * self.gradients.words_TD).sum(-1))
+
+    def matrix_row(self, method: str) -> Doubles:
+        """Return what each token gives to the one that the head reads, by the last layer's matrix of `method`, `[T]`.
+
+        Where it reads several, the mean of their rows.
+        """
+        matrices, _ = self.layer_results
+        return _doubles(matrices[method][-1].cpu()[self.gradients.read_T.cpu()].mean(0))
+
+    def decomposed(self) -> Doubles:
+        """Return each token's part of the predicted class's logit `[T]`; NaN where the head cannot be taken apart."""
+        _, parts_JC = self.layer_results
+        return np.full(len(self.ids), np.nan) if parts_JC is None else _doubles(parts_JC[:-1, self.predicted])
+
+    def left_out(self) -> Doubles:
+        """Return the fall of the predicted class's logit without each token `[T]`; NaN for special tokens."""
+        without = self.classifier.logits([self.without(np.array([place])) for place in self.words])
+        falls = np.full(len(self.ids), np.nan)
+        falls[self.words] = self.logits_C[self.predicted] - without[:, self.predicted].numpy()
+        return falls
+
+    def without(self, places: npt.NDArray[np.int64]) -> list[int]:
+        """Return token ids with mask tokens at `places`, or without these where the tokenizer has no mask token."""
+        mask, removed = self.classifier.mask_id, set(places.tolist())
+        if mask is None:
+            return [token for place, token in enumerate(self.ids) if place not in removed]
+        return [mask if place in removed else token for place, token in enumerate(self.ids)]
+
+    @cached_property
+    def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Matrices and rollouts `[L, T, T]` by name, and the parts of the logits `[T + 1, C]`, of one pass."""
+        family, read_T = self.classifier.family, self.gradients.read_T
+        decomposition = None
+        if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
+            decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
+        names = [] if len(family.stacks) > 1 else family.present(MATRICES_READ)
+        matrices = [LAYER_MATRICES[name] for name in names]
+        by_layer: list[dict[str, Tensor]] = []
+
+        def visit(layer_pass: LayerPass) -> None:
+            by_layer.append(layer_contributions(matrices, layer_pass))
+            if decomposition is not None:
+                decomposition.visit(layer_pass)
+
+        points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
+        logits_C, calls = self.classifier.layer_passes(self.ids, visit, points)
+        with torch.inference_mode():
+            parts_JC = decomposition.logits(calls, logits_C, self.document.name) if decomposition else None
+            return contributions(matrices, by_layer), parts_JC
+
+
+def _doubles(scores: Tensor) -> Doubles:
+    return np.asarray(scores.double().cpu().numpy())
+
+
+class Attribution(NamedTuple):
     """A score of each token: the higher, the more the class is said to rest on it."""
 
-    name: str
-    label: str
-    source: str
-    formula: Callable[[Review], npt.NDArray[np.float64]]
-    """To `[tokens]`, or `[draws, tokens]` of a score that is drawn."""
-    absent: Callable[[Family], str | None] = lambda family: None
+    formula: Callable[[Review], Doubles]
+    """To `[T]`, or `[draws, T]` of a score that is drawn."""
+    obstacle: Callable[[Family], str | None] = lambda family: None
     """Why a family does not have it, if so."""
 
-
-def _of_matrix(name: str, label: str | None = None) -> Attribution:
-    """The row of the token that the head reads, in the last layer."""
-    matrix = MATRICES[name]
-    return Attribution(
-        name=name,
-        label=label or matrix.label,
-        source=matrix.source,
-        formula=lambda review: review.matrix_row(name),
-        absent=partial(_no_matrix, layer_matrix(name)),
-    )
+    def scores(self, review: Review) -> Doubles:
+        """Return the scores `[draws, T]`, of one draw where nothing is drawn."""
+        return np.atleast_2d(self.formula(review))
 
 
 def layer_matrix(name: str) -> str:
-    """The matrix of one layer that a matrix or rollout is made of."""
+    """Return the name of the matrix of one layer that a matrix or rollout is made of."""
     return name if name in LAYER_MATRICES else name.removesuffix("_rollout")
 
 
-def _no_matrix(name: str, family: Family) -> str | None:
+def _matrix_obstacle(name: str, family: Family) -> str | None:
     if len(family.stacks) > 1:
         return "its decoder's rows hold the token before, and no rollout passes from one stack to the other"
-    return family.absent().get(name)
+    return family.absent().get(layer_matrix(name))
 
 
-_DECLARED = (
-    Attribution(name=RANDOM, label="Random", source="chance", formula=lambda review: review.random),
-    _of_matrix("attention", "Attention, last layer"),
-    _of_matrix("attention_rollout"),
-    _of_matrix("value_zeroing_rollout"),
-    _of_matrix("alti_rollout"),
-    _of_matrix("globenc_rollout"),
-    Attribution(
-        name="decompx",
-        label="DecompX (biases apart)",
-        source="Modarressi et al., ACL 2023",
-        formula=lambda review: review.decomposed(),
-        absent=why_not,
-    ),
-    Attribution(
-        name=REFERENCE,
-        label="Gradient norm",
-        source="Simonyan et al., 2014",
-        formula=lambda review: review.gradient_norm(),
-    ),
-    Attribution(
-        name="gradient_x_input",
-        label="Gradient x input",
-        source="Shrikumar et al., 2017",
-        formula=lambda review: review.gradient_by_input(),
-    ),
-    Attribution(
-        name="leave_one_out",
-        label="Leave one out",
-        source="Li et al., 2016",
-        formula=lambda review: review.left_out(),
-    ),
-)
-ATTRIBUTIONS: dict[str, Attribution] = {each.name: each for each in _DECLARED}
+MATRIX_NAMES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
+"""The row of the token that the head reads, in the last layer."""
+ATTRIBUTIONS = {
+    RANDOM: Attribution(lambda review: review.random),
+    **{
+        name: Attribution(partial(Review.matrix_row, method=name), partial(_matrix_obstacle, name))
+        for name in MATRIX_NAMES
+    },
+    "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, biases apart
+    REFERENCE: Attribution(Review.gradient_norm),  # Simonyan et al., 2014
+    "gradient_x_input": Attribution(Review.gradient_by_input),  # Shrikumar et al., 2017
+    "leave_one_out": Attribution(Review.left_out),  # Li et al., 2016
+}
 """Every token score by its name."""
-MATRICES_READ = [name for name in LAYER_MATRICES if any(layer_matrix(each) == name for each in ATTRIBUTIONS)]
+MATRICES_READ = [name for name in LAYER_MATRICES if name in map(layer_matrix, MATRIX_NAMES)]
 """The matrices of one layer that they read."""
+
+
+def present_attributions(family: Family) -> dict[str, Attribution]:
+    """Return the scores that a model's family has, and log why it lacks the others."""
+    present = {}
+    for name, attribution in ATTRIBUTIONS.items():
+        if reason := attribution.obstacle(family):
+            logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
+        else:
+            present[name] = attribution
+    return present

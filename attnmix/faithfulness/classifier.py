@@ -6,6 +6,8 @@ Shapes: T tokens, D hidden, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +31,8 @@ class Gradients(NamedTuple):
 
     words_TD: Tensor
     """Word embeddings."""
-    of_words_TD: Tensor
-    """By them."""
+    logit_by_words_TD: Tensor
+    """Its derivative by them."""
     read_T: Tensor
     """Whether the logit depends on the token's vector after the last layer."""
 
@@ -39,8 +41,8 @@ class HeadCall(NamedTuple):
     """A Linear after the last layer, and what enters and leaves it `[width]`."""
 
     linear: Linear
-    taken: Tensor
-    given: Tensor
+    input: Tensor
+    output: Tensor
 
 
 class Classifier:
@@ -52,6 +54,7 @@ class Classifier:
         model: Any = load_classifier(folder, attn_implementation=OBSERVED)
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
+        self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
         self.layers = [module for path, module in self.base.named_modules() if stack.is_layer(path)]
@@ -59,87 +62,73 @@ class Classifier:
         self.mask_id = mask if mask is not None and mask < self.model.get_input_embeddings().num_embeddings else None
 
     def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """`[texts, C]` of token ids, float64 on the CPU; NaN for a text without any token."""
-        nothing = torch.full((int(self.model.config.num_labels or 0),), torch.nan, dtype=torch.float64)
-        found: list[Tensor] = [nothing] * len(texts)
-        some = [place for place, ids in enumerate(texts) if ids]
+        """Return logits `[texts, C]` of token ids, float64 on the CPU; NaN for a text without any token."""
+        logits = torch.full((len(texts), int(self.model.config.num_labels or 0)), torch.nan, dtype=torch.float64)
+        places = [place for place, ids in enumerate(texts) if ids]
         with torch.inference_mode():
-            for batch in batches_by_tokens([len(texts[place]) for place in some], self.batch_tokens):
-                places = [some[number] for number in batch]
-                given = padded([texts[place] for place in places], self.tokenizer.pad_token_id, self.model.device)
-                for place, row in zip(places, self.model(**given).logits.double().cpu(), strict=True):
-                    found[place] = row
-        return torch.stack(found) if found else nothing.new_empty(0, len(nothing))
+            for batch in batches_by_tokens([len(texts[place]) for place in places], self.batch_tokens):
+                chosen = [places[number] for number in batch]
+                inputs = padded([texts[place] for place in chosen], self.tokenizer.pad_token_id, self.model.device)
+                logits[chosen] = self.model(**inputs).logits.double().cpu()
+        return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
-        """Of the logit of the class `label` in one text."""
-        kept: dict[str, Tensor] = {}
+        """Return the derivatives of the logit of the class `label` in one text."""
+        vectors: dict[str, Tensor] = {}
 
         def keep(name: str) -> Any:
-            def hook(_module: Module, _given: Any, output: Any) -> None:
-                kept[name] = first_of(output)
+            return lambda _module, _inputs, output: vectors.update({name: first_of(output)})
 
-            return hook
+        with ExitStack() as hooks:
+            words = self.base.get_submodule(self.family.word_embedding)
+            hooks.enter_context(words.register_forward_hook(keep("words")))
+            for layer in self.layers:
+                hooks.enter_context(layer.register_forward_hook(keep("last")))
+            logit = self.model(**self._batch_of(ids)).logits[0, label]
+        by_words, by_last = torch.autograd.grad(logit, [vectors["words"], vectors["last"]])
+        return Gradients(vectors["words"].detach()[0], by_words[0], by_last[0].abs().sum(-1) > 0)
 
-        words = self.base.get_submodule(self.family.word_embedding)
-        handles = [words.register_forward_hook(keep("words"))]
-        handles += [layer.register_forward_hook(keep("last")) for layer in self.layers]
-        try:
-            logit = self.model(**self._alone(ids)).logits[0, label]
-        finally:
-            for handle in handles:
-                handle.remove()
-        of_words, of_last = torch.autograd.grad(logit, [kept["words"], kept["last"]])
-        return Gradients(kept["words"].detach()[0], of_words[0], of_last[0].abs().sum(-1) > 0)
-
-    def pass_of(
+    def layer_passes(
         self, ids: Sequence[int], visit: Callable[[LayerPass], None], points: Sequence[str]
     ) -> tuple[Tensor, list[HeadCall]]:
-        """Logits `[C]` of one text and the calls of the head's Linears; `visit` sees each layer."""
+        """Return the logits `[C]` of one text and the calls of the head's Linears; show each layer to `visit`."""
         calls: list[HeadCall] = []
 
-        def note(module: Module, given: Any, output: Tensor) -> None:
+        def note(module: Module, inputs: Any, output: Tensor) -> None:
             assert isinstance(module, Linear)
-            calls.append(HeadCall(module, given[0].flatten(0, -2)[0], output.flatten(0, -2)[0]))
+            calls.append(HeadCall(module, inputs[0].flatten(0, -2)[0], output.flatten(0, -2)[0]))
 
-        def of_document(seen: LayerPass, _features: Any) -> None:
+        def visit_document(layer_pass: LayerPass, _features: Any) -> None:
             calls.clear()  # a Linear of the embedding is none of the head
-            visit(seen.document(0))
+            visit(layer_pass.document(0))
 
         inside = {part for layer in self.layers for part in layer.modules()}
-        linears = [part for part in self.model.modules() if isinstance(part, Linear) and part not in inside]
-        handles = [linear.register_forward_hook(note) for linear in linears]
-        try:
-            with torch.inference_mode():
-                batch = self._alone(ids)
-                output = run_layers(self.base, self.folder, batch, of_document, points, self.model)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, torch.inference_mode():
+            for module in self.model.modules():
+                if isinstance(module, Linear) and module not in inside:
+                    hooks.enter_context(module.register_forward_hook(note))
+            output = run_layers(self.base, self.folder, self._batch_of(ids), visit_document, points, self.model)
         return output.logits[0], calls
 
+    @cached_property
     def values(self) -> list[Affine]:
         """x -> x W_V + b_V of each layer."""
-        found: list[Affine] = []
+        maps: list[Affine] = []
         with torch.inference_mode():
-            batch = self._alone([self.tokenizer.pad_token_id])
-            run_layers(self.base, self.folder, batch, lambda seen, _features: found.append(value_map(seen)))
-        return found
+            batch = self._batch_of([self.tokenizer.pad_token_id])
+            run_layers(self.base, self.folder, batch, lambda layer_pass, _features: maps.append(value_map(layer_pass)))
+        return maps
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
-        """What enters the head's second Linear `[width]` where every number that leaves the first is `number` `[1]`."""
-        taken: list[Tensor] = []
-        handles = [
-            first.register_forward_hook(lambda _module, _given, output: number.expand_as(output)),
-            second.register_forward_pre_hook(lambda _module, given: taken.append(given[0].flatten(0, -2)[0])),
-        ]
-        try:
-            with torch.inference_mode():
-                self.model(**self._alone([self.tokenizer.pad_token_id]))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return taken[-1]
+        """Return what enters the head's second Linear `[width]` if all that leaves the first is `number` `[1]`."""
+        entering: list[Tensor] = []
+        with (
+            first.register_forward_hook(lambda _module, _inputs, output: number.expand_as(output)),
+            second.register_forward_pre_hook(lambda _module, inputs: entering.append(inputs[0].flatten(0, -2)[0])),
+            torch.inference_mode(),
+        ):
+            self.model(**self._batch_of([self.tokenizer.pad_token_id]))
+        return entering[-1]
 
-    def _alone(self, ids: Sequence[int]) -> dict[str, Tensor]:
+    def _batch_of(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)

@@ -1,54 +1,97 @@
-"""From every review's drops, agreements and margins to the tables under `reports/plots/`.
+"""What removing the tokens that a score ranks first does to the class's probability, and the stage's tables.
 
-Shapes: N reviews, M methods, S shares.
+AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of a text as steps; the drop at one share
+is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.stats import norm
 
-from attnmix.core.ranks import rank_correlation
-from attnmix.core.statistics import LEVEL, Interval, Resampled, resample
-from attnmix.faithfulness.attributions import RANDOM
+from attnmix.core.ranks import partial_correlation, rank_correlation
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, Interval, Resampled, resample
+from attnmix.faithfulness.attributions import RANDOM, Review
 
 Doubles = npt.NDArray[np.float64]
 
-ALL_CLASSES = "all"
-"""In the column `predicted`, the mean over the classes."""
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Of a review's tokens that are removed, the highest scores first."""
+ALL = "all"
+"""In the column `share` the mean over the shares, in the column `predicted` over the classes."""
 
 
-def faithfulness(
-    drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], shares: Sequence[float], samples: int, seed: int
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`faithfulness.csv` and `faithfulness_overall.csv`; intervals resample reviews, with the same draws for all.
+def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
+    """Return positions of the share of the tokens that are not special with the highest scores, of at least one."""
+    count = max(1, round(share * len(review.words)))
+    order = np.argsort(-scores_T[review.words], kind="stable")
+    return np.asarray(np.sort(review.words[order[:count]]))
 
-    A review where a method gives nothing counts for no method's difference to random removal. That difference has an
-    interval that holds for all methods at once, too.
+
+def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
+    """Return the falls `[S]` of the predicted class's probability without what each score `[draws, T]` ranks first.
+
+    Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
-    random = list(methods).index(RANDOM)
-    aopc_NM = drops_NMS.mean(-1)
-    by_share = _means(drops_NMS, samples, seed).interval()
-    above = _means(aopc_NM - aopc_NM[:, [random]], samples, seed)
-    overall = _means(aopc_NM, samples, seed).interval()
-    every = above.simultaneous()
-    ranks = _means(agreement_NM, samples, seed).correlations()
-    counts = (~np.isnan(aopc_NM)).sum(0)
-    curves = pd.DataFrame([(name, share) for name in methods for share in shares], columns=["method", "share"])
-    curves = curves.assign(**_columns("drop", "ci_low", "ci_high", by_share), documents=np.repeat(counts, len(shares)))
-    table = pd.DataFrame({"method": list(methods)}).assign(
-        **_columns("aopc", "ci_low", "ci_high", overall),
-        **_columns("above_random", "above_random_low", "above_random_high", above.interval()),
-        simultaneous_low=every.low,
-        simultaneous_high=every.high,
-        **_columns("derivative_spearman", "derivative_low", "derivative_high", ranks),
-        documents=counts,
-    )
-    return curves, table
+    texts: dict[tuple[str, int, float], tuple[int, ...]] = {}
+    for name, drawn in scores.items():
+        for draw, scores_T in enumerate(drawn):
+            if len(review.words) and not np.isnan(scores_T[review.words]).any():
+                for share in SHARES:
+                    texts[name, draw, share] = tuple(review.without(first_places(review, scores_T, share)))
+    distinct = list(dict.fromkeys(texts.values()))  # those that several scores leave are classified once
+    probabilities = review.classifier.logits(distinct).softmax(-1)[:, review.predicted].tolist()
+    by_text = dict(zip(distinct, probabilities, strict=True))
+    left = {key: by_text[text] for key, text in texts.items()}
+    drops = {}
+    for name, drawn in scores.items():
+        left_DS = [[left.get((name, draw, share), np.nan) for share in SHARES] for draw in range(len(drawn))]
+        drops[name] = review.probability - np.mean(left_DS, axis=0)
+    return drops
+
+
+def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
+    """Return Spearman's correlation of a score `[draws, T]` with another over the tokens that are not special."""
+    if len(review.words) < 2:
+        return float("nan")
+    return float(rank_correlation(scores[:, review.words], reference_T[review.words]).mean())
+
+
+def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
+    """Return `faithfulness.csv`: each method's drops by share and, on rows of `all`, what compares the methods.
+
+    Intervals resample reviews, with the same draws for all. A review where a method gives nothing does not count for
+    its difference to random removal, which also has an interval that holds for all methods at once.
+    """
+    aopc_NM = drops_NMS.mean(-1, keepdims=True)
+    above = _means((aopc_NM - aopc_NM[:, [methods.index(RANDOM)]])[..., 0], seed)
+    drops = _means(np.concatenate([drops_NMS, aopc_NM], -1), seed).interval()
+    table = pd.DataFrame(list(product(methods, [*SHARES, ALL])), columns=["method", "share"])
+    overall = {
+        **_columns(["above_random", "above_random_low", "above_random_high"], above.interval()),
+        **_columns(["above_random", "simultaneous_low", "simultaneous_high"], above.simultaneous()),
+        **_columns(
+            ["derivative_spearman", "derivative_low", "derivative_high"], _means(agreement_NM, seed).correlations()
+        ),
+    }
+    table = table.assign(**_columns(["drop", "ci_low", "ci_high"], drops))
+    table = table.join(pd.DataFrame(overall, index=table.index[table["share"] == ALL]))
+    return table.assign(documents=np.repeat((~np.isnan(aopc_NM)).sum(0), len(SHARES) + 1))
+
+
+def _means(values: Doubles, seed: int) -> Resampled:
+    """Resample reviews `[N, ...]`, those left out that are NaN."""
+    known = ~np.isnan(values)
+    return resample(np.where(known, values, 0), known.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
+
+
+def _columns(names: Sequence[str], interval: Interval) -> dict[str, Doubles]:
+    return {name: part.ravel() for name, part in zip(names, interval, strict=True)}
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
@@ -59,26 +102,27 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.
     given the number of tokens, which takes one degree of freedom. A class of too few reviews for a standard error has
     no correlation and is no part of the mean; `documents` counts the reviews that are.
     """
-    groups = list(margins.groupby("predicted"))
-    sizes = np.array([len(group) for _, group in groups])
-    tables = []
+    classes = {str(name): group for name, group in margins.groupby("predicted")}
+    sizes_K = np.array([len(group) for group in classes.values()])
+    rows = []
     for checkpoint in checkpoints:
-        table = pd.DataFrame({"checkpoint": checkpoint, "predicted": [*(name for name, _ in groups), ALL_CLASSES]})
-        for name, formula, freedom in (("spearman", _plain, sizes - 3), ("given_length", _given_length, sizes - 4)):
-            columns = [
-                [group[column].to_numpy(np.float64) for column in (checkpoint, "margin", "tokens")]
-                for _, group in groups
-            ]
-            within = np.array([formula(*each) for each in columns])
-            within[freedom < 1] = np.nan
-            intervals = [_fisher_mean(within[[each]], freedom[[each]]) for each in range(len(groups))]
-            intervals.append(_fisher_mean(within, freedom))
-            prefix = "ci" if name == "spearman" else name
-            ends = Interval(*np.transpose(intervals))
-            table = table.assign(**_columns(name, f"{prefix}_low", f"{prefix}_high", ends))
-        counted = sizes[table["spearman"].notna()[:-1]].sum()
-        tables.append(table.assign(documents=[*sizes, counted]))
-    return pd.concat(tables, ignore_index=True)
+        plain_K, given_length_K = np.transpose([_correlations(group, checkpoint) for group in classes.values()])
+        counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
+        for number, name in enumerate([*classes, ALL]):
+            part = slice(None) if name == ALL else slice(number, number + 1)
+            plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
+            given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
+            rows.append((checkpoint, name, *plain, *given_length, counted if name == ALL else sizes_K[number]))
+    intervals = ["spearman", "ci_low", "ci_high", "given_length", "given_length_low", "given_length_high"]
+    return pd.DataFrame(rows, columns=["checkpoint", "predicted", *intervals, "documents"])
+
+
+def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
+    """Return the rank correlation of a checkpoint's ratio with the margin, and the partial one given the length."""
+    ratio, margin, length = (reviews[name].to_numpy(np.float64) for name in (checkpoint, "margin", "tokens"))
+    plain = rank_correlation(ratio, margin)
+    partial = partial_correlation(plain, rank_correlation(ratio, length), rank_correlation(margin, length))
+    return float(plain), float(partial)
 
 
 def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
@@ -86,10 +130,10 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
 
     z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n reviews (Bonett and Wright,
     Psychometrika 2000), and n - 4 in place of n - 3 for a partial one. `freedom` has these numbers, which are the
-    weights. As z of 1 is infinite, r is at most 1 - 6 / (m^3 - m) with m = freedom + 3: half a step below 1 of
-    Spearman's r of m reviews.
+    weights; correlations with less than one are left out. As z of 1 is infinite, r is at most 1 - 6 / (m^3 - m) with
+    m = freedom + 3: half a step below 1 of Spearman's r of m reviews.
     """
-    known = ~np.isnan(correlations)
+    known = ~np.isnan(correlations) & (freedom >= 1)
     if not known.any():
         return np.nan, np.nan, np.nan
     weights, reviews = freedom[known], freedom[known] + 3
@@ -99,27 +143,3 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     error = np.sqrt((weights * (1 + bounded**2 / 2)).sum()) / weights.sum()
     half = norm.ppf((1 + LEVEL) / 2) * error
     return float(np.tanh(mean)), float(np.tanh(mean - half)), float(np.tanh(mean + half))
-
-
-def _plain(ratio: Doubles, margin: Doubles, _length: Doubles) -> Doubles:
-    return rank_correlation(ratio, margin)
-
-
-def _given_length(ratio: Doubles, margin: Doubles, length: Doubles) -> Doubles:
-    """The partial rank correlation; NaN where the length's ranks say all of one side."""
-    both = rank_correlation(ratio, margin)
-    first, second = rank_correlation(ratio, length), rank_correlation(margin, length)
-    rest = np.sqrt(np.clip(1 - first**2, 0, None) * np.clip(1 - second**2, 0, None))
-    found = np.full(np.shape(both), np.nan)
-    np.divide(both - first * second, rest, out=found, where=rest > 1e-9)
-    return found
-
-
-def _means(values: Doubles, samples: int, seed: int) -> Resampled:
-    """Over reviews `[N, ...]`, without those that are NaN."""
-    known = ~np.isnan(values)
-    return resample(np.where(known, values, 0), known.astype(np.float64), samples, seed)
-
-
-def _columns(mean: str, low: str, high: str, interval: Interval) -> dict[str, Doubles]:
-    return {mean: interval.mean.ravel(), low: interval.low.ravel(), high: interval.high.ravel()}

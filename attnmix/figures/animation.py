@@ -21,7 +21,7 @@ from attnmix.figures.labels import POINT_MARKS, layer_label, site_label
 from attnmix.figures.style import TEXT_CONTRAST, darken_for_contrast, printable, set_limits
 from attnmix.figures.text_layers import example_text, word_labels
 from attnmix.figures.tokens import CapturedTexts
-from attnmix.store.maps import map_sites
+from attnmix.store.runs import map_sites
 
 SIZE, DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height

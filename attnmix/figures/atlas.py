@@ -29,11 +29,12 @@ from attnmix.figures.style import (
     set_limits,
 )
 from attnmix.figures.tokens import CapturedTexts, frequent_words, words
-from attnmix.store.maps import map_sites
+from attnmix.store.runs import map_sites
 
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 TITLE_CHARACTERS = 19  # in a line
+MAX_FREQUENT_WORDS = 6  # with colours of their own
 
 
 def draw_atlas(
@@ -46,7 +47,7 @@ def draw_atlas(
     sites = map_sites(table)
     groups = table.groupby(["layer", "point"], sort=False)
     tokens = groups.get_group(tuple(sites[0]))[["document", "position"]]
-    kinds = _token_kinds(captured, tokens, figures.frequent_words)
+    kinds = _token_kinds(captured, tokens, MAX_FREQUENT_WORDS)
     positions = tokens["position"].to_numpy()
     colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), high_contrast_cmap("Greys"))
     figure, cells, legend_cell = _grid(sites)

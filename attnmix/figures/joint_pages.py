@@ -14,7 +14,7 @@ from attnmix.core.names import Mark
 from attnmix.core.options import RenderParameters
 from attnmix.figures.labels import POINT_MARKS, site_label
 from attnmix.figures.style import METADATA, TWO_COLUMNS, darken_for_contrast, legend_handles, save_figure, set_limits
-from attnmix.store.maps import map_sites
+from attnmix.store.runs import map_sites
 
 HEIGHT = 4.6  # inches
 AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure

@@ -9,6 +9,8 @@ from __future__ import annotations
 from attnmix.core.names import Mark
 from attnmix.core.points import LAYER_POINTS, Site
 
+POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
+
 # Okabe and Ito's colours, which people with any common colour blindness tell apart; no two points have one shape.
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),

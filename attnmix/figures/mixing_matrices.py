@@ -22,7 +22,7 @@ from attnmix.figures.style import TWO_COLUMNS, save_figure
 from attnmix.figures.text_layers import LABEL_SIZE, TextLayers, label_tokens
 from attnmix.figures.tokens import short_part
 from attnmix.measures.matrices import MATRICES
-from attnmix.store.mixing import read_matrix, row_shares
+from attnmix.store.runs import Run, row_shares
 
 MAX_TOKENS = 20  # so that every row has a readable label
 PERCENTILE = 99  # percentile of the cells of a measure at which its colour scale ends
@@ -37,7 +37,13 @@ NOTE = (
 
 
 def draw_matrices(
-    checkpoint: str, document: str, text: TextLayers, methods: Sequence[str], path: Path, figures: RenderParameters
+    run: Run,
+    checkpoint: str,
+    document: str,
+    text: TextLayers,
+    methods: Sequence[str],
+    path: Path,
+    figures: RenderParameters,
 ) -> None:
     """Draw a row for each measure, a column for the first, a middle and the last layer; call under `paper_style`.
 
@@ -54,7 +60,7 @@ def draw_matrices(
     widths = [*[1.0] * len(layers), 0.04]
     grid = figure.add_gridspec(len(methods), len(widths), width_ratios=widths, **sides, **ends)
     for row, method in enumerate(methods):
-        shares = row_shares(read_matrix(checkpoint, document, method)[[layer - 1 for layer in layers]])[:, part]
+        shares = row_shares(run.matrix(checkpoint, document, method)[[layer - 1 for layer in layers]])[:, part]
         others = np.where(np.eye(len(part), dtype=bool), np.float32(np.nan), shares[:, :, part])
         known = others[np.isfinite(others)]
         scale = Normalize(0, (float(np.percentile(known, PERCENTILE)) if len(known) else 0) or 1)

@@ -17,7 +17,7 @@ from attnmix.figures.labels import layer_label, site_label
 from attnmix.figures.style import ONE_COLUMN, high_contrast_cmap, printable, save_figure, set_limits
 from attnmix.figures.text_layers import LABEL_SIZE, example_text, word_labels
 from attnmix.figures.tokens import CapturedTexts
-from attnmix.store.maps import map_sites
+from attnmix.store.runs import map_sites
 
 STREAM_POINTS = ("embedding_output", "layer_output", DECODER_INPUT)
 PANELS, COLUMNS = 6, 2

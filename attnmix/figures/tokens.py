@@ -9,9 +9,10 @@ from unicodedata import category
 
 import pandas as pd
 
+from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
 from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
-from attnmix.store.tokens import DECODER_TOKEN, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
+from attnmix.store.tokens import DECODER_TOKEN
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
@@ -64,7 +65,7 @@ class CapturedTexts(NamedTuple):
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the texts of rows of `features/tokenize/tokens.parquet`.
 
-    `steps` is `steps.csv`, whose cross-attention tells where a decoder begins.
+    `steps` are those of `geometry.csv`, whose cross-attention tells where a decoder begins.
     """
     texts = [_display_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     readings = [[token for text in texts for token in text]]

@@ -1,1 +1,1 @@
-"""Models and data sets from the hub, through its own client: patiently, checked file by file, at one commit."""
+"""Models and data sets from the hub, by its own client: with retries, each file checked, at one commit."""

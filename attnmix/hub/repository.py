@@ -1,22 +1,16 @@
-"""A repository of the hub at one commit: what it holds, and its files, each as the hub's listing says."""
+"""A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from huggingface_hub import (
-    constants,
-    get_token,
-    hf_hub_download,
-    is_offline_mode,
-    resolve_revision,
-    snapshot_download,
-)
+import httpx2
+from huggingface_hub import constants, get_token, hf_hub_download, is_offline_mode, resolve_revision, snapshot_download
 
 # The public reader of the listing that the client keeps leaves out the sha256 of large files.
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
@@ -32,22 +26,23 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.hub.retries import UnavailableError, chain
+from attnmix.hub.retries import Backoff, UnavailableError, chain, failure
 
 Kind = Literal["model", "dataset"]
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
 class Repository:
-    """`name` on the hub, at a branch, tag or commit; `InputError` where it cannot be had."""
+    """`name` on the hub, at a branch, tag or commit; raises `InputError` where it cannot be had."""
 
     def __init__(self, kind: Kind, name: str, revision: str | None) -> None:
         self.kind, self.name, self._revision = kind, name, revision
-        with self._reasons():
+        with self._errors_in_words():
             self.commit = resolve_revision(name, revision=revision, repo_type=kind).resolved
-            # No file yet: it lists the repository, and keeps the listing for HF_HUB_OFFLINE.
-            bar = _bar(disable=True)
-            snapshot_download(name, revision=self.commit, repo_type=kind, allow_patterns=[], tqdm_class=bar)
+            # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
+            snapshot_download(
+                name, revision=self.commit, repo_type=kind, allow_patterns=[], tqdm_class=_bar(disable=True)
+            )
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
@@ -58,59 +53,63 @@ class Repository:
 
     @property
     def paths(self) -> list[str]:
-        """Of all its files."""
+        """The paths of all files."""
         return sorted(self._listing)
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
-        """Where those of its files lie in the client's cache, downloaded where they are not there, all checked."""
-        with self._reasons():
+        """Return where the files lie in the client's cache, downloaded where they are missing, all checked."""
+        with self._errors_in_words():
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
-        for _ in range(2):
+        listed, backoff, spoilt = self._listing[path], Backoff(), 0
+        bar, kind = _bar(progress=backoff.restart, desc=path), self.kind  # the client's would show a signed address
+        while spoilt < 2:
             try:
-                # The client's own bar would show a signed address.
-                bar, kind = _bar(desc=path), self.kind
-                found = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
+                file = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
+            except httpx2.TransportError as error:
+                backoff.wait(failure(error))
+                continue  # from where it broke
             except OSError as error:
                 if type(error) is not OSError or error.errno is not None:
                     raise
-                continue  # the client's word for a body that is not of the size that it was told
-            if _is_as_listed(found, self._listing[path]):
-                return found
-            for each in (found.resolve(), found):
+                spoilt += 1  # the client's error for a body of another size
+                continue
+            if _is_as_listed(file, listed):
+                return file
+            spoilt += 1
+            for each in (file.resolve(), file):
                 each.unlink(missing_ok=True)
+        digest = f"sha256 {listed.lfs_sha256}" if listed.lfs_sha256 is not None else f"git blob {listed.blob_id}"
         raise UnavailableError(
-            f"{path} came twice with other bytes than the hub's listing says ({_said(self._listing[path])}); "
+            f"{path} came twice with other bytes than the hub's listing says ({listed.size} bytes, {digest}); "
             "a proxy, or the hub itself, spoils it"
         )
 
     @contextmanager
-    def _reasons(self) -> Iterator[None]:
-        """Everything that the client raises becomes one line."""
+    def _errors_in_words(self) -> Iterator[None]:
+        """Turn every error of the client into an `InputError` of one line."""
         try:
             yield
         except HFValidationError:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
         except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
-            if isinstance(error, OSError) and error.errno is not None:  # the disk's
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
-            at = f" at revision {self._revision}" if self._revision else ""
+            revision = f" at revision {self._revision}" if self._revision else ""
             raise InputError(
-                f"{self.kind}.name: {self.name} is no folder here, and cannot be had from the hub{at}: "
+                f"{self.kind}.name: {self.name} is no folder here, and cannot be had from the hub{revision}: "
                 f"{self._reason(error)}"
             ) from error
 
     def _reason(self, error: BaseException) -> str:
-        known = next((each for each in chain(error) if isinstance(each, (UnavailableError, HfHubHTTPError))), None)
-        if isinstance(known, HfHubHTTPError):
-            return self._refusal(known)
+        for each in chain(error):
+            if isinstance(each, HfHubHTTPError):
+                return self._refusal(each)
+            if isinstance(each, UnavailableError) and not is_offline_mode():
+                return str(each)
         if is_offline_mode():
-            return (
-                "HF_HUB_OFFLINE is set, and the cache in HF_HOME does not hold all of it; unset it to download the rest"
-            )
-        if known is not None:
-            return str(known)
+            return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
         if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in chain(error)):
             page = " but a page" if isinstance(error, json.JSONDecodeError) and error.doc.lstrip()[:1] == "<" else ""
             return (
@@ -135,12 +134,18 @@ class Repository:
         return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
 
 
-def _bar(**always: Any) -> type[tqdm]:
-    """The client's progress bar with something that the client does not choose."""
+def _bar(progress: Callable[[], None] | None = None, **fixed: Any) -> type[tqdm]:
+    """Return the client's progress bar, which calls `progress` for each part that arrives; `fixed` are its options."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **(options | always))  # type: ignore[no-untyped-call]  # the client's
+            super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if progress:
+                progress()
+            shown: bool | None = super().update(n)
+            return shown
 
     return Bar
 
@@ -153,8 +158,3 @@ def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.lfs_sha256
         blob = hashlib.sha1(b"blob %d\0" % listed.size, usedforsecurity=False)
         return hashlib.file_digest(file, lambda: blob).hexdigest() == listed.blob_id
-
-
-def _said(listed: TreeCacheEntry) -> str:
-    digest = f"sha256 {listed.lfs_sha256}" if listed.lfs_sha256 is not None else f"git blob {listed.blob_id}"
-    return f"{listed.size} bytes, {digest}"

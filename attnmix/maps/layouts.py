@@ -9,11 +9,13 @@ umap-learn's own start calls SciPy's `eigsh` without a seed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numba
 import numpy as np
+import pandas as pd
 import umap.layouts
 from sklearn.decomposition import PCA
 from umap.umap_ import (
@@ -27,12 +29,12 @@ from umap.umap_ import (
 from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site
 from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
-from attnmix.maps.movement import Maps
 from attnmix.maps.neighbours import METRICS, Vectors, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import Row, score_joint_map, score_map, whole_layout
+from attnmix.maps.quality import Maps, score_layout
 
 MIN_VECTORS = 4  # fewer have no neighbourhoods to keep
+N_EPOCHS = 200
 START_EXTENT = 10.0  # of the start, to each side of the middle, and the noise on it: umap-learn's own
 START_NOISE = 1e-4
 
@@ -45,15 +47,6 @@ smooth_knn_dist.enable_caching()
 compute_membership_strengths.enable_caching()
 _NUMBA_THREADS = threading.Lock()  # numba's own threads may be used by one of ours at a time
 
-Scored = tuple[list[Row], int]
-Blocks = Vectors | Sequence[Vectors]
-"""Vectors of each point, `[points, tokens, hidden]` where all are equally wide."""
-
-
-def has_neighbourhoods(vectors: Vectors) -> bool:
-    """Return whether there is anything to lay out: at least four vectors that are not all equal."""
-    return len(vectors) >= MIN_VECTORS and not (vectors == vectors[0]).all()
-
 
 class Neighbourhood(NamedTuple):
     """What maps of the same vectors share, whatever their seed."""
@@ -65,11 +58,11 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(vectors: Vectors, umap: UmapParameters) -> Neighbourhood | None:
-    """Return the neighbour graph and the principal components; None if there is nothing to lay out.
+    """Return the neighbour graph and the principal components; None for fewer than four vectors and for equal ones.
 
     Each of fewer vectors than `n_neighbors` is a neighbour of all others.
     """
-    if not has_neighbourhoods(vectors):
+    if len(vectors) < MIN_VECTORS or (vectors == vectors[0]).all():
         return None
     k = min(umap.n_neighbors, len(vectors) - 1)  # each vector counts among its own
     others, distances = neighbours(vectors, k - 1, umap.metric, umap.seed)
@@ -99,7 +92,7 @@ def lay_out(vectors: Vectors, near: Neighbourhood | None, umap: UmapParameters, 
         return _line(len(vectors))
     # Of a copy: umap-learn removes weak edges in place.
     xy, _ = simplicial_set_embedding(
-        vectors, near.graph.copy(), 2, 1.0, *_curve(umap), 1.0, 5, umap.n_epochs, start(near, seed),
+        vectors, near.graph.copy(), 2, 1.0, *_curve(umap), 1.0, 5, N_EPOCHS, start(near, seed),
         np.random.RandomState(seed), umap.metric, {}, False, {}, False,
     )  # fmt: skip
     return np.asarray(xy, dtype=np.float32)
@@ -109,14 +102,12 @@ def lay_out_aligned(
     vectors: Sequence[Vectors], near: Sequence[Neighbourhood | None], umap: UmapParameters, seed: int
 ) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point; one without neighbourhoods is laid on a line and tied to none."""
-    maps = [_line(len(each)) for each in vectors]
-    connected = [(point, each) for point, each in enumerate(near) if each is not None]
-    if connected:
-        graphs, starts = zip(*((each.graph, start(each, seed)) for _, each in connected), strict=True)
-        fitted = fit_aligned(graphs, starts, _curve(umap), umap.n_epochs, seed)
-        for (point, _), xy in zip(connected, fitted, strict=True):
-            maps[point] = xy
-    return maps
+    connected = [each for each in near if each is not None]
+    if not connected:
+        return [_line(len(each)) for each in vectors]
+    starts = [start(each, seed) for each in connected]
+    fitted = iter(fit_aligned([each.graph for each in connected], starts, _curve(umap), N_EPOCHS, seed))
+    return [_line(len(x)) if each is None else next(fitted) for x, each in zip(vectors, near, strict=True)]
 
 
 def _curve(umap: UmapParameters) -> tuple[float, float]:
@@ -129,61 +120,25 @@ def _line(number: int) -> Coordinates:
 
 
 class Fitted(NamedTuple):
-    """A layout: every seed's coordinates of every point, rows of the quality table, the number of scored vectors."""
+    """A layout: every seed's coordinates of every point, the quality table, the number of scored vectors."""
 
     maps: Maps
-    quality: list[Row]
+    quality: pd.DataFrame
     n_scored: int
 
 
-def _joint(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
-    vectors = np.asarray(vectors_STD).reshape(-1, vectors_STD[0].shape[-1])
-    (near,) = in_parallel(neighbourhood, [(vectors, umap)], "neighbours of the joint map")
-    calls = [(vectors, near, umap, seed) for seed in _seeds(umap)]
-    maps = in_parallel(lay_out, calls, "joint map, by seed")
-    by_seed = _by_seed(umap, sites, (np.split(each, len(sites)) for each in maps))
-    return Fitted(by_seed, *score_joint_map(sites, vectors, maps, umap))
-
-
-def _separate(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
-    calls = [(site, vectors, umap) for site, vectors in zip(sites, vectors_STD, strict=True)]
-    by_site, scored = zip(*in_parallel(_fit_separate, calls, "separate maps"), strict=True)
-    return _by_point("separate", _by_seed(umap, sites, zip(*by_site, strict=True)), scored)
-
-
-def _fit_separate(site: Site, vectors: Vectors, umap: UmapParameters) -> tuple[list[Coordinates], Scored]:
-    near = neighbourhood(vectors, umap)
-    maps = [lay_out(vectors, near, umap, seed) for seed in _seeds(umap)]
-    return maps, score_map(("separate", *site), vectors, maps, umap)
-
-
-def _aligned(sites: list[Site], vectors_STD: Blocks, umap: UmapParameters) -> Fitted:
-    near = in_parallel(neighbourhood, [(vectors, umap) for vectors in vectors_STD], "neighbours at each point")
-    calls = [(vectors_STD, near, umap, seed) for seed in _seeds(umap)]
-    by_seed = in_parallel(lay_out_aligned, calls, "aligned maps, by seed")
-    by_site = zip(sites, vectors_STD, zip(*by_seed, strict=True), strict=True)
-    to_score = [(("aligned", *site), vectors, maps, umap) for site, vectors, maps in by_site]
-    scored = in_parallel(score_map, to_score, "scores of the aligned maps")
-    return _by_point("aligned", _by_seed(umap, sites, by_seed), scored)
-
-
-def _seeds(umap: UmapParameters) -> list[int]:
-    return [umap.seed, *umap.stability_seeds]
-
-
-def _by_seed(umap: UmapParameters, sites: list[Site], maps: Iterable[Sequence[Coordinates]]) -> Maps:
-    return {seed: dict(zip(sites, each, strict=True)) for seed, each in zip(_seeds(umap), maps, strict=True)}
-
-
-def _by_point(layout: str, maps: Maps, scored: Iterable[Scored]) -> Fitted:
-    rows, numbers = zip(*scored, strict=True)
-    by_site = [row for part in rows for row in part]
-    return Fitted(maps, whole_layout(layout, by_site) + by_site, sum(numbers))
-
-
-LAYOUT_FITTERS: dict[str, Callable[[list[Site], Blocks, UmapParameters], Fitted]] = {
-    "joint": _joint,
-    "separate": _separate,
-    "aligned": _aligned,
-}
-"""Fit the points' vectors, by the name of the layout; only `separate` takes points of several widths."""
+def fit_layout(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Fitted:
+    """Return a layout of each point's vectors `[tokens, width]`; only `separate` takes several widths."""
+    blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
+    near = in_parallel(neighbourhood, [(block, umap) for block in blocks], f"{layout}: neighbours")
+    seeds = [umap.seed, *umap.stability_seeds]
+    if layout == "aligned":
+        maps = in_parallel(lay_out_aligned, [(blocks, near, umap, seed) for seed in seeds], "aligned: maps by seed")
+        places = [xy for of_seed in maps for xy in of_seed]
+    else:
+        pairs = list(zip(blocks, near, strict=True))
+        wholes = in_parallel(lay_out, [(*pair, umap, seed) for seed in seeds for pair in pairs], f"{layout}: maps")
+        places = [xy for whole in wholes for xy in np.split(whole, len(vectors) // len(blocks))]
+    left = iter(places)
+    by_seed = {seed: dict(zip(vectors, islice(left, len(vectors)), strict=True)) for seed in seeds}
+    return Fitted(by_seed, *score_layout(layout, vectors, by_seed, umap))

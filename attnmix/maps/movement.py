@@ -1,5 +1,4 @@
-"""Do the maps show the mixing? Rank correlations of tokens' moves on a map with their moves in the full space and their
-mixing ratios.
+"""Rank correlations of tokens' moves on a map with their moves in the full space and with their mixing ratios.
 
 The moves on two linear projections of the same vectors are baselines: a correlation that they show too is no merit of
 UMAP.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +19,10 @@ from sklearn.random_projection import GaussianRandomProjection
 
 from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site, layer_input
-from attnmix.core.statistics import LEVEL, resample
-from attnmix.maps.aligned import Coordinates
+from attnmix.core.ranks import partial_correlation
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, resample
 from attnmix.maps.neighbours import METRICS, Vectors
+from attnmix.maps.quality import Maps
 from attnmix.measures.ratios import RATIOS
 
 FULL_SPACE = "full_space"
@@ -35,14 +34,10 @@ COLUMNS = (
     *("documents", "tokens", "seeds", "lowest_seed", "highest_seed"),
 )
 MIN_TOKENS = 3  # of a rank correlation; a partial one needs one more, as of three values it is always 1 or -1
-MIN_UNEXPLAINED = 1e-9  # share of a variance that the given variable must leave; less is rounding
 PERMUTATIONS = 1000
-BOOTSTRAP_SAMPLES = 2000
 
 Doubles = npt.NDArray[np.float64]
-Maps = Mapping[int, Mapping[Site, Coordinates]]
 Transition = tuple[int, str, Site, Site]
-Cell = tuple[int, str, str]  # layer, step, and what its moves are set against
 
 
 def transitions(sites: Sequence[Site]) -> list[Transition]:
@@ -71,14 +66,13 @@ def linear_projections(vectors: Mapping[Site, Vectors], seeds: Sequence[int]) ->
     if not vectors:
         return {}
     together = np.concatenate([each.astype(np.float64) for each in vectors.values()])
-    places = {"pca": {seeds[0]: PCA(2, svd_solver="covariance_eigh").fit_transform(together)}}
-    places["random_projection"] = {
-        seed: GaussianRandomProjection(2, random_state=seed).fit_transform(together) for seed in seeds
-    }
-    return {
-        name: {seed: dict(zip(vectors, np.split(xy, len(vectors)), strict=True)) for seed, xy in by_seed.items()}
-        for name, by_seed in places.items()
-    }
+    random = {seed: GaussianRandomProjection(2, random_state=seed) for seed in seeds}
+    projections = {"pca": {seeds[0]: PCA(2, svd_solver="covariance_eigh")}, "random_projection": random}
+    maps: dict[str, Maps] = {}
+    for name, by_seed in projections.items():
+        places = {seed: np.split(each.fit_transform(together), len(vectors)) for seed, each in by_seed.items()}
+        maps[name] = {seed: dict(zip(vectors, parts, strict=True)) for seed, parts in places.items()}
+    return maps
 
 
 def movement_table(
@@ -101,47 +95,47 @@ def movement_table(
     """
     documents = list(tokens.groupby("document", sort=False).indices.values())
     position = tokens["position"].to_numpy(np.float64)
-    by_layer = {layer: part.drop(columns="layer") for layer, part in ratios.groupby("layer")} if len(ratios) else {}
+    by_layer = dict(list(ratios.groupby("layer"))) if len(ratios) else {}
     rows: list[tuple[object, ...]] = []
     for layout, maps in layouts.items():
-        cells: dict[Cell, list[_Correlated]] = {}
         for layer, step, before, after in transitions(list(next(iter(maps.values())))):
-            steps = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
-            moved_ST = np.linalg.norm(np.stack(steps), axis=-1)
+            moves = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
+            moved_ST = np.linalg.norm(np.stack(moves), axis=-1)
             full = _distances(features[before], features[after], umap.metric)
-            against = {FULL_SPACE: full}
-            for method, ratio in by_layer.get(layer, pd.DataFrame()).items():
-                if step == RATIOS[str(method)].covers:
-                    against[str(method)] = ratio.to_numpy(np.float64)
+            of_layer = by_layer.get(layer, pd.DataFrame())
+            covering = [name for name, ratio in RATIOS.items() if name in of_layer and ratio.covers == step]
+            against = {FULL_SPACE: full} | {name: of_layer[name].to_numpy(np.float64) for name in covering}
             for name, values in against.items():
-                cells[layer, step, name] = [
+                parts = [
                     _correlate(moved_ST[:, part], values[part], full[part], position[part], (umap.seed, number))
                     for number, part in enumerate(documents)
                 ]
-        rows += [(layout, *row) for row in _summary(cells, umap.seed)] if cells else []
+                measures_DMS, null_DP, tokens_D = (np.array(each) for each in zip(*parts, strict=True))
+                summary = _summary(measures_DMS, null_DP, tokens_D, umap.seed)
+                # Nothing is left of a variable given itself.
+                kept = (row for row in summary if (name, row[0]) != (FULL_SPACE, GIVEN_FULL_SPACE))
+                rows += [(layout, layer, step, name, *row) for row in kept]
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-class _Correlated(NamedTuple):
-    """Correlations within one document: each measure `[seeds]`, the mean null `[permutations]`, the known tokens."""
-
-    measures: dict[str, Doubles]
-    null: Doubles
-    n_tokens: int
 
 
 def _correlate(
     moved_ST: Doubles, values_T: Doubles, full_T: Doubles, position_T: Doubles, seed: tuple[int, int]
-) -> _Correlated:
-    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out."""
+) -> tuple[Doubles, Doubles, int]:
+    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out.
+
+    Return the correlations `[measures, seeds]`, the permutations' means over seeds, and the number of tokens.
+    """
     known = np.isfinite(values_T)
-    if known.sum() < MIN_TOKENS:
-        undefined = dict.fromkeys(MEASURES, np.full(len(moved_ST), np.nan))
-        return _Correlated(undefined, np.full(PERMUTATIONS, np.nan), 0)
+    n_tokens = int(known.sum())
+    if n_tokens < MIN_TOKENS:
+        return np.full((len(MEASURES), len(moved_ST)), np.nan), np.full(PERMUTATIONS, np.nan), 0
     moved, values, full, position = (_unit_ranks(each[..., known]) for each in (moved_ST, values_T, full_T, position_T))
-    null = values[_orders(len(values), *seed)] @ moved.mean(axis=0)
-    given = (_partial(moved, values, each) for each in (full, position))
-    return _Correlated(dict(zip(MEASURES, (moved @ values, *given), strict=True)), null, len(values))
+    null_P = values[_orders(n_tokens, *seed)] @ moved.mean(axis=0)
+    plain = moved @ values
+    partial = [partial_correlation(plain, moved @ given, values @ given) for given in (full, position)]
+    if n_tokens == MIN_TOKENS:
+        partial = [np.full_like(plain, np.nan)] * 2
+    return np.stack([plain, *partial]), null_P, n_tokens
 
 
 def _unit_ranks(values: Doubles) -> Doubles:
@@ -155,50 +149,31 @@ def _unit_ranks(values: Doubles) -> Doubles:
     return np.asarray(np.divide(ranks, lengths, out=np.full_like(ranks, np.nan), where=lengths > 0))
 
 
-def _partial(moved_ST: Doubles, values_T: Doubles, given_T: Doubles) -> Doubles:
-    """Return partial rank correlations `[seeds]` given one variable; all arguments are `_unit_ranks`.
-
-    (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), Pearson's correlation of the residuals of ranks. NaN where
-    the given variable leaves nothing of one of them, and for fewer than four values.
-    """
-    moved_given, values_given = moved_ST @ given_T, values_T @ given_T
-    unexplained = (1 - moved_given**2, 1 - values_given**2)
-    defined = (unexplained[0] > MIN_UNEXPLAINED) & (unexplained[1] > MIN_UNEXPLAINED) & (len(given_T) > MIN_TOKENS)
-    spread = np.sqrt(np.where(defined, unexplained[0] * unexplained[1], 1.0))
-    partial = (moved_ST @ values_T - moved_given * values_given) / spread
-    return np.asarray(np.where(defined, np.clip(partial, -1, 1), np.nan))
-
-
 @lru_cache(maxsize=64)
 def _orders(size: int, *seed: int) -> npt.NDArray[np.int64]:
     """Return random orders of `size` values, `[permutations, size]`."""
     return np.random.default_rng(seed).permuted(np.tile(np.arange(size), (PERMUTATIONS, 1)), axis=1)
 
 
-def _summary(cells: Mapping[Cell, Sequence[_Correlated]], seed: int) -> Iterator[tuple[object, ...]]:
-    """Yield `COLUMNS` after `layout`, for every measure and, after `spearman`, for the permutations."""
-    measured = {
-        (cell, name): [part.measures[name] for part in parts]
-        for cell, parts in cells.items()
-        for name in MEASURES
-        if (name, cell[2]) != (GIVEN_FULL_SPACE, FULL_SPACE)  # nothing is left of a variable given itself
-    }
-    values_CDS = np.ma.masked_invalid(list(measured.values()))
-    by_document_DC, by_seed_CS = values_CDS.mean(axis=2).T, values_CDS.mean(axis=1)
-    defined_DC = ~np.ma.getmaskarray(by_document_DC)
-    resampled = resample(by_document_DC.filled(0), defined_DC.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
-    low, high = resampled.correlations()[1:]
-    for number, (cell, measure) in enumerate(measured):
-        defined, seeds = defined_DC[:, number], by_seed_CS[number].filled(np.nan)
-        mean = np.ma.filled(by_seed_CS[number].mean(), np.nan)
-        n_tokens = sum(part.n_tokens for part, known in zip(cells[cell], defined, strict=True) if known)
-        counts = (int(defined.sum()), n_tokens, len(seeds))
-        extremes = np.fmin.reduce(seeds), np.fmax.reduce(seeds)
-        yield *cell, measure, mean, low[number], high[number], *counts, *extremes
+def _summary(
+    measures_DMS: Doubles, null_DP: Doubles, tokens_D: npt.NDArray[np.int64], seed: int
+) -> Iterator[tuple[object, ...]]:
+    """Yield `COLUMNS` from `measure` on, for every measure and, after `spearman`, for the permutations."""
+    known_DMS = np.ma.masked_invalid(measures_DMS)
+    means_DM, by_seed_MS = known_DMS.mean(axis=2), known_DMS.mean(axis=0)
+    defined_DM = ~np.ma.getmaskarray(means_DM)
+    resampled = resample(means_DM.filled(0), defined_DM.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
+    _, low_M, high_M = resampled.correlations()
+    for number, measure in enumerate(MEASURES):
+        defined, of_seeds = defined_DM[:, number], by_seed_MS[number].filled(np.nan)
+        counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(of_seeds))
+        mean = np.ma.filled(by_seed_MS[number].mean(), np.nan)
+        extremes = np.fmin.reduce(of_seeds), np.fmax.reduce(of_seeds)
+        yield measure, mean, low_M[number], high_M[number], *counts, *extremes
         if measure == "spearman":
-            null = np.ma.masked_invalid([part.null for part in cells[cell]]).mean(axis=0).filled(np.nan)
-            ends = np.quantile(null, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            yield *cell, NULL, null.mean(), *ends, *counts, np.nan, np.nan
+            null_P = np.ma.masked_invalid(null_DP).mean(axis=0).filled(np.nan)
+            ends = np.quantile(null_P, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            yield NULL, null_P.mean(), *ends, *counts, np.nan, np.nan
 
 
 def _distances(before: Vectors, after: Vectors, metric: str) -> Doubles:

@@ -38,7 +38,7 @@ def _unit(x_ND: Doubles) -> Doubles:
     return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
 
 
-def _half_square(distances: Doubles) -> Doubles:
+def _cosine_distance(distances: Doubles) -> Doubles:
     """Return 1 - cosine from the distance of unit vectors."""
     return np.asarray(distances**2 / 2)
 
@@ -50,8 +50,8 @@ METRICS: dict[str, Metric] = {
     # Of zero vectors it would be 0 / 0.
     "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
     "canberra": Metric("canberra"),
-    "cosine": Metric("euclidean", _unit, _half_square),
-    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _half_square),
+    "cosine": Metric("euclidean", _unit, _cosine_distance),
+    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _cosine_distance),
     "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
 }
 """By umap-learn's names."""
@@ -60,10 +60,12 @@ METRICS: dict[str, Metric] = {
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
     """Return indices and distances `[vectors, k]` of each vector's `k` nearest others, the nearest first.
 
-    Exact up to `MAX_EXACT_VECTORS`. `seed` draws where the approximate search starts.
+    All others where there are fewer. Exact up to `MAX_EXACT_VECTORS`; `seed` draws where the approximate search starts.
     """
     known = METRICS[metric]
-    x_ND = known.prepared(vectors)
+    x_ND, k = known.prepared(vectors), min(k, len(vectors) - 1)
+    if k == 0:
+        return np.empty((1, 0), np.int32), np.empty((1, 0))
     if len(x_ND) > MAX_EXACT_VECTORS:
         indices, distances = _approximate(x_ND, k, known.distance, seed)
     else:

@@ -1,4 +1,4 @@
-"""Run fits side by side: in threads of this process, or on the Dask cluster that the environment names."""
+"""Run one-thread jobs in parallel: in threads of this process, or on the Dask cluster that the environment names."""
 
 from __future__ import annotations
 
@@ -23,24 +23,18 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
     As many run at once as there are cores (or `LOKY_MAX_CPU_COUNT` says), or workers of the Dask cluster. Each runs in
-    one thread, so that its sums do not depend on how many run at once.
+    one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
+    neighbours among nearly equal ones, so every neighbour search runs through here.
     """
     with _backend() as workers:
-        parallel = joblib.Parallel(n_jobs=workers, return_as="generator")
-        results = parallel(
-            joblib.delayed(_in_one_thread)(settings.in_place(), function, *arguments) for arguments in calls
-        )
+        jobs = (joblib.delayed(_in_one_thread)(settings.in_place(), function, *arguments) for arguments in calls)
+        results = joblib.Parallel(n_jobs=workers, return_as="generator")(jobs)
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
-
-
-def on_cluster() -> bool:
-    """Return whether the environment names a Dask scheduler."""
-    return bool(os.environ.get(SCHEDULER))
 
 
 def check_cluster() -> None:
     """Raise `InputError` if the environment names a scheduler that does not answer."""
-    if on_cluster():
+    if os.environ.get(SCHEDULER):
         _client().close()
 
 
@@ -61,7 +55,7 @@ def _client() -> Any:
 @contextmanager
 def _backend() -> Iterator[int]:
     """Choose joblib's backend, and yield the number of workers."""
-    if on_cluster():
+    if os.environ.get(SCHEDULER):
         with _client() as client, joblib.parallel_config(backend="dask", client=client):
             yield -1
     else:

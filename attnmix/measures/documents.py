@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
 from attnmix.store import tokens as store
+from attnmix.store.runs import Run
 
 CLASSES = TOKEN_CLASSES
 COLUMNS = ["document", "token_id", "word", "token_class"]
@@ -58,11 +58,10 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     ]
 
 
-def read_documents(kind: str, root: Path = store.TOKENIZED) -> Iterator[Document]:
+def read_documents(kind: str, run: Run) -> Iterator[Document]:
     """Yield the documents that are `captured`, `measured` or `removed`, in the order of `texts.parquet`."""
-    texts = store.read_documents(root)
-    for number, tokens in enumerate(store.token_blocks(root, COLUMNS)):
-        block = texts.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
+    for number, tokens in enumerate(run.token_blocks(COLUMNS)):
+        block = run.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
         chosen = block[kind].to_numpy()
         if chosen.any():
             yield from (each for each, take in zip(documents_of(block, tokens), chosen, strict=True) if take)

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from attnmix.measures.layers import Block, NoNorm
+if TYPE_CHECKING:  # no code of models is among what maps and figures depend on
+    from attnmix.measures.layers import Block
 
 STEP = 1e-4  # of the difference that gives g'(0)
 
@@ -88,7 +90,7 @@ class AfterAttention:
     def _leaving(self, projected_ND: Tensor) -> Tensor:
         """Return a part of what leaves W_2 as the part of what leaves the network."""
         norm, down = self.block.feed_forward_output_norm, self.block.feed_forward[1]
-        if isinstance(norm, NoNorm):
+        if norm.absent:
             return projected_ND
         return norm.part(projected_ND, self.block.activation(self.preactivation_NW) @ down.W + down.b)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch.nn import LayerNorm, Module
@@ -50,6 +50,7 @@ class Norm:
     beta: Tensor
     eps: float
     centred: bool
+    absent: ClassVar[bool] = False
 
     def linear(self, part: Tensor) -> Tensor:
         """Return the norm's linear part of a part of a vector, but for the deviation of the whole."""
@@ -67,6 +68,8 @@ class Norm:
 
 class NoNorm(Norm):
     """In the place of a norm that a family does not have: it changes nothing."""
+
+    absent = True
 
     def linear(self, part: Tensor) -> Tensor:
         return part

@@ -1,4 +1,4 @@
-"""Attention by the library's own door: a registered function that sees query, key, value, mask and scaling.
+"""Attention as a function registered with transformers, which gets query, key, value, mask and scaling.
 
 They arrive after rotary embedding, so no projection is taken apart, whatever a family's modules look like. What the
 function does is chosen by `attention_by`; by default it is the library's own `sdpa`.
@@ -22,13 +22,13 @@ Tensor = torch.Tensor
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
-"""The `attn_implementation` of models that are looked into."""
-BLOCK_NUMBERS = 2**24  # of the largest block of attention weights
+"""The `attn_implementation` of models whose attention is observed."""
+BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's self-attention of a batch (or, without B, of one document): what went in, and the denominators."""
+    """One layer's self-attention of a batch (or, without B, of one document): its inputs and denominators."""
 
     query: Tensor  # [B, H, T, d]
     key: Tensor  # [B, H, T, d]; grouped heads are repeated
@@ -40,31 +40,32 @@ class AttentionCall:
     log_sums: Tensor  # [B, H, T], the logarithm of each row's sum of exponentials, a sink's included
 
     def document(self, place: int) -> AttentionCall:
-        """One document of a batch."""
+        """Return one document of a batch."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         parts |= {name: part[place] for name, part in parts.items() if isinstance(part, Tensor)}
         return AttentionCall(**parts)
 
     def diagonal(self) -> Tensor:
-        """a_ii `[B, T, H]`."""
-        scores = _capped((self.query * self.key).sum(-1) * self.scaling, self.softcap)
-        if self.mask is not None:
-            scores = scores + self.mask.diagonal(dim1=-2, dim2=-1)
-        return (scores - self.log_sums).exp().transpose(-1, -2)
+        """Return a_ii `[B, T, H]`."""
+        mask = None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1)
+        return self._one_key(self.key, mask)
 
     def to_first(self) -> Tensor:
-        """a_i0 `[B, T, H]`."""
-        scores = _capped((self.query * self.key[..., :1, :]).sum(-1) * self.scaling, self.softcap)
-        if self.mask is not None:
-            scores = scores + self.mask[..., 0]
+        """Return a_i0 `[B, T, H]`."""
+        return self._one_key(self.key[..., :1, :], None if self.mask is None else self.mask[..., 0])
+
+    def _one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
+        scores = _capped((self.query * key).sum(-1) * self.scaling, self.softcap)
+        if mask is not None:
+            scores = scores + mask
         return (scores - self.log_sums).exp().transpose(-1, -2)
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
-        """a_ij `[B, H, rows, T]`."""
+        """Return a_ij `[B, H, rows, T]`."""
         return (self.scores(rows) - self.log_sums[..., rows].unsqueeze(-1)).exp()
 
     def scores(self, rows: slice = slice(None)) -> Tensor:
-        """What the softmax is taken of, `[B, H, rows, T]`."""
+        """Return the input of the softmax, `[B, H, rows, T]`."""
         scores = _capped(self.query[..., rows, :] @ self.key.mT * self.scaling, self.softcap)
         if self.mask is not None:
             scores = scores + self.mask[..., rows, :]
@@ -74,16 +75,16 @@ class AttentionCall:
         return scores
 
     def slopes(self) -> Tensor | float:
-        """The derivative of the scores by q_i . k_j, `[B, H, T, T]` where it is not the same for all."""
+        """Return the derivative of the scores by q_i . k_j, `[B, H, T, T]` where it is not the same for all."""
         if self.softcap is None:
             return self.scaling
         capped: Tensor = torch.tanh(self.query @ self.key.mT * (self.scaling / self.softcap))
         return self.scaling * (1 - capped.square())
 
     def blocks(self) -> Iterator[slice]:
-        """Rows of which the weights fit into bounded memory."""
+        """Yield rows whose weights fit into bounded memory."""
         *shape, tokens, _ = self.key.shape
-        size = max(1, BLOCK_NUMBERS // (tokens * torch.Size(shape).numel()))
+        size = max(1, BLOCK_ELEMENTS // (tokens * torch.Size(shape).numel()))
         for start in range(0, tokens, size):
             yield slice(start, min(start + size, tokens))
 
@@ -93,7 +94,7 @@ _function: ContextVar[AttentionFunction] = ContextVar("attention function", defa
 
 @contextmanager
 def attention_by(function: AttentionFunction) -> Iterator[None]:
-    """Models with `attn_implementation=OBSERVED` attend by `function` (the library's signature) within."""
+    """Let models with `attn_implementation=OBSERVED` attend by `function` (the library's signature)."""
     token = _function.set(function)
     try:
         yield
@@ -102,7 +103,7 @@ def attention_by(function: AttentionFunction) -> Iterator[None]:
 
 
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
-    """Attention as `sdpa` computes it, which tells `listen` of the module and its call."""
+    """Return attention as `sdpa` computes it, which calls `listen` with the module and its call."""
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         context, call = attend(module, *arguments, **options)
@@ -113,7 +114,7 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
 
 
 def unattended(listen: Callable[[AttentionCall], None]) -> AttentionFunction:
-    """No attention at all: `listen` is told of the call, and the heads are zero."""
+    """Return a function without attention: it calls `listen` with the call, and the heads are zero."""
 
     def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         call = _call(module, *arguments, **options)
@@ -124,7 +125,7 @@ def unattended(listen: Callable[[AttentionCall], None]) -> AttentionFunction:
 
 
 def explicit(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-    """Attention by its definition, of which any derivative can be taken."""
+    """Compute attention by its definition, of which any derivative can be taken."""
     call = _call(module, *arguments, **options)
     scores, sinks = call.scores(), options.get("s_aux")
     if sinks is None:
@@ -135,7 +136,7 @@ def explicit(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
-    """The heads' outputs `[B, H, T, d]`, and the call with its denominators, in memory that grows with T only."""
+    """Return the heads' outputs `[B, H, T, d]` and the call with its denominators, in memory linear in T."""
     call = _call(module, *arguments, **options)
     fused = call.query.device.type == "cpu" and call.softcap is None
     context, log_sums = (_fused if fused else _by_rows)(call)
@@ -156,7 +157,7 @@ def _call(
     softcap: float | None = None,
     **_others: Any,
 ) -> AttentionCall:
-    """The call in one form, its `log_sums` not yet known."""
+    """Return the call in one form, its `log_sums` not yet known."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
@@ -169,7 +170,7 @@ def _call(
 
 
 def _fused(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The kernel behind `sdpa` on a CPU, which gives the denominators too."""
+    """Compute by the kernel behind `sdpa` on a CPU, which gives the denominators too."""
     context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
     )
@@ -177,7 +178,7 @@ def _fused(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """The portable form: a block of rows at a time."""
+    """Compute a block of rows at a time, on any device."""
     contexts, log_sums = [], []
     for rows in call.blocks():
         scores = call.scores(rows)
@@ -188,7 +189,7 @@ def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _with_sink(log_sums: Tensor, sinks: Tensor | None) -> Tensor:
-    """Each head's sink `[H]` takes part in the softmax and carries no value."""
+    """Add each head's sink `[H]`, which takes part in the softmax and carries no value."""
     return log_sums if sinks is None else torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
 
 
@@ -197,7 +198,7 @@ def _capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is added to scores. One that is the same for all rows is made once and seen by each."""
+    """Return a mask to be added to scores; one that is the same for all rows is made once and expanded."""
     same_rows = mask.stride(-2) == 0
     part = mask[..., :1, :] if same_rows else mask
     if part.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Features where the family's table says they are: hooks that fill a dictionary by layer and capture point.
+"""Hooks that fill a dictionary with a model's features, by layer and capture point, as its family's table says.
 
 Layers are counted as they are called, so that a module that is called many times is as many layers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ Tensor = torch.Tensor
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""What enters the norm of a decoder's embedding: no capture point, but recorded like one."""
+"""The input of the norm of a decoder's embedding: no capture point, but recorded like one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def recording(
     started: Callable[[LayerCall], None] | None = None,
     taken: Callable[[Site, Tensor], None] | None = None,
 ) -> Iterator[dict[Site, Tensor]]:
-    """A dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
+    """Yield a dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
 
     The tensors are the model's own, not copies; read them before the next forward pass. `started` is called
     before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
@@ -75,13 +76,15 @@ def recording(
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
-    """The sites of `points` that this model has, in forward order, and how wide their vectors are."""
+    """Return the sites of `points` that this model has, in forward order, each with the width of its vectors."""
     with torch.inference_mode(), recording(base, points) as features:
         base(torch.ones(1, 1, dtype=torch.long, device=base.device))
     return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
 
 
 class _Recorder:
+    """The hooks of `recording`, and the layer in which the forward pass is."""
+
     def __init__(
         self,
         base: PreTrainedModel,
@@ -113,9 +116,8 @@ class _Recorder:
         def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if self.pausing:
                 return
-            before = self.layer
+            before, call = self.layer, _call_of(layer, arguments, options)
             number = before.number if before else 0
-            call = _call_of(layer, arguments, options)
             self.layer = LayerCall(number + 1, stack, call, {})
             if before is None or before.stack is not stack:
                 self._take(Site(number, DECODER_INPUT if before else "embedding_output"), call.hidden)
@@ -131,30 +133,24 @@ class _Recorder:
         self.handles.append(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
             if path := getattr(stack, name):
-                self._keep_call(layer.get_submodule(path), name)
+                hook = partial(self._keep_call, name)
+                self.handles.append(layer.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
         for point, (path, side) in stack.places().items():
             self._keep(layer.get_submodule(path), point, side)
         self.handles.append(layer.register_forward_hook(ends))
 
-    def _keep_call(self, module: Module, name: str) -> None:
-        def hook(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self.layer and not self.pausing:
-                self.layer.parts[name] = _call_of(module, arguments, options)
-
-        self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    def _keep_call(self, name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self.layer and not self.pausing:
+            self.layer.parts[name] = _call_of(module, arguments, options)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
-        def input_hook(_module: Module, arguments: tuple[Any, ...]) -> None:
-            self._take(Site(self.layer.number if self.layer else 0, point), arguments[0])
-
-        def output_hook(_module: Module, _arguments: Any, output: Any) -> None:
-            self._take(Site(self.layer.number if self.layer else 0, point), first_of(output))
+        def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
+            site = Site(self.layer.number if self.layer else 0, point)
+            self._take(site, arguments[0] if side == "input" else first_of(output))
 
         if point in self.points:
-            if side == "input":
-                self.handles.append(module.register_forward_pre_hook(input_hook))
-            else:
-                self.handles.append(module.register_forward_hook(output_hook))
+            register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+            self.handles.append(register(hook))
 
     def _take(self, site: Site, feature: Tensor) -> None:
         if site.point in self.points and not self.pausing:
@@ -171,6 +167,6 @@ def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]
 
 
 def first_of(output: Any) -> Tensor:
-    """Hidden states, where a module gives more beside them."""
+    """Return the hidden states where a module may return more beside them."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor

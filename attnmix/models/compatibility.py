@@ -1,4 +1,4 @@
-"""What `download` proves of a model before anything long begins: that it can read the reviews, and be looked into."""
+"""Checks of a downloaded model, before anything long begins: that it reads the reviews, and can be observed."""
 
 from __future__ import annotations
 
@@ -17,39 +17,34 @@ from attnmix.models.attention import AttentionCall, attention_by, observed
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base, load_config, load_tokenizer
 
-SAME = 1e-4  # relative; rounding is 1e-6
-READ = 1000  # reviews in which words are looked up
-MOST_UNKNOWN = 0.5
-"""Of the words: beyond it most vectors are one token's, and what is measured is not of the texts."""
-SHAPE = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
+RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
+SAMPLE_REVIEWS = 1000  # in which words are looked up
+MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
+SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
 def prove_model(folder: Path, texts: Sequence[str]) -> None:
-    """`InputError` for a model that cannot read `texts`, is of no family in the table, or attends in another way.
+    """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way.
 
-    The first text runs twice, with the library's own attention and with that which the measures look through.
+    The first text runs twice, by the library's own attention and by the one that the measures observe.
     """
     family_of(load_config(folder))
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     _check_vocabulary(folder, tokenizer, base.get_input_embeddings().num_embeddings)
-    _check_words(folder, tokenizer, texts[:READ])
+    _check_words(folder, tokenizer, texts[:SAMPLE_REVIEWS])
     tokens = tokenizer(texts[0], truncation=True, max_length=32, return_tensors="pt")["input_ids"]
     calls: list[AttentionCall] = []
-
-    def listen(_module: Any, call: AttentionCall) -> None:
-        calls.append(call)
-
     with torch.inference_mode():
-        true = base(tokens).last_hidden_state
-        with attention_by(observed(listen)):
-            found = base(tokens).last_hidden_state
+        expected = base(tokens).last_hidden_state
+        with attention_by(observed(lambda _module, call: calls.append(call))):
+            vectors = base(tokens).last_hidden_state
     if not calls:
         raise InputError(f"model.name: {folder} does not call the library's attention function; it cannot be measured")
-    if not true.isfinite().all():
+    if not expected.isfinite().all():
         raise InputError(f"model.name: {folder} gives NaN or infinite values for a review; its weights are broken")
-    error = float((found - true).abs().max() / true.abs().max())
-    if not error <= SAME:
+    error = float((vectors - expected).abs().max() / expected.abs().max())
+    if not error <= RELATIVE_TOLERANCE:
         raise InputError(
             f"model.name: {folder} attends to tokens in a way that cannot be looked into: with query, key, value and "
             f"mask alone its vectors are {error:.2g} of their size away from its own"
@@ -57,14 +52,14 @@ def prove_model(folder: Path, texts: Sequence[str]) -> None:
 
 
 def prove_pair(base: Path, own: Path, texts: Sequence[str]) -> None:
-    """`InputError` where two checkpoints cannot be set beside each other, token by token and layer by layer."""
+    """Raise `InputError` where two checkpoints cannot be compared token by token and layer by layer."""
     configs = [load_config(folder) for folder in (base, own)]
-    for key in SHAPE:
-        there, here = (getattr(config, key) for config in configs)
-        if there != here:
-            raise InputError(f"model.base: its {key} is {there}, that of model.name {here}; allowed: the same")
+    for key in SHAPE_KEYS:
+        first, second = (getattr(config, key) for config in configs)
+        if first != second:
+            raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
     tokenizers = [load_tokenizer(folder) for folder in (base, own)]
-    for text in texts[:READ]:
+    for text in texts[:SAMPLE_REVIEWS]:
         if tokenizers[0](text)["input_ids"] != tokenizers[1](text)["input_ids"]:
             raise InputError(
                 f"model.base: its tokenizer reads {text[:60]!r} otherwise than that of model.name; allowed: the same"
@@ -72,7 +67,7 @@ def prove_pair(base: Path, own: Path, texts: Sequence[str]) -> None:
 
 
 def _check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
-    """Every token that a text can give has its row; the name of a special token in a text is text."""
+    """Raise `InputError` where a text can give a token without a row; special tokens' names in a text are text."""
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     known = {number: token for token, number in tokenizer.get_vocab().items() if token not in special}
     known |= {number: str(tokenizer.convert_ids_to_tokens(number)) for number in tokenizer("")["input_ids"]}
@@ -85,19 +80,18 @@ def _check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: in
 
 
 def _check_words(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-    """The vocabulary has a name for most words: runs of letters and digits, each as often as it stands there."""
+    """Raise `InputError` where the vocabulary lacks most words, each counted as often as it occurs."""
     words = Counter(word for text in texts for word in re.findall(r"\w+", text))
     if tokenizer.unk_token_id is None or not words:
         return
     encoded = tokenizer(list(words), add_special_tokens=False)["input_ids"]
     unknown = [word for word, ids in zip(words, encoded, strict=True) if tokenizer.unk_token_id in ids]
     share = sum(words[word] for word in unknown) / words.total()
-    said = f"{100 * share:.1f} % of the words of {len(texts)} reviews"
-    if share > MOST_UNKNOWN:
-        examples = ", ".join(repr(word) for word in unknown[:3])
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} reviews"
+    if share > MAX_UNKNOWN_SHARE:
         raise InputError(
-            f"model.name: the vocabulary of {folder} has no token for {said}, such as {examples}; allowed: half of "
-            "them at most, so a model of the reviews' language"
+            f"model.name: the vocabulary of {folder} has no token for {extent}, such as "
+            f"{', '.join(map(repr, unknown[:3]))}; allowed: half of them at most, so a model of the reviews' language"
         )
     if unknown:
-        logging.info("unknown to the model's tokenizer: %s", said)
+        logging.info("unknown to the model's tokenizer: %s", extent)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.models.trained_classifier import last_linear
+from attnmix.models.loading import last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
 
@@ -32,14 +32,14 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
-    found = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
-    prefixes = {"": "", found.removesuffix(body): "", found: body}  # what DataParallel puts before each name goes
-    head = {name.rpartition(".")[0] for name in state if not name.startswith(found)}
+    encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
+    prefixes = {"": "", encoder.removesuffix(body): "", encoder: body}  # the prefix that DataParallel adds goes
+    head = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(head) == 1:
         prefixes[f"{head.pop()}."] = f"{last_linear(model)[0]}."
     longest = {name: max(filter(name.startswith, prefixes), key=len) for name in state}
     try:
-        model.load_state_dict({prefixes[own] + name.removeprefix(own): state[name] for name, own in longest.items()})
+        model.load_state_dict({prefixes[old] + name.removeprefix(old): state[name] for name, old in longest.items()})
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
     folder.mkdir(parents=True)  # raises where it exists

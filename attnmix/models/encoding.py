@@ -13,7 +13,7 @@ import torch
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from attnmix.store.tokens import NEWLINE, SAME_CHARACTER, SPACE
+from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"

@@ -16,7 +16,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.points import PREACTIVATION
 
 PROJECTED = "projected"
-"""What leaves W_O where a norm follows: no capture point, but recorded like one."""
+"""The output of W_O where a norm follows: no capture point, but recorded like one."""
 TABLE = Path(__file__).with_name("families.yaml")
 # Families that hub users have and that cannot be looked into, and why.
 REFUSED = {
@@ -52,9 +52,9 @@ class Stack:
     parallel: bool = False
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
-        """Where each capture point of a layer is: the module, and whether it enters or leaves it."""
+        """Return each capture point of a layer: the module, and which side of it."""
         after_skip = self.attention_norm or self.feed_forward_norm or self.feed_forward[0]
-        found: dict[str, tuple[str | None, Literal["input", "output"]]] = {
+        places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),
             PROJECTED: (self.output if self.attention_output_norm else None, "output"),
             "attention_output": (self.attention_output_norm or self.output, "output"),
@@ -66,20 +66,20 @@ class Stack:
             "ffn_output": (self.feed_forward_output_norm or self.feed_forward[-1], "output"),
             "layer_output": ("", "output"),
         }
-        return {point: (module, side) for point, (module, side) in found.items() if module is not None}
+        return {point: (module, side) for point, (module, side) in places.items() if module is not None}
 
     def parts(self) -> list[str]:
-        """Which norms a layer has, by their names here, and `parallel` where its sublayers stand beside each other."""
+        """Return the norms of a layer by their names here, and `parallel` where its sublayers are parallel."""
         norms = [field.name for field in fields(self) if field.name.endswith("_norm") and getattr(self, field.name)]
         return [*norms, *(["parallel"] if self.parallel else [])]
 
     @property
     def plain(self) -> bool:
-        """Whether the feed-forward network stands alone and is two Linears with an activation between them."""
+        """True where the feed-forward network is sequential and two Linears with an activation between them."""
         return len(self.feed_forward) == 3 and not self.parallel
 
     def is_layer(self, path: str) -> bool:
-        """Whether a module path is that of a layer."""
+        """Return True for the module path of a layer."""
         return re.fullmatch(re.escape(self.layers).replace(r"\*", r"\d+"), path) is not None
 
 
@@ -94,7 +94,7 @@ class Family:
     final_norm: str | None
 
     def absent(self) -> dict[str, str]:
-        """What this family does not have of points, ratios and matrices, and why."""
+        """Return the points, ratios and matrices that this family lacks, each with the reason."""
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
         if stack.parallel:
@@ -115,13 +115,13 @@ class Family:
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that are not `absent`."""
+        """Return those of `names` that are not `absent`."""
         absent = self.absent()
         return [name for name in names if name not in absent]
 
 
 def known_families() -> dict[str, dict[str, Any]]:
-    """The table as it stands."""
+    """Return the table of `families.yaml`."""
     return dict(_read(TABLE))
 
 
@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def family_of(config: Any, table: Mapping[str, dict[str, Any]] | None = None) -> Family:
-    """The entry of a model's configuration; `InputError` for a family that is not there, with the reason."""
+    """Return the family of a model's configuration; raise `InputError`, with the reason, for an unknown one."""
     table, model_type = table or known_families(), config.model_type
     if model_type not in table:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
@@ -154,24 +154,15 @@ def family_of(config: Any, table: Mapping[str, dict[str, Any]] | None = None) ->
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
-    """The modules at `paths`; one that ends in ? only where the model has it."""
-    found = (_optional(base, path) for path in paths)
-    return [module for module in found if module is not None]
-
-
-def _optional(base: Module, path: str) -> Module | None:
-    module: Any = base
-    for name in path.removesuffix("?").split("."):
-        module = getattr(module, name, None) if path.endswith("?") else module.get_submodule(name)
-        if module is None:
-            return None
-    return module  # type: ignore[no-any-return]  # getattr gives Any
+    """Return the modules at `paths`; one that ends in ? only where the model has it."""
+    modules = dict(base.named_modules())
+    return [
+        base.get_submodule(path.removesuffix("?")) for path in paths if not path.endswith("?") or path[:-1] in modules
+    ]
 
 
 def _stack(entry: dict[str, Any], config: Any) -> Stack:
     parallel = bool(getattr(config, entry["parallel"])) if "parallel" in entry else False
-    named = {field.name for field in fields(Stack)}
-    parts: dict[str, Any] = {
-        name: tuple(paths) if isinstance(paths, list) else paths for name, paths in entry.items() if name in named
-    }
+    parts: dict[str, Any] = {field.name: entry[field.name] for field in fields(Stack) if field.name in entry}
+    parts = {name: tuple(paths) if isinstance(paths, list) else paths for name, paths in parts.items()}
     return Stack(**parts | {"parallel": parallel})

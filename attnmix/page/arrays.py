@@ -1,66 +1,216 @@
-"""Arrays and texts as the page can hold them; the page's script undoes the arrays."""
+"""Arrays and texts in the form in which the page holds them; the page's script decodes the arrays.
+
+Every array is base64 of little-endian bytes. Attention heads are the largest: the script computes every weight from
+queries and keys, which are kept as exactly as they fit.
+
+Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, r kept dimensions.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import zlib
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.store.mixing import row_shares
+from attnmix.store.heads import DIMENSIONS, OF_HEADS, capped, weights
+from attnmix.store.runs import row_shares
 
-LARGEST = 65_534  # of a quantised value
-MISSING = 65_535
+Array = npt.NDArray[Any]
+Parts = Mapping[str, Array]
+
+LARGEST_CODE = 65_534  # of a quantised value
+MISSING_CODE = 65_535
 SHARE_LEVELS = 255
+VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
+HEAD_BYTES = 4_200_000  # of the queries and keys of all other texts
+MIN_DIMENSION_SHARE = 1 / 4  # a text that would keep fewer of its heads' dimensions has no heads on the page
+ROUNDING = 1e-4  # the weights of a row without an attention sink add up to 1 within this
+_DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
+    code: f"⟨U+{code:04X}⟩" for code in (*_DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
+}
 
 
-def encoded(array: npt.NDArray[Any]) -> str:
-    """Little-endian bytes as base64."""
+class Shares(TypedDict):
+    """The largest sources of each token `[..., T, keep]`, their shares, and each token's share of itself."""
+
+    keep: int
+    sources: str
+    shares: str
+    own: str
+
+
+class Heads(TypedDict):
+    """Number and width of the heads, and their parts by document and checkpoint."""
+
+    number: int
+    width: int
+    documents: dict[str, dict[str, dict[str, Any]]]
+
+
+def encode(array: Array) -> str:
+    """Return the array's little-endian bytes as base64."""
     little = array.astype(array.dtype.newbyteorder("<"))
     return base64.b64encode(np.ascontiguousarray(little).tobytes()).decode("ascii")
 
 
-def quantised(values: npt.NDArray[Any], low: float, high: float) -> str:
-    """16 bits for each value between `low` and `high`; NaN has a number of its own."""
-    scale = LARGEST / (high - low) if high > low else 0.0
-    levels = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING)
-    return encoded(levels.astype(np.uint16))
+def quantise(values: Array, low: float, high: float) -> str:
+    """Encode each value between `low` and `high` in 16 bits; NaN becomes `MISSING_CODE`."""
+    scale = LARGEST_CODE / (high - low) if high > low else 0.0
+    levels = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING_CODE)
+    return encode(levels.astype(np.uint16))
 
 
-def largest_shares(matrices: npt.NDArray[Any], keep: int) -> dict[str, Any]:
-    """The `keep` largest sources of each row of `[..., tokens, tokens]`, as shares of the row's sum.
+def largest_shares(matrices: Array, keep: int) -> Shares:
+    """Return the `keep` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
 
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
-    are `[..., tokens, keep]`, and `own` (16 bits) each token's own share `[..., tokens]`; a row that is not to be
-    shown, NaN or without any contribution, has no source.
+    are `[..., T, keep]`, `own` (16 bits) each token's share of itself `[..., T]`. A row with NaN or without any
+    contribution has no source.
     """
     shares = row_shares(matrices)
     keep = min(keep, shares.shape[-1])
-    shown = np.isfinite(shares).all(axis=-1, keepdims=True)
-    own = quantised(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
-    shares = np.where(shown, shares, 0)
+    defined = np.isfinite(shares).all(axis=-1, keepdims=True)
+    own_shares = quantise(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
+    shares = np.where(defined, shares, 0)
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
-    top = np.take_along_axis(shares, order, axis=-1)
-    sources = np.where(shown, order, MISSING).astype(np.uint16)
-    levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(top, 0, 1))).astype(np.uint8)
-    return {"keep": keep, "sources": encoded(sources), "shares": encoded(levels), "own": own}
+    largest = np.take_along_axis(shares, order, axis=-1)
+    sources = np.where(defined, order, MISSING_CODE).astype(np.uint16)
+    levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(largest, 0, 1))).astype(np.uint8)
+    return {"keep": keep, "sources": encode(sources), "shares": encode(levels), "own": own_shares}
 
 
-def packed(data: Any) -> str:
-    """JSON, deflated, as base64: text of any kind inside cannot end the element that holds it."""
+def pack(data: Any) -> str:
+    """Return JSON, deflated, as base64: no text in it can end the element that holds it."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode("ascii"), 9)).decode("ascii")
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Text whose control characters, but for those `kept`, are spelt by signs: a page drops or obeys them."""
-    return text.translate(SIGNS | {ord(char): char for char in kept})
+    """Return text with control characters, except those in `kept`, replaced by signs; a page drops or obeys them."""
+    return text.translate(_SIGNS | {ord(char): char for char in kept})
 
 
-DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
-    code: f"⟨U+{code:04X}⟩" for code in (*DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
-}
+def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> Heads:
+    """Encode the heads of each text, given by name with the parts that `measure` keeps by checkpoint.
+
+    Return `number` and `width` of the heads (0 without any), and `documents`: by name and checkpoint the encoded parts.
+    A short text has every part in float32 (`bits` 32), others have queries and keys in 16 bits with a scale for each
+    token. Where those do not fit, they have 8 bits; where that does not fit either, only those of the last checkpoint
+    are kept, in the dimensions that matter most.
+    """
+    documents: dict[str, dict[str, Any]] = {}
+    vector_bytes, head_bytes = VECTOR_BYTES, HEAD_BYTES
+    number = width = 0
+    for document, stored in texts:
+        if not stored:
+            continue
+        name, last = list(stored.items())[-1]
+        _, number, tokens, width = last["query"].shape
+        whole = sum(array.nbytes for parts in stored.values() for array in parts.values())
+        half = sum((parts["query"].nbytes + parts["key"].nbytes) // 2 for parts in stored.values())
+        if "given" in last and whole <= vector_bytes:
+            vector_bytes -= whole
+            documents[document] = {each: _encode_vectors(parts) for each, parts in stored.items()}
+        elif half <= head_bytes:
+            head_bytes -= half
+            documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
+        elif head_bytes // (2 * tokens) >= MIN_DIMENSION_SHARE * last["query"].size // tokens:
+            chosen = stored if half // 2 <= head_bytes else {name: last}
+            dimensions = head_bytes // (2 * tokens * len(chosen))
+            documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in chosen.items()}
+            head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in documents[document].values())
+    return {"number": number, "width": width, "documents": documents}
+
+
+def _encode_common(parts: Parts) -> dict[str, Any]:
+    """Return what every form has; `sums` `[L, H, T]` only where an attention sink takes a part of a row."""
+    layers, heads, _ = parts["log_sums"].shape
+    totals = np.stack([[weights(parts, layer, head).sum(-1) for head in range(heads)] for layer in range(layers)])
+    sums = {"sums": encode(totals.astype(np.float32))} if (totals < 1 - ROUNDING).any() else {}
+    return {
+        "scores": parts["scores"].tolist(),
+        "reach": encode(parts["reach"].astype(np.uint16)),
+        "source_norms": encode(parts["source_norms"]),
+        "given_norms": encode(parts["given_norms"]),
+        "key_heads": parts["key"].shape[1],
+        **sums,
+    }
+
+
+def _encode_vectors(parts: Parts) -> dict[str, Any]:
+    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in OF_HEADS}
+    queries_and_keys = {name: encode(parts[name]) for name in ("query", "key")}
+    return {**_encode_common(parts), **queries_and_keys, "bits": 32, "vectors": vectors}
+
+
+def _encode_16_bits(parts: Parts) -> dict[str, Any]:
+    form = {**_encode_common(parts), "bits": 16}
+    for name in ("query", "key"):
+        integers, scales = _to_integers(parts[name], 32_767, axis=-1)
+        form |= {name: encode(integers.astype(np.int16)), f"{name}_scales": encode(scales)}
+    return form
+
+
+def _to_integers(array: Array, levels: int, axis: int) -> tuple[Array, Array]:
+    """Return integers up to `levels`, and in float32 the factor of each vector along `axis`."""
+    scales = (np.abs(array).max(axis=axis, keepdims=True) / levels).astype(np.float32)
+    return np.round(array / np.where(scales > 0, scales, 1)).clip(-levels, levels), scales
+
+
+def encode_8_bits(parts: Parts, dimensions: int) -> dict[str, Any]:
+    """Keep the `dimensions` that matter most to all heads' scores, in 8 bits, with the errors of the weights.
+
+    Q K^T is the same in any basis of a head's width; in that of its singular vectors the last ones hardly matter, in
+    some heads fewer than in others: `ranks` `[L * H]`. A number that all scores of a row share changes no weight, so
+    without a softcap the mean of the keys is subtracted from them.
+    """
+    layers, heads = parts["query"].shape[:2]
+    places = [(layer, head) for layer in range(layers) for head in range(heads)]
+    forms = [_rotate_to_singular_vectors(parts, *place) for place in places]
+    strengths = np.array([np.prod(np.linalg.norm(form, axis=1), axis=0) for form in forms])
+    weakest = np.sort(strengths, axis=None)[::-1][:dimensions][-1]
+    ranks = np.maximum((strengths >= weakest).sum(-1), 1)
+    sides: dict[str, list[Array]] = {"query": [], "key": [], "query_scales": [], "key_scales": []}
+    errors = []
+    for place, form, rank in zip(places, forms, ranks, strict=True):
+        numbers = [_to_integers(side[:, :rank], 127, axis=0) for side in form]
+        for name, (integers, scales) in zip(("query", "key"), numbers, strict=True):
+            sides[name].append(integers.astype(np.int8).ravel())
+            sides[f"{name}_scales"].append(scales.ravel())
+        query, key = (integers * scales for integers, scales in numbers)
+        errors.append(_weight_errors(parts, query @ key.T, *place))
+    return {
+        **_encode_common(parts),
+        **{name: encode(np.concatenate(each)) for name, each in sides.items()},
+        **{"bits": 8, "ranks": ranks.tolist(), "key_heads": heads},
+        **{"largest_error": max(map(np.max, errors)).item(), "mean_error": np.mean([*map(np.mean, errors)]).item()},
+    }
+
+
+def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
+    """Return queries and keys `[2, T, r]` whose products are the head's; the first dimensions approximate them best."""
+    query, keys = parts["query"][layer, head].astype(np.float64), parts["key"][layer]
+    key = keys[head * len(keys) // parts["query"].shape[1]].astype(np.float64)
+    if not parts["scores"][layer, 1]:
+        key = key - key.mean(0)
+    (q_basis, q_rest), (k_basis, k_rest) = np.linalg.qr(query), np.linalg.qr(key)
+    left, strengths, right = np.linalg.svd(q_rest @ k_rest.T)
+    signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])[: len(strengths)]
+    shared = signs * np.sqrt(strengths)
+    return np.stack(
+        [basis @ sides[:, : len(shared)] * shared for basis, sides in ((q_basis, left), (k_basis, right.T))]
+    )
+
+
+def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
+    """Return the absolute differences of weights computed from other q.k `[T, T]` to the head's own."""
+    true, scaled = weights(parts, layer, head), capped(parts, layer, products)
+    raised = np.exp(scaled - scaled.max(-1, keepdims=True))
+    errors: Array = np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true)
+    return errors

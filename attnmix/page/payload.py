@@ -1,211 +1,222 @@
-"""What the page's script reads: the run's numbers and the captured texts, from the files of earlier stages."""
+"""The data that the page's script reads, as JSON of the shape `Payload`: numbers of a run and its captured texts."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, in_forward_order, layer_input
+from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
+from attnmix.core.points import (
+    LAYER_POINTS,
+    OWN_BASIS,
+    POINTS,
+    STEP_POINTS,
+    SUBLAYER_POINTS,
+    Site,
+    in_forward_order,
+    layer_input,
+)
 from attnmix.figures import labels as vocabulary
 from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
 from attnmix.measures.matrices import MATRICES
-from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.page.arrays import largest_shares, quantised, visible
-from attnmix.page.heads import heads_data
-from attnmix.page.importance import importance
-from attnmix.page.nearest import nearest
-from attnmix.page.sentences import captured_text, strongest_layer
-from attnmix.store.maps import OWN_BASIS, made_layouts, map_sites, read_map, read_quality
-from attnmix.store.mixing import read_captured_ratios, read_layer_parts, read_matrix, stored_matrices
-from attnmix.store.reports import read_mixing, read_plot, read_steps
-from attnmix.store.runs import Run
+from attnmix.measures.ratios import RATIOS
+from attnmix.page.arrays import MISSING_CODE, Heads, Shares, encode, encode_heads, largest_shares, quantise, visible
+from attnmix.page.sentences import document_note, most_and_least
+from attnmix.store.runs import Run, map_sites
 
-PAGE_TOKENS = 4096  # whole documents, in order, up to so many tokens
+MAX_TOKENS = 4096  # whole documents, in order, up to so many tokens
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
 SOURCES = 16  # kept for each token
-REVIEWS = 1000  # that the first picture shows at most
+MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
+KEYS = ["document", "position"]
 BEGINNING = 40  # characters of a text that name it
+
+Row = dict[str, Any]
+"""One row of a table, by column; None where a value is missing."""
+Grids = dict[str, dict[str, str]]
+"""Quantised arrays by checkpoint and method."""
+
+
+class Document(TypedDict):
+    """One captured text; `start` is the number of its first token, `direction` is `ltr` or `rtl`."""
+
+    name: str
+    start: int
+    length: int
+    begins: str
+    direction: str
+    note: str
+
+
+class Reading(TypedDict):
+    """All tokens as one stack reads them; `apart` has 1 where a word begins, `classes` number `classNames`."""
+
+    names: list[str]
+    words: list[str]
+    apart: list[int]
+    classes: list[int]
+
+
+class Reviews(TypedDict):
+    """Mean ratios `[layers, reviews]` of the reviews that are shown, of `total` measured ones."""
+
+    names: list[str]
+    total: int
+    values: Grids
+
+
+class Map(TypedDict):
+    """Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all."""
+
+    ranges: list[list[list[float]]]
+    x: str
+    y: str
+    absent: list[int]
+
+
+class Importance(TypedDict):
+    """Scores `[tokens]` for the predicted class, quantised between `-limit` and `limit`."""
+
+    limit: float
+    values: str
+
+
+class Ratios(TypedDict):
+    """The ratios of every token, `[layers, tokens]`."""
+
+    methods: list[str]
+    layers: int
+    values: Grids
+
+
+class Nearest(TypedDict):
+    """The nearest tokens in the full space, `[sites, tokens, number]`."""
+
+    number: int
+    tokens: str
+
+
+Scores = dict[str, list[float | None]]
+"""Value and chance by measure."""
+
+
+class Quality(TypedDict):
+    """Scores of a whole layout, and of each site."""
+
+    whole: Scores
+    points: list[Scores]
+
+
+class Labels(TypedDict):
+    """Names to show, by name in the files; `layers` from 0 on, the embedding."""
+
+    methods: dict[str, str]
+    checkpoints: dict[str, str]
+    matrices: dict[str, str]
+    importance: dict[str, str]
+    steps: dict[str, str]
+    stepMeasures: dict[str, str]
+    mapMeasures: dict[str, str]
+    layers: list[str]
+
+
+class Payload(TypedDict):
+    """Everything that the script reads; a token's, layer's or site's number is its place in a list or array."""
+
+    pointsPerSecond: int
+    labels: Labels
+    captured: str  # the checkpoint of the vectors
+    onePlane: list[str]  # layouts whose sites share a plane
+    ownBasis: list[str]  # points
+    stream: list[str]  # points
+    stepColors: dict[str, str]
+    method: str
+    layer: int
+    importance: dict[str, Importance]
+    reviews: Reviews
+    curves: list[Row]
+    differences: list[Row]
+    steps: list[Row]
+    movement: list[Row]
+    quality: dict[str, Quality]
+    layerParts: list[list[str]]
+    documents: list[Document]
+    encoder: int | None  # layers, beside a decoder
+    readings: list[Reading]
+    classNames: list[str]
+    ratios: Ratios
+    contributions: dict[str, dict[str, dict[str, Shares]]]
+    matrices: list[str]
+    attention: Heads
+    tokenSteps: dict[str, str]  # [layers, tokens]
+    sites: list[Row]
+    maps: dict[str, Map]
+    nearest: Nearest
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """The rows of whole documents, in order, as far as a page holds them; the number of documents left out."""
+    """Return the rows of the first whole documents, with `row` in the stores; and the number of documents left out."""
     lengths = tokens.groupby("document", sort=False).size()
-    kept = lengths[(lengths.cumsum() <= PAGE_TOKENS) | (np.arange(len(lengths)) == 0)]
+    kept = lengths[(lengths.cumsum() <= MAX_TOKENS) | (np.arange(len(lengths)) == 0)]
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, points_per_second: int, checkpoints: Mapping[str, str]) -> dict[str, Any]:
-    """Everything that the page's script reads of `tokens`, those of `run` that are shown.
-
-    `checkpoints` are the labels of those that may be measured, the one whose vectors are captured last.
-    """
-    ratios = read_captured_ratios(tokens["document"].unique().tolist())
-    steps = read_steps().dropna(subset="mean")
-    simultaneous = ["simultaneous_low", "simultaneous_high"]
-    curves, differences = read_mixing()
+def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Payload:
+    """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
+    documents = tokens["document"].unique().tolist()
+    curves, differences = run.mixing
+    steps = run.steps.dropna(subset="mean")
     captured = read_captured(tokens, steps)
-    layers = int(ratios["layer"].max())
+    ratios = run.captured_ratios(documents)
+    layers = range(1, int(ratios["layer"].max()) + 1)
+    most, _ = most_and_least(curves)
+    contributions = _contributions(documents, run)
+    maps = {layout: run.map(layout) for layout in run.layouts}
+    sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
     return {
-        "pointsPerSecond": points_per_second,
+        "pointsPerSecond": vocabulary.POINTS_PER_SECOND,
         "labels": {
             "methods": {name: ratio.mark.label for name, ratio in RATIOS.items()},
-            "checkpoints": checkpoints,
+            "checkpoints": dict(checkpoints),
             "matrices": {name: matrix.label for name, matrix in MATRICES.items()},
             "importance": vocabulary.IMPORTANCE,
             "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
             "stepMeasures": vocabulary.STEP_MEASURES,
             "mapMeasures": vocabulary.MAP_MEASURES,
-            "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in range(layers + 1)],
+            "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
-        "onePlane": ONE_PLANE,
+        "onePlane": list(ONE_PLANE),
         "ownBasis": sorted(OWN_BASIS),
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
-        "method": (method := preferred_ratio(ratios.columns)),
-        "layer": strongest_layer(method),
-        "importance": importance(tokens) if CAPTURED_CHECKPOINT in checkpoints else {},
-        "reviews": _reviews(),
-        "curves": _records(curves.drop(columns=simultaneous)),
+        "method": most["method"],
+        "layer": int(most["layer"]),
+        "importance": _importance(tokens, run) if CAPTURED_CHECKPOINT in checkpoints else {},
+        "reviews": _reviews(run.table("measure/mixing_by_review")),
+        "curves": _records(curves.drop(columns=["simultaneous_low", "simultaneous_high"])),
         "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
         "steps": _records(steps),
-        "layerParts": read_layer_parts(),
-        "movement": _records(read_plot("reduce/movement")),
-        "documents": _documents(tokens, run.texts),
+        "movement": _records(run.table("reduce/movement")),
+        "quality": _quality(run.map_quality.round(6), sites),
+        "layerParts": run.layer_parts,
+        "documents": _documents(tokens, run, CAPTURED_CHECKPOINT in checkpoints),
         "encoder": captured.encoder,
         "readings": [_reading(reading) for reading in captured.readings],
         "classNames": _class_names(captured),
-        "ratios": _ratios(tokens, ratios),
-        **_contributions(tokens),
-        "attention": heads_data(tokens["document"].unique().tolist()),
+        "ratios": _ratios(ratios, tokens),
+        "contributions": contributions,
+        "matrices": [
+            name for name in MATRICES if any(name in each for of in contributions.values() for each in of.values())
+        ],
+        "attention": encode_heads((name, _stored_heads(name, run)) for name in documents),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
-        **_maps(captured),
-    }
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
-    return list(rows)
-
-
-def _reviews() -> dict[str, Any]:
-    """Each measured review's mean ratios `[layers, reviews]`; of very many, so many at equal steps."""
-    table = read_plot("measure/mixing_by_review")
-    names = table["document"].unique()
-    shown = names[:: -(-len(names) // REVIEWS)]
-    of_shown = table[table["document"].isin(shown)]
-    values: dict[str, dict[str, str]] = {}
-    for keys, rows in of_shown.groupby(["checkpoint", "method"]):
-        checkpoint, method = map(str, keys)
-        by_review = rows.pivot_table(index="layer", columns="document", values="mean", aggfunc="first")
-        values.setdefault(checkpoint, {})[method] = quantised(by_review[shown].to_numpy(), 0, 1)
-    return {"names": shown.tolist(), "total": len(names), "values": values}
-
-
-def _reading(pieces: Sequence[DisplayToken]) -> dict[str, Any]:
-    """Of each token its name, what stands for it within the text, whether it stands apart there, and its class."""
-    return {
-        "names": [visible(piece.label, kept="") for piece in pieces],
-        "words": [visible(piece.text, kept="") for piece in pieces],
-        "apart": [int(piece.begins) for piece in pieces],
-        "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
-    }
-
-
-def _class_names(captured: CapturedTexts) -> list[str]:
-    """By number of the class; empty for special tokens that the texts do not have."""
-    special = [visible(captured.class_label(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
-    return [*special, *vocabulary.WORD_CLASSES.values()]
-
-
-def _documents(tokens: pd.DataFrame, texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    # A class may be called NA or None; an empty label is that of a text of one's own.
-    names = {"label": str, "predicted": str}
-    table = read_plot("faithfulness/captured_texts", dtype=names, keep_default_na=False, na_values=[""])
-    captured = {str(row["document"]): row for _, row in table.iterrows()}
-    return [
-        {
-            "name": str(name),
-            "start": int(rows.index[0]),
-            "length": len(rows),
-            "begins": _beginning(texts[str(name)]),
-            "direction": _direction(texts[str(name)]),
-            "note": captured_text(captured[str(name)]),
-        }
-        for name, rows in tokens.groupby("document", sort=False)
-    ]
-
-
-def _direction(text: str) -> str:
-    """`rtl` where the first letter of a text that has a direction is written from right to left."""
-    first = next((char for char in text if unicodedata.bidirectional(char) in ("L", "R", "AL")), "")
-    return "ltr" if first == "" or unicodedata.bidirectional(first) == "L" else "rtl"
-
-
-def _beginning(text: str) -> str:
-    line = visible(" ".join(text.split()), kept="")
-    return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rstrip()}…"
-
-
-def _of_tokens(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:
-    """`values` of the `rows`, with a column for each of the `tokens`; NaN where there is none."""
-    columns = ["document", "position"]
-    wide = rows.pivot(index=index, columns=columns, values=values)
-    return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[columns]))
-
-
-def _ratios(tokens: pd.DataFrame, ratios: pd.DataFrame) -> dict[str, Any]:
-    """`[layers, tokens]` for each checkpoint and method, 0 to 1."""
-    methods = [method for method in RATIOS if method in ratios]
-    values = {
-        str(name): {each: quantised(_of_tokens(rows, tokens, "layer", each).to_numpy(float), 0, 1) for each in methods}
-        for name, rows in ratios.groupby("checkpoint", sort=False)
-    }
-    return {"methods": methods, "layers": int(ratios["layer"].max()), "values": values}
-
-
-def _contributions(tokens: pd.DataFrame) -> dict[str, Any]:
-    """`contributions`: the largest sources of every token, by document, checkpoint and method, as far as they fit.
-
-    `matrices` are the methods that all documents have.
-    """
-    contributions: dict[str, Any] = {}
-    matrices: list[str] = []
-    spent = 0
-    for document in tokens["document"].unique():
-        entries: dict[str, Any] = {}
-        for checkpoint in CHECKPOINT_NAMES:
-            stored = stored_matrices(checkpoint, document)
-            if not stored:
-                continue
-            matrices = [method for method in MATRICES if method in stored]
-            entries[checkpoint] = {
-                method: largest_shares(read_matrix(checkpoint, document, method), SOURCES) for method in matrices
-            }
-        size = sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
-        if contributions and spent + size > CONTRIBUTION_BYTES:
-            break
-        spent += size
-        contributions[str(document)] = entries
-    return {"contributions": contributions, "matrices": matrices}
-
-
-def _maps(captured: CapturedTexts) -> dict[str, Any]:
-    read = {name: read_map(name) for name in made_layouts()}
-    of_layout = {name: map_sites(table) for name, table in read.items()}
-    sites = in_forward_order(set[Site]().union(*of_layout.values()))
-    coordinates = {name: _coordinates(table, captured.tokens, sites, name in ONE_PLANE) for name, table in read.items()}
-    absent = {
-        name: [number for number, site in enumerate(sites) if site not in there] for name, there in of_layout.items()
-    }
-    return {
         "sites": [
             {
                 "layer": site.layer if site.point in LAYER_POINTS else 0,
@@ -215,10 +226,130 @@ def _maps(captured: CapturedTexts) -> dict[str, Any]:
             }
             for site in sites
         ],
-        "maps": {name: map_ | {"absent": absent[name]} for name, map_ in coordinates.items()},
-        "nearest": nearest(captured.tokens, sites),
-        "quality": _quality(sites),
+        "maps": {layout: _map(table, tokens, sites, layout in ONE_PLANE) for layout, table in maps.items()},
+        "nearest": _nearest(run.nearest, tokens, sites),
     }
+
+
+def _records(table: pd.DataFrame) -> list[Row]:
+    rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
+    return list(rows)
+
+
+def _reviews(table: pd.DataFrame) -> Reviews:
+    """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
+    names = table["document"].unique()
+    shown = names[:: -(-len(names) // MAX_REVIEWS)]
+    values: Grids = {}
+    for (checkpoint, method), rows in table[table["document"].isin(shown)].groupby(["checkpoint", "method"]):
+        grid = rows.pivot(index="layer", columns="document", values="mean")[shown]
+        values.setdefault(str(checkpoint), {})[str(method)] = quantise(grid.to_numpy(), 0, 1)
+    return {"names": shown.tolist(), "total": len(names), "values": values}
+
+
+def _reading(pieces: Sequence[DisplayToken]) -> Reading:
+    return {
+        "names": [visible(piece.label, kept="") for piece in pieces],
+        "words": [visible(piece.text, kept="") for piece in pieces],
+        "apart": [int(piece.begins) for piece in pieces],
+        "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+    }
+
+
+def _class_names(captured: CapturedTexts) -> list[str]:
+    """Return the classes' names by number; empty for special tokens that the texts do not have."""
+    special = [visible(captured.class_label(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
+    return [*special, *vocabulary.WORD_CLASSES.values()]
+
+
+def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Document]:
+    table = run.documents.merge(run.predictions, on="document") if classified else run.documents
+    notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
+    return [
+        {
+            "name": str(name),
+            "start": int(rows.index[0]),
+            "length": len(rows),
+            "begins": _beginning(run.texts[str(name)]),
+            "direction": _direction(run.texts[str(name)]),
+            "note": notes[str(name)],
+        }
+        for name, rows in tokens.groupby("document", sort=False)
+    ]
+
+
+def _direction(text: str) -> str:
+    """Return `rtl` where the first letter of a text that has a direction is written from right to left."""
+    directions = map(unicodedata.bidirectional, text)
+    return "rtl" if next((each for each in directions if each in ("L", "R", "AL")), "L") != "L" else "ltr"
+
+
+def _beginning(text: str) -> str:
+    line = visible(" ".join(text.split()), kept="")
+    return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rstrip()}…"
+
+
+def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:
+    """Return `values` of the `rows`, with a column for each of the `tokens`; NaN where there is none."""
+    wide = rows.pivot(index=index, columns=KEYS, values=values)
+    return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[KEYS]))
+
+
+def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Ratios:
+    methods = [method for method in RATIOS if method in table]
+    values: Grids = {}
+    for checkpoint, rows in table.groupby("checkpoint", sort=False):
+        wide = {method: _by_token(rows, tokens, "layer", method).to_numpy(float) for method in methods}
+        values[str(checkpoint)] = {method: quantise(ratios, 0, 1) for method, ratios in wide.items()}
+    return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
+
+
+def _importance(tokens: pd.DataFrame, run: Run) -> dict[str, Importance]:
+    """Return by name of the score the scores of the tokens, as far as they have any."""
+    scores = _by_token(run.token_scores, tokens, "method", "score").dropna(how="all")
+    importance: dict[str, Importance] = {}
+    for name in IMPORTANCE_NAMES:
+        if name in scores.index:
+            values = scores.loc[name].to_numpy(float)
+            limit = max(float(np.nanmax(np.abs(values))), 1e-9)
+            importance[name] = {"limit": limit, "values": quantise(values, -limit, limit)}
+    return importance
+
+
+def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> dict[str, Quality]:
+    layouts: dict[str, Quality] = {}
+    for row in _records(table):
+        quality = layouts.setdefault(str(row["layout"]), {"whole": {}, "points": [{} for _ in sites]})
+        site = None if row["point"] is None else Site(int(row["layer"] or 0), str(row["point"]))
+        scores = quality["whole"] if site is None else quality["points"][sites.index(site)]
+        scores[str(row["measure"])] = [row["value"], row["chance"]]
+    return layouts
+
+
+def _contributions(documents: Sequence[str], run: Run) -> dict[str, dict[str, dict[str, Shares]]]:
+    """Return the largest sources of every token, by document, checkpoint and method, of the first texts that fit."""
+    contributions: dict[str, dict[str, dict[str, Shares]]] = {}
+    size = 0
+    for document in documents:
+        stored = {name: run.matrices(name, document) for name in CHECKPOINT_NAMES}
+        entries = {
+            checkpoint: {
+                method: largest_shares(run.matrix(checkpoint, document, method), SOURCES)
+                for method in MATRICES
+                if method in methods
+            }
+            for checkpoint, methods in stored.items()
+            if methods
+        }
+        size += sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
+        if contributions and size > CONTRIBUTION_BYTES:
+            break
+        contributions[document] = entries
+    return contributions
+
+
+def _stored_heads(document: str, run: Run) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    return {name: parts for name in CHECKPOINT_NAMES if (parts := run.heads(name, document))}
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -230,50 +361,52 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([middle - half, middle + half], axis=1)
 
 
-def _coordinates(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> dict[str, Any]:
-    """`x` and `y` are `[points, tokens]`, quantised within `ranges`, one for each point or one for all."""
+def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Map:
+    """Return the places of a layout, within one square that all sites share or one for each."""
     points = pd.MultiIndex.from_tuples(sites)
-    wide = [_of_tokens(table, tokens, ["layer", "point"], axis).reindex(points) for axis in "xy"]
-    xy = np.stack([each.to_numpy(float) for each in wide], axis=-1)
+    wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
+    xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)
     limits = np.stack([square_limits(xy.reshape(-1, 2))] if shared else [square_limits(each) for each in xy])
     low, high = limits[:, None, :, 0], limits[:, None, :, 1]
     scaled = (xy - low) / (high - low)
-    return {"ranges": limits.tolist(), "x": quantised(scaled[..., 0], 0, 1), "y": quantised(scaled[..., 1], 0, 1)}
+    absent = np.flatnonzero(~points.isin(wide[0].index))
+    x, y = (quantise(scaled[..., axis], 0, 1) for axis in (0, 1))
+    return {"ranges": limits.tolist(), "x": x, "y": y, "absent": absent.tolist()}
 
 
-def _quality(sites: Sequence[Site]) -> dict[str, Any]:
-    """For each layout `whole` and, for each point, `points`: measure to value and chance."""
-    numbers = {tuple(site): number for number, site in enumerate(sites)}
-    layouts: dict[str, Any] = {}
-    row: Any
-    for row in read_quality().itertuples():
-        entry = layouts.setdefault(row.layout, {"whole": {}, "points": [{} for _ in sites]})
-        place = entry["whole"] if pd.isna(row.point) else entry["points"][numbers[int(row.layer), row.point]]
-        place[row.measure] = [None if pd.isna(value) else round(value, 6) for value in (row.value, row.chance)]
-    return layouts
+def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Nearest:
+    """Return `[sites, tokens, number]`: the nearest of each token in the full space, as far as the page has them."""
+    rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
+    number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING_CODE, np.uint16)
+    number_of[tokens["row"]] = np.arange(len(tokens))
+    token_N = pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(table[KEYS]))
+    site_N = pd.MultiIndex.from_tuples(sites).get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
+    shown = (token_N >= 0) & (site_N >= 0)
+    nearest = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)
+    nearest[site_N[shown], token_N[shown]] = number_of[rows_NK[shown]]
+    return {"number": rows_NK.shape[1], "tokens": encode(nearest)}
 
 
-def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: int) -> dict[str, str]:
-    """Cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
+def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: range) -> dict[str, str]:
+    """Return the cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
 
     Of the `steps` that a layer has, as far as their features were captured and are as wide as the layer's input.
     """
-    sites = set(run.sites)
-    rows = tokens["row"].to_numpy(np.int64)
+    sites, rows = set(run.sites), tokens["row"].to_numpy(np.int64)
 
     def unit(site: Site) -> npt.NDArray[np.float64]:
         vectors = run.read(site, rows).astype(np.float64)
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
     cosines: dict[str, npt.NDArray[np.float64]] = {}
-    for layer in range(1, layers + 1):
+    for layer in layers:
         before, names = layer_input(layer, sites), steps.loc[steps["layer"] == layer, "step"].tolist()
         points = {step: STEP_POINTS[step] for step in names}
         if "ffn_skip" in names and "ffn_norm" not in names:
             points["ffn_skip"] = "layer_output"  # where no norm follows
-        there = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
-        start = unit(before) if before in sites and there else None
-        for step, site in there.items():
+        captured = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
+        start = unit(before) if before in sites and captured else None
+        for step, site in captured.items():
             if start is not None and (after := unit(site)).shape == start.shape:
-                cosines.setdefault(step, np.full((layers, len(rows)), np.nan))[layer - 1] = (start * after).sum(axis=1)
-    return {step: quantised(each, -1, 1) for step, each in cosines.items()}
+                cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * after).sum(1)
+    return {step: quantise(each, -1, 1) for step, each in cosines.items()}

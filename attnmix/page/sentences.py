@@ -1,192 +1,173 @@
-"""The run in words: facts, findings and cautions, whose figures stand in the files under `reports/`."""
+"""What the page says in words, for a whole run or for a few texts alone.
+
+A sentence states one thing that no chart beside it shows. Every number stands in a file under `reports/`.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.core.options import ModelParameters, Parameters
+from attnmix.core.options import Parameters
 from attnmix.figures.labels import CHECKPOINTS, in_text
 from attnmix.measures.ratios import RATIOS, preferred_ratio
-from attnmix.page import evidence
 from attnmix.page.arrays import visible
-from attnmix.page.evidence import signed
-from attnmix.store.maps import made_layouts, read_quality
-from attnmix.store.reports import read_metrics, read_mixing, read_plot
+from attnmix.store.runs import Run
 
-LEFT_OUT_BY_WEIGHTS = {"attnres_w": "the skip connection", "attn_n": "how long the mixed vectors are"}
-PROJECTIONS = {"pca": "the two principal components", "random_projection": "random directions"}
-COMPUTED = {"fine-tuning": "finetune", "the measures": "measure"}
-ONE_SEED = "Intervals are over reviews, for this one fine-tuning seed; another seed is another model."
-ORIGINS = {
-    "model.base": "The pretrained model comes from",
-    "model.name": "The model comes from",
-    "dataset.name": "The reviews come from",
+DERIVATIVE_FORMS = {
+    "norm_of_sum": "when all other tokens move together",
+    "norm_of_block": "when they move independently",
+    "sum_of_norms": "when the norms of single tokens are added",
 }
+REVIEW_PARAMETERS = (
+    *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
+    *("measure.documents", "measure.gradient_"),
+)
+"""Beginnings of the parameters that say nothing about a page of texts alone."""
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
 
+class PageText(NamedTuple):
+    """The words of a page; `checkpoints` are the labels of the measured checkpoints, the captured one last."""
+
+    checkpoints: Mapping[str, str]
+    dataset: str | None
+    facts: Mapping[str, str]
+    headline: str
+    lead: str
+    measured: str
+    intervals: str
+    findings: list[str]
+    cautions: list[str]
+    changed: list[tuple[str, str, str]]
+    origins: list[str]
+    computed_on: Mapping[str, str]
+
+
+def describe_run(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> PageText:
+    """Return the words for reviews, a classifier that was fine-tuned on them, and the captured `tokens`."""
+    finetuned, download, measured = (run.metrics(stage) for stage in ("finetune", "download", "measure"))
+    test, curves = finetuned["test"], run.mixing[0]
+    return PageText(
+        checkpoints=CHECKPOINTS,
+        dataset=short_name(parameters.dataset.name),
+        facts={
+            "test accuracy": percent(test["accuracy"], 1),
+            "majority baseline": percent(test["majority_accuracy"], 1),
+            "training reviews": str(download["train"]),
+            "test reviews": str(download["test"]),
+            "reviews measured": str(measured["documents"]),
+        },
+        headline=headline(curves),
+        lead=lead(curves),
+        measured=f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a few "
+        "of them, and maps of the captured texts, which are examples.",
+        intervals=", with 95 % intervals over reviews",
+        findings=[
+            f"The 95 % interval of the classifier's test accuracy is {percent(test['accuracy_ci_low'])} to "
+            f"{percent(test['accuracy_ci_high'])}.",
+            *_classes(run),
+            *_controls(run),
+            *derivatives(run),
+        ],
+        cautions=_cautions(parameters, "Intervals are over reviews, for one fine-tuning seed.", run),
+        changed=changed_parameters(parameters),
+        origins=_origins(parameters, run),
+        computed_on={"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
+    )
+
+
+def describe_texts(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> PageText:
+    """Return the words for the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
+    curves, texts = run.mixing[0], tokens["document"].nunique()
+    return PageText(
+        checkpoints={"pretrained": "The model as it is"},
+        dataset=None,
+        facts={
+            "text" if texts == 1 else "texts": str(texts),
+            "tokens": str(len(tokens)),
+            "layers": str(curves["layer"].max()),
+        },
+        headline=headline(curves),
+        lead=lead(curves),
+        measured=f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
+        intervals="" if texts == 1 else ", with 95 % intervals over texts",
+        findings=_controls(run),
+        cautions=_cautions(parameters, "Other texts have other numbers.", run),
+        changed=[row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)],
+        origins=[f"The model comes from {parameters.model.name}."],
+        computed_on={"measures": run.metrics("measure")["computed_on"]},
+    )
+
+
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Key, value and default of each parameter that differs from its default, in YAML's words and the file's order."""
-    own, defaults = (_flat(each.model_dump()) for each in (parameters, Parameters()))
-    return [(key, _plain(own[key]), _plain(defaults[key])) for key in own if own[key] != defaults[key]]
+    """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
+    values, defaults = (
+        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
+    )
+    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for section, value in values.items():
-        keys = value if isinstance(value, dict) else {None: value}
-        flat |= {f"{section}.{key}" if key else section: each for key, each in keys.items()}
-    return flat
-
-
-def _plain(value: Any) -> str:
+def _yaml(value: Any) -> str:
     if value is None:
         return "empty"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def versions() -> dict[str, str]:
-    """Python and the packages that the numbers hang on, without the name of a build (`2.13.0+cpu`)."""
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that compute, without the name of a build (`2.13.0+cpu`)."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
 
 
-def computed_on() -> str:
-    """What the last digits of the numbers hang on."""
-    machines = {stage: read_metrics(name)["computed_on"] for stage, name in COMPUTED.items()}
-    if len(set(machines.values())) == 1:
-        return f"All of it on: {machines['fine-tuning']}."
-    each = "; ".join(f"{stage} on {machine}" for stage, machine in machines.items())
-    return f"Not all on the same kind of machine: {each}."
-
-
-def origins() -> list[str]:
-    """Where model and reviews come from; of a repository of the hub, at which commit."""
-    table = read_plot("download/commits", dtype=str, keep_default_na=False)
-    return [_origin(row) for _, row in table.iterrows()]
-
-
-def _origin(row: pd.Series) -> str:
-    said = f"{ORIGINS[row['key']]} {row['name']}"
-    if not row["commit"]:
-        return f"{said}."
-    asked = f" ({row['revision']})" if row["revision"] not in ("", row["commit"]) else ""
-    return f"{said} of the hub, commit {row['commit']}{asked}."
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """`0.2426` as `24 %`."""
-    return f"{100 * share:.{digits}f} %"
-
-
-def facts() -> dict[str, str]:
-    """The run in figures, by what they are."""
-    test, reviews = read_metrics("finetune")["test"], read_plot("download/reviews")
-    number = reviews.groupby("split")["reviews"].sum()
-    return {
-        "test accuracy": percent(test["accuracy"], 1),
-        "majority baseline": percent(test["majority_accuracy"], 1),
-        "training reviews": str(number["train"]),
-        "test reviews": str(number["test"]),
-        "reviews measured": str(read_metrics("measure")["documents"]),
-    }
-
-
-def findings(captured: Sequence[str]) -> list[str]:
-    """Sentences; each figure stands in a metrics or plots file."""
-    test, run = read_metrics("finetune")["test"], facts()
-    curves, differences = read_mixing()
-    method = preferred_ratio(curves["method"].tolist())
-    return [
-        f"The fine-tuned classifier is right on {run['test accuracy']} of {run['test reviews']} test reviews "
-        f"(95 % interval {percent(test['accuracy_ci_low'])} to {percent(test['accuracy_ci_high'])}); "
-        f"naming the most frequent class every time would be on {run['majority baseline']}.",
-        *_classes(),
-        *mixing(curves),
-        *evidence.typical(method, captured),
-        *evidence.change(differences),
-        *evidence.controls(method),
-        *evidence.derivatives(method),
-        *map_findings(made_layouts()[0]),
-    ]
-
-
-def cautions(parameters: Parameters) -> list[str]:
-    """What must not be read into the findings."""
-    return [
-        *([] if parameters.finetune.epochs else [_taken(parameters.model)]),
-        "A ratio is one layer's, not that of all layers up to it. What came from elsewhere by then is what the "
-        "rollouts ask (under Text).",
-        "A ratio of norms is no causal effect." + _agreement(read_plot("measure/derivatives")),
-        ONE_SEED,
-        "A map shows neighbourhoods, and not all of them. How far its clusters lie apart, how large and how dense "
-        "they are means little, and another seed gives another map.",
-    ]
-
-
-def _taken(model: ModelParameters) -> str:
-    beside = f"{model.base}, which it need not come from" if model.base else "the same model, so no change is one"
-    return (
-        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {model.name} as it is, pretrained "
-        f"for {beside}."
-    )
-
-
-def captured_text(row: pd.Series) -> str:
-    """What the classifier, if any, says of a captured text, a row of `captured_texts.csv`, and what the model saw."""
-    said = []
-    if "predicted" in row:
-        label = f"Labelled {_class(row['label'])}, classified" if isinstance(row["label"], str) else "Classified"
-        said.append(f"{label} as {_class(row['predicted'])} with a probability of {percent(row['probability'])}.")
-    if row["tokens"] < row["whole_tokens"]:
-        said.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
-    if row["unknown_tokens"]:
-        said.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
-    return " ".join(said)
-
-
-def _classes() -> list[str]:
-    """Which of more than two classes are told best and worst, by F1."""
-    if read_plot("download/reviews")["label"].nunique() == 2:
-        return []
-    table = read_plot("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
-    f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
-    worst, best = (f"{_class(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
-    return [f"Of the {len(table)} classes, {best} is told best and {worst} worst."]
-
-
-def _class(name: str) -> str:
-    """A class's name within a sentence, whose order of words a name that is written from right to left leaves alone."""
-    shown = visible(name, kept="")
-    return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
-
-
-def called(name: str) -> str:
-    """A model or data set by a name that is no path: of a package its name, of a folder far away its last part."""
+def short_name(name: str) -> str:
+    """Return a model's or data set's name without a path: of a package its name, of a folder its last part."""
     if "://" in name:
         return name.partition("://")[2].partition("/")[0]
     return Path(name).name if name.startswith(("/", ".", "~")) else name
 
 
-def strongest_layer(method: str) -> int:
-    """The layer with the highest mean of a ratio, in the checkpoint that is shown."""
-    return int(most_and_least(read_mixing()[0], method)[0]["layer"])
+def percent(share: float, digits: int = 0) -> str:
+    """Return `0.2426` as `24 %`."""
+    return f"{100 * share:.{digits}f} %"
 
 
-def headline() -> str:
-    """What is found, in one line that holds for any run."""
-    curves = read_mixing()[0]
-    most, least = most_and_least(curves, preferred_ratio(curves["method"].tolist()))
-    # As many digits as tell them apart, and from nothing.
+def _signed(number: float, form: str = ".2f") -> str:
+    """Return a number with a typographic minus, and none before a zero."""
+    text = f"{number:{form}}"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.replace("-", "")
+
+
+def _points(difference: float) -> str:
+    return _signed(100 * difference, "+.1f")
+
+
+def shown_checkpoint(table: pd.DataFrame) -> str:
+    """Return the captured checkpoint, or the one that was measured in its place."""
+    measured = table["checkpoint"].unique().tolist()
+    return CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else str(measured[0])
+
+
+def _preferred(table: pd.DataFrame) -> str:
+    return preferred_ratio(table["method"].unique().tolist())
+
+
+def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
+    rows = curves[(curves["checkpoint"] == shown_checkpoint(curves)) & (curves["method"] == _preferred(curves))]
+    return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+
+
+def headline(curves: pd.DataFrame) -> str:
+    """Return the main result as one line, with as many digits as tell the two ratios apart and from 0."""
+    most, least = most_and_least(curves)
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
     high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].split()[0])), pairs[0])
     if most["layer"] == least["layer"]:
@@ -194,146 +175,149 @@ def headline() -> str:
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def most_and_least(curves: pd.DataFrame, method: str) -> tuple[pd.Series, pd.Series]:
-    """The rows of the layers with the highest and the lowest mean of a ratio, in the checkpoint that is shown."""
-    rows = curves[(curves["checkpoint"] == _shown_checkpoint(curves)) & (curves["method"] == method)]
-    return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+def lead(curves: pd.DataFrame) -> str:
+    """Return what the headline's ratio measures, for the layer with the highest mean."""
+    most, _ = most_and_least(curves)
+    sentence = RATIOS[most["method"]].sentence.format(layer=most["layer"], share=percent(most["mean"]))
+    return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
 
 
-def mixing(curves: pd.DataFrame) -> list[str]:
-    """The layers with the highest and the lowest mean, and what attention weights alone would say of the highest."""
-    method = preferred_ratio(curves["method"].tolist())
-    most, least = most_and_least(curves, method)
-    curves = curves[curves["checkpoint"] == _shown_checkpoint(curves)]
+def document_note(row: Mapping[str, Any]) -> str:
+    """Return what the classifier, if any, says of a captured text, and how much of the text the model read.
+
+    `row` has `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
+    `predicted` and `probability`.
+    """
+    notes = []
+    if "predicted" in row:
+        name = row["label_name"]
+        label = f"Labelled {_isolate(name)}, classified" if name is not None else "Classified"
+        notes.append(f"{label} as {_isolate(row['predicted'])} with a probability of {percent(row['probability'])}.")
+    if row["tokens"] < row["whole_tokens"]:
+        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read (capture.max_length).")
+    if row["unknown_tokens"]:
+        notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
+    return " ".join(notes)
+
+
+def _isolate(name: str) -> str:
+    """Return a class's name so that letters written from right to left leave the sentence's order alone."""
+    shown = visible(name, kept="")
+    return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
+
+
+def _classes(run: Run) -> list[str]:
+    """Return the best and the worst told of more than two classes, by F1."""
+    table = run.table("finetune/finetune_by_class", dtype={"label_name": str}, keep_default_na=False, na_values=[""])
+    if len(table) == 2:
+        return []
+    f1 = table.dropna(subset="f1").sort_values("f1", kind="stable").set_index("label_name")["f1"]
+    worst, best = (f"{_isolate(name)} (F1 {percent(f1[name])})" for name in (f1.index[0], f1.index[-1]))
+    return [f"The classifier tells {best} best and {worst} worst."]
+
+
+def _largest_change(run: Run) -> pd.Series | None:
+    """Return the row of the layer whose preferred ratio fine-tuning changes most; None where one checkpoint exists."""
+    differences = run.mixing[1]
+    rows = differences[differences["method"] == _preferred(differences)] if len(differences) else differences
+    return rows.iloc[int(rows["mean"].abs().argmax())] if len(rows) else None
+
+
+def _controls(run: Run) -> list[str]:
+    """Return the preferred ratio beside its controls, as means over the layers, and its largest change."""
+    table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
+    checkpoint, method = shown_checkpoint(curves), _preferred(curves)
+    ratio = curves.loc[(curves["checkpoint"] == checkpoint) & (curves["method"] == method), "mean"].mean()
+    rows = table[table["method"] == method]
+    control = rows.groupby(["control", "checkpoint"])["mean"].mean()
     sentences = [
-        f"{RATIOS[method].sentence.format(layer=most['layer'], share=percent(most['mean']))} ({_interval(most)}), the "
-        f"highest of the layers' means; in layer {least['layer']} it is {percent(least['mean'])} ({_interval(least)}), "
-        f"the lowest. {CHECKPOINTS[most['checkpoint']]} model, {most['tokens']} tokens of {most['documents']} reviews."
+        f"With random weights the ratio would be {percent(control['random_weights'].iloc[0])}, and with the words in "
+        f"random order {percent(control['shuffled_words', checkpoint])} (means over the layers).",
+        f"With every value replaced by the mean of its own text's values it would be "
+        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratio)}. That mean removes which token "
+        "gave a value and keeps what the text says as a whole.",
     ]
-    weights = curves[(curves["method"] == "attn_w") & (curves["layer"] == most["layer"])]
-    if len(weights) and method != "attn_w":
-        same = weights.iloc[0]
-        left_out = LEFT_OUT_BY_WEIGHTS.get(method, "how long the mixed vectors are, and the skip connection")
+    largest = _largest_change(run)
+    if largest is None:
+        return sentences
+    interval = f"{_points(largest['simultaneous_low'])} to {_points(largest['simultaneous_high'])}"
+    known = "" if pd.isna(largest["simultaneous_low"]) else f" (95 % interval for all layers at once: {interval})"
+    change = differences.loc[differences["method"] == method, "mean"].mean()
+    sentences += [
+        f"The largest change of the ratio by fine-tuning is {_points(largest['mean'])} percentage points, in layer "
+        f"{largest['layer']}{known}.",
+        f"Over all layers fine-tuning changes the ratio by {_points(change)} percentage points, and with that mean in "
+        f"place of the values by {_points(control['text_mean_value', 'difference'])}.",
+    ]
+    in_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
+    less = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
+    if pd.notna(less["below_low"]):
         sentences.append(
-            f"The attention weights alone would say {percent(same['mean'])} for layer {most['layer']} "
-            f"({_interval(same)}): they leave out {left_out}."
+            f"In layer {less['layer']} the first change less the second has a 95 % interval of "
+            f"{_points(less['below_low'])} to {_points(less['below_high'])} percentage points."
         )
     return sentences
 
 
-def _agreement(derivatives: pd.DataFrame) -> str:
-    """How far the preferred ratio agrees with derivatives, as a sentence; none without gradient documents."""
-    agreement = derivatives[derivatives["quantity"] == "agreement"]
-    if agreement.empty:
-        return ""
-    method = preferred_ratio(agreement["method"].tolist())
-    chosen = (agreement["method"] == method) & (agreement["reference"] == "layer_input")
-    rows = agreement[chosen & (agreement["checkpoint"] == _shown_checkpoint(agreement))].dropna(subset="mean")
+def derivatives(run: Run) -> list[str]:
+    """Return whether derivatives change as the ratio does; nothing without gradient documents."""
+    table, largest = run.table("measure/derivatives"), _largest_change(run)
+    rows = table[(table["quantity"] == "level") & (table["checkpoint"] == "difference")]
+    if largest is None or rows.empty:
+        return []
+    rows = rows[(rows["reference"] == "layer_input") & (rows["layer"] == largest["layer"])].set_index("method")
+    changes = []
+    for form, condition in DERIVATIVE_FORMS.items():
+        row = rows.loc[form]
+        verb = "rises" if row["ci_low"] > 0 else "falls" if row["ci_high"] < 0 else "shows no change"
+        changes.append(f"{verb} {condition} ({_points(row['mean'])} percentage points)")
+    return [
+        f"How strongly a token's output depends on the other tokens' inputs within layer {largest['layer']} (Jacobian "
+        f"norms, {row['documents']:.0f} reviews) {', '.join(changes[:-1])}, and {changes[-1]}."
+    ]
+
+
+def _cautions(parameters: Parameters, intervals: str, run: Run) -> list[str]:
+    """Return what must not be read into the findings; `intervals` says of what the numbers are."""
+    model = parameters.model
+    base = f"{model.base}, which it need not come from" if model.base else "the same model, so no change is one"
+    untrained = (
+        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {model.name} as it is, pretrained "
+        f"for {base}."
+    )
+    return [
+        *([] if parameters.finetune.epochs else [untrained]),
+        "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
+        "A ratio of norms is no causal effect." + _agreement(run),
+        intervals,
+        "A map shows neighbourhoods, and not all of them. Distances between clusters, their sizes and densities mean "
+        "little, and another seed gives another map.",
+    ]
+
+
+def _agreement(run: Run) -> str:
+    """Return how far the preferred ratio agrees with derivatives; an empty text without gradient documents."""
+    table = run.table("measure/derivatives")
+    rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")
     if rows.empty:
         return ""
-    low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
-    return (
-        f" The rank correlation of this one ({in_text(RATIOS[method].mark.label)}) with derivatives, of "
-        f"{low['documents']} reviews, is lowest in layer {low['layer']} ({_correlation(low)}) and highest in layer "
-        f"{high['layer']} ({_correlation(high)})."
-    )
+    method = _preferred(rows)
+    rows = rows[(rows["checkpoint"] == shown_checkpoint(rows)) & (rows["method"] == method)]
+    ends = [rows.iloc[int(place)] for place in (rows["mean"].argmin(), rows["mean"].argmax())] if len(rows) else []
+    means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
+    return f" The rank correlation of {in_text(RATIOS[method].mark.label)} with derivatives is {means}." if ends else ""
 
 
-def _correlation(row: pd.Series) -> str:
-    sure = "" if pd.isna(row["ci_low"]) else f", 95 % interval {signed(row['ci_low'])} to {signed(row['ci_high'])}"
-    return f"{signed(row['mean'])}{sure}"
-
-
-def map_findings(layout: str) -> list[str]:
-    """How far the first layout can be trusted."""
-    quality = read_quality()
-    whole = quality[(quality["layout"] == layout) & quality["point"].isna()].set_index("measure")
-    value, chance = whole["value"], whole["chance"]
-    sentences = []
-    if value[["trustworthiness", "neighbours_kept", "distance_spearman"]].notna().all():
-        sentences.append(
-            f"How far to trust the {layout} map: trustworthiness {value['trustworthiness']:.2f} (chance "
-            f"{chance['trustworthiness']:.2f}), {percent(value['neighbours_kept'])} of a vector's 15 nearest "
-            f"neighbours kept (chance {percent(chance['neighbours_kept'], 1)}). Far distances are less to be trusted: "
-            f"their rank correlation with those of the full space is {signed(value['distance_spearman'])}."
-        )
-    within = value.get("neighbours_kept_within")
-    if within is not None and np.isfinite(within) and chance["neighbours_kept_within"] < 1:
-        sentences.append(
-            f"Among the vectors of its own capture point alone, the {layout} map keeps {percent(within)} of a vector's "
-            f"15 nearest (chance {percent(chance['neighbours_kept_within'], 1)})."
-        )
-    overlap = value.get("neighbour_overlap")
-    if overlap is not None and np.isfinite(overlap):
-        sentences.append(
-            f"What of the {layout} map is due to its seed: maps with other seeds share {percent(overlap)} "
-            f"of each vector's neighbours (chance {percent(chance['neighbour_overlap'], 1)})."
-        )
-    return sentences + _movement(layout, read_plot("reduce/movement"))
-
-
-def _movement(layout: str, movement: pd.DataFrame) -> list[str]:
-    """What moves on the layout have to do with the mixing; true of any outcome."""
-    measured = movement.loc[movement["layout"] == layout, "against"].unique()
-    against = [method for method in measured if method in RATIOS]
-    if not against:  # a layout without moves, or no ratios to set them against
-        return []
-    method = preferred_ratio(against)
-    chosen = movement[(movement["against"] == method) & (movement["step"] == RATIOS[method].covers)]
-    by_layer = {names: rows.dropna(subset="mean") for names, rows in chosen.groupby(["layout", "measure"])}
-    if not len(by_layer[layout, "spearman"]):
-        return []
-    said = {names: _range(rows) for names, rows in by_layer.items() if len(rows)}
-    step = "the attention step" if RATIOS[method].covers == "attention" else "a layer"
-    sentences = [
-        f"Does the {layout} map show the mixing? How far a token moves on it in {step} and how much it is mixed there "
-        f"({in_text(RATIOS[method].mark.label)}) have a rank correlation of {said[layout, 'spearman']}."
-    ]
-    if (layout, "partial_full_space") in said:
-        sentences.append(
-            f"Given how far the token moves in the full space, the correlation of the {layout} map is "
-            f"{said[layout, 'partial_full_space']}: what a map shows of the mixing beyond the length of the move."
-        )
-    plain = [
-        f"{said[name, 'spearman']} on {label}" for name, label in PROJECTIONS.items() if (name, "spearman") in said
-    ]
-    if plain:
-        sentences.append(f"Plain projections of the same vectors to two dimensions have {' and '.join(plain)}.")
-    return [*sentences, _how_sure(by_layer[layout, "spearman"], by_layer[layout, "permutation_null"])]
-
-
-def _range(rows: pd.DataFrame) -> str:
-    """`0.12 (layer 1) to 0.45 (layer 6)`."""
-    low, high = rows.iloc[int(rows["mean"].argmin())], rows.iloc[int(rows["mean"].argmax())]
-    if low["layer"] == high["layer"]:
-        return f"{signed(low['mean'])} (layer {low['layer']})"
-    return f"{signed(low['mean'])} (layer {low['layer']}) to {signed(high['mean'])} (layer {high['layer']})"
-
-
-def _how_sure(rows: pd.DataFrame, null: pd.DataFrame) -> str:
-    """What stands against chance, and against other texts."""
-    by_chance = (
-        f"By chance, with the ratios dealt out anew within a text, 95 % of such correlations lie between "
-        f"{signed(null['ci_low'].min())} and {signed(null['ci_high'].max())} in the layer where they spread most."
-    )
-    known = rows.dropna(subset="ci_low")
-    if known.empty:
-        return f"{by_chance} These are numbers of one text; there is no interval over texts."
-    above, below = int((known["ci_low"] > 0).sum()), int((known["ci_high"] < 0).sum())
-    least, most = known["documents"].min(), known["documents"].max()
-    texts = f"{most}" if least == most else f"{least} to {most}"
-    return (
-        f"{by_chance} Of the map's {len(known)} layers with an interval over {texts} texts, it lies "
-        f"above 0 in {above} and below 0 in {below}."
-    )
-
-
-def _shown_checkpoint(table: pd.DataFrame) -> str:
-    """The one that the captured features are of; the measured one where that was left out."""
-    measured = table["checkpoint"].unique().tolist()
-    return CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else str(measured[0])
-
-
-def _interval(row: Mapping[str, Any] | pd.Series) -> str:
-    digits = 0 if percent(row["ci_low"]) != percent(row["ci_high"]) else 1
-    return f"95 % interval {percent(row['ci_low'], digits)} to {percent(row['ci_high'], digits)}"
+def _origins(parameters: Parameters, run: Run) -> list[str]:
+    """Return where model and reviews come from; of a repository of the hub, at which commit."""
+    commits, model, dataset = run.metrics("download"), parameters.model, parameters.dataset
+    sources: list[tuple[str, Any, str]] = [("model comes", model, "model_commit")]
+    sources.append(("reviews come", dataset, "dataset_commit"))
+    if model.base_model:
+        sources.insert(0, ("pretrained model comes", model.base_model, "base_commit"))
+    origins = []
+    for what, source, key in sources:
+        commit = commits[key]
+        asked = f" ({source.revision})" if source.revision not in (None, commit) else ""
+        origins.append(f"The {what} from {source.name}" + (f" of the hub, commit {commit}{asked}." if commit else "."))
+    return origins

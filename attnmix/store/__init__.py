@@ -1,5 +1,1 @@
-"""What the stages leave on disk: every path, with its reader and its writer."""
-
-from pathlib import Path
-
-ACTIVATIONS = Path("features/capture")
+"""A run's folder: `layout` says where each file lies, `runs` reads them, `writers` and `features` write them."""

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, Site, in_forward_order
-from attnmix.store import ACTIVATIONS as ACTIVATIONS
 from attnmix.store.files import (
     CHUNK_BYTES,
     Place,
@@ -33,7 +31,6 @@ from attnmix.store.files import (
     writing,
 )
 from attnmix.store.shard_writer import Block, FileBlock, HeldBlock
-from attnmix.store.tokens import TOKENIZED, read_captured_texts, read_captured_tokens
 
 MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 24
@@ -229,13 +226,3 @@ def stored_sites(root: Path) -> list[Site]:
     if not sites:
         raise InputError(f"{root} holds no feature store; `dvc repro capture` makes them")
     return in_forward_order(sites)
-
-
-def read_tokens(root: Path) -> pd.DataFrame:
-    """Return the captured tokens, a row for each row of a store, with the columns of `attnmix.store.tokens`."""
-    return read_captured_tokens(root.parent / TOKENIZED.name)
-
-
-def read_texts(root: Path) -> dict[str, str]:
-    """Return the captured texts by document."""
-    return read_captured_texts(root.parent / TOKENIZED.name)

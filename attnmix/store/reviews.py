@@ -10,29 +10,28 @@ import pyarrow.parquet as pq
 
 from attnmix.store.files import read_table, undamaged, write_table
 
-REVIEWS = Path("data/reviews")
 TEXTS_AT_ONCE = 1000
 BUFFER_BYTES = 2**20
 
 
-def split_file(split: str, folder: Path = REVIEWS) -> Path:
+def split_file(split: str, folder: Path) -> Path:
     """Where the reviews of `train`, `validation` or `test` lie."""
     return folder / f"{split}.parquet"
 
 
-def write_split(split: str, reviews: pd.DataFrame, folder: Path = REVIEWS) -> None:
+def write_split(split: str, reviews: pd.DataFrame, folder: Path) -> None:
     """Write columns `text`, `label` (from 0 on), `label_name`."""
     write_table(split_file(split, folder), reviews)
 
 
-def read_split(split: str, columns: list[str] | None = None) -> pd.DataFrame:
+def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
     """Columns `text`, `label` (from 0 on), `label_name`, or those of them."""
-    return read_table(split_file(split), "download", columns=columns)
+    return read_table(split_file(split, folder), "download", columns=columns)
 
 
-def read_texts(split: str) -> Iterator[list[str]]:
+def read_texts(split: str, folder: Path) -> Iterator[list[str]]:
     """The texts of a split, so many at a time that memory does not grow with their number."""
-    with undamaged(split_file(split), "download") as path:
+    with undamaged(split_file(split, folder), "download") as path:
         # With a buffer it reads page by page; pandas writes all rows as one group.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
         for block in file.iter_batches(TEXTS_AT_ONCE, columns=["text"]):

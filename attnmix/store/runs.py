@@ -1,19 +1,24 @@
-"""What a run captured, to read from a program or a notebook, as much of it as is asked for.
+"""A run's results, to read from a program or a notebook, as much of them as is asked for.
 
     from attnmix.store.runs import open_run
 
-    run = open_run()  # of this folder, or open_run("another/clone")
-    run.tokens  # document, position, token_id, token: a row for each token
+    run = open_run("another/clone")  # open_run() for the current folder
+    run.tokens  # document, position, token_id, token: a row for each captured token
     vectors = run.features("layer_output", layers=range(1, 4), document="test/3")
     vectors.shape  # (layers, tokens, hidden); nothing is read yet
     vectors.numpy()  # or .torch(), or .xarray(), which still reads nothing until it is computed with
+    run.table("measure/mixing")  # a csv under reports/plots/
+    run.metrics("measure")  # a json file under reports/metrics/
+    run.matrix("finetuned", "test/3", "attention")  # [layers, tokens, sources]
 
-Layers are counted from 1; level 0 is the embedding.
+Layers are counted from 1; level 0 is the embedding. Where a stage has not run, or a file is damaged, every reader
+raises an `InputError` that names the stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,79 +27,234 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import LAYOUTS
+from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
+from attnmix.store.files import made, open_array, read_array, read_table, undamaged
+from attnmix.store.heads import DIMENSIONS, OF_HEADS
+from attnmix.store.layout import Layout, contributions_folder, heads_folder
+from attnmix.store.tokens import TEXT_FIELDS
 
 if TYPE_CHECKING:
     import torch
     import xarray
 
 Vectors = npt.NDArray[Any]
-NAMED = 5  # documents in an error
+MAX_NAMES = 5  # documents in an error
+ROWS_AT_ONCE = 100_000  # of a csv
 
 
 def open_run(folder: Path | str = ".") -> Run:
-    """The vectors that `capture` left in a clone of the project; `InputError` where there are none."""
-    run = Run(Path(folder) / stored.ACTIVATIONS)
+    """Return the run in a clone of the project; `InputError` where `capture` left no vectors in it."""
+    run = Run(Path(folder))
     _ = run.sites
     return run
 
 
-@dataclass(frozen=True)
-class Run:
-    """The stores under `root` and the tables beside them; `InputError` for damage, when it is met."""
-
-    root: Path
+class Run(Layout):
+    """Everything that the stages left in the folder `root`, and the paths of `Layout`."""
 
     @cached_property
-    def tokens(self) -> pd.DataFrame:
-        """`document` (`test/3`), `position`, `token_id`, `token`: a row for each row of a store."""
-        return stored.read_tokens(self.root)
+    def documents(self) -> pd.DataFrame:
+        """All texts that `tokenize` chose, without the texts themselves; `attnmix.store.tokens` names the columns."""
+        return read_table(self.texts_file, "tokenize", columns=[name for name, _ in TEXT_FIELDS if name != "text"])
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """The captured texts by document."""
-        return stored.read_texts(self.root)
+        captured = [("captured", "==", True)]
+        table = read_table(self.texts_file, "tokenize", columns=["document", "text"], filters=captured)
+        return dict(table.itertuples(index=False))
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """The captured tokens, a row for each row of a store; `attnmix.store.tokens` names the columns."""
+        names = self.documents.loc[self.documents["captured"], "document"].tolist()
+        return read_table(self.tokens_file, "tokenize", filters=[("document", "in", names)])
+
+    def token_blocks(
+        self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the tokens of one block of all texts after another, or of the chosen `blocks`."""
+        with undamaged(self.tokens_file, "tokenize") as path:
+            # The buffer reads page by page.
+            options: dict[str, Any] = {"page_checksum_verification": True}
+            with pq.ParquetFile(path, **options) as file:
+                for number in range(file.num_row_groups) if blocks is None else blocks:
+                    yield file.read_row_group(number, columns=columns).to_pandas()
 
     @cached_property
     def sites(self) -> list[Site]:
         """The layers and points that were captured, in forward order."""
-        return stored.stored_sites(self.root)
+        return stored.stored_sites(self.activations)
 
     def width(self, site: Site) -> int:
-        """Numbers of one vector at `site`."""
-        return int(stored.open_store(self.root, site).shape[1])
+        """Return the length of a vector at `site`."""
+        return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """A document's rows in every store; all of them without a name."""
+        """Return a document's rows in every store; all of them without a name."""
         if document is None:
             return slice(0, len(self.tokens))
-        found = np.flatnonzero(self.tokens["document"] == document)
-        if not len(found):
+        rows = np.flatnonzero(self.tokens["document"] == document)
+        if not len(rows):
             names = self.tokens["document"].unique()
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
             raise InputError(
-                f"{document!r} was not captured in {self.root}; captured: {', '.join(names[:NAMED])}{more}"
+                f"{document!r} was not captured in {self.activations}; captured: {', '.join(names[:MAX_NAMES])}{more}"
             )
-        return slice(int(found[0]), int(found[-1]) + 1)
+        return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Vectors:
-        """`[rows, width]` of chosen rows, in the store's dtype; `rows` is sorted."""
-        return stored.read_rows(self.root, site, rows)
+        """Return `[rows, width]` of chosen rows, in the store's dtype; `rows` is sorted."""
+        return stored.read_rows(self.activations, site, rows)
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
-        """Vectors of one point, in the layers that have it or in chosen ones, of one document or of all."""
+        """Return the vectors of one point, in the layers that have it or in chosen ones, of one document or of all."""
         known = [site.layer for site in self.sites if site.point == point]
         if not known:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
-            raise InputError(f"{point!r} was not captured in {self.root}; captured: {points}")
+            raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
         chosen = known if layers is None else list(layers)
         if not chosen or not set(chosen) <= set(known):
             wrong = ", ".join(str(layer) for layer in chosen if layer not in known) or "none"
             raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, known))}")
         return Features(self, [Site(layer, point) for layer in chosen], self.rows(document))
+
+    def metrics(self, stage: str) -> dict[str, Any]:
+        """Return the metrics of a stage."""
+        path = made(self.metrics_folder / f"{stage}.json", stage)
+        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return metrics
+
+    def table(self, name: str, **options: Any) -> pd.DataFrame:
+        """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
+        path = made(self.tables / f"{name}.csv", name.partition("/")[0])
+        table: pd.DataFrame = pd.read_csv(path, **options)
+        return table
+
+    @property
+    def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The mean ratios of the checkpoints, and the rows of their difference."""
+        table = self.table("measure/mixing")
+        difference = table["checkpoint"] == "difference"
+        return table[~difference], table[difference]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The rows of `measure/geometry` that are of a layer's steps, named in the column `step`."""
+        table = self.table("measure/geometry")
+        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
+
+    @property
+    def layer_parts(self) -> list[list[str]]:
+        """By stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+        parts: list[list[str]] = json.loads(made(self.layer_parts_file, "measure").read_text(encoding="utf-8"))
+        return parts
+
+    def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
+        """Return the rows of `table` with these values by column, a part of the file in memory at a time."""
+        parts: Any = self.table(name, chunksize=ROWS_AT_ONCE)
+        rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
+        return rows
+
+    def ratios(
+        self, columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None
+    ) -> pd.DataFrame:
+        """Return checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
+
+        A document may be there in two versions: as it was captured, and, `in_statistics`, as it was drawn. `word`
+        numbers the words of a document from 0 on, unknown (`Int32`) for special tokens. `filters` as in
+        `pandas.read_parquet`: what they leave out is not held in memory.
+        """
+        table = read_table(self.measured / "tokens.parquet", "measure", columns=columns, filters=filters)
+        return table.astype({"word": "Int32"}) if "word" in table else table
+
+    def captured_ratios(
+        self, documents: Sequence[str], columns: list[str] | None = None, filters: Sequence[tuple[str, str, Any]] = ()
+    ) -> pd.DataFrame:
+        """Return the rows of `ratios` of the captured `documents`, each once, as it was captured.
+
+        A document that was drawn and cut to another length is there twice; the version in the statistics is not the
+        captured one.
+        """
+        wanted = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
+        table = self.ratios(wanted, [("document", "in", list(documents)), *filters])
+        versions = table.groupby("document")["in_statistics"].transform("nunique")
+        captured = table[~((versions > 1) & table["in_statistics"])]
+        return captured if columns is None else captured[columns]
+
+    def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
+        """Return one method's matrices `[layers, tokens, tokens]` (row i, source j).
+
+        Rows of `value_zeroing` that show no structure are NaN.
+        """
+        return _read_array(contributions_folder(checkpoint, document, self.measured) / f"{method}.zarr")
+
+    def matrices(self, checkpoint: str, document: str) -> list[str]:
+        """Return the methods whose matrices are there, in no order."""
+        return [path.stem for path in contributions_folder(checkpoint, document, self.measured).glob("*.zarr")]
+
+    def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the parts of a document's heads that are there; empty where the checkpoint was not measured."""
+        folder = heads_folder(checkpoint, document, self.measured)
+        names = [name for name in DIMENSIONS if name in OF_HEADS or (folder / f"{name}.zarr").is_dir()]
+        return {name: _read_array(folder / f"{name}.zarr") for name in names} if folder.is_dir() else {}
+
+    @property
+    def token_scores(self) -> pd.DataFrame:
+        """`document, position, method, score`; the score is NaN for a token that the method does not score."""
+        return read_table(self.token_scores_file, "faithfulness")
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """`document, predicted, probability` of the captured texts."""
+        return read_table(self.predictions_file, "faithfulness")
+
+    @property
+    def layouts(self) -> list[str]:
+        """The maps that `reduce` made, in the order of `LAYOUTS`."""
+        return [layout for layout in LAYOUTS if (self.maps / f"{layout}.parquet").is_file()]
+
+    def map(self, layout: str) -> pd.DataFrame:
+        """Return `document, position, layer, point, x, y` of one layout."""
+        return read_table(self.maps / f"{layout}.parquet", "reduce")
+
+    @property
+    def map_quality(self) -> pd.DataFrame:
+        """`layout, layer, point, measure, value, chance`; a row without layer and point is the whole layout's."""
+        return read_table(self.maps / "quality.parquet", "reduce")
+
+    @property
+    def nearest(self) -> pd.DataFrame:
+        """`document, position, layer, point, nearest`: lists of row numbers of `tokens`."""
+        return read_table(self.maps / "nearest.parquet", "reduce")
+
+    @property
+    def sources(self) -> dict[str, dict[str, dict[str, str]]]:
+        """By parameter, its value and the sha256 of each of the user's own files under it; empty without any."""
+        path = self.sources_file
+        return dict(json.loads(path.read_text(encoding="utf-8"))["files"]) if path.exists() else {}
+
+
+def _read_array(path: Path) -> npt.NDArray[Any]:
+    return read_array(open_array(path, "measure"), path, "measure")
+
+
+def map_sites(table: pd.DataFrame) -> list[Site]:
+    """Return the sites of a map, in forward order."""
+    pairs = table[["layer", "point"]].drop_duplicates()
+    return in_forward_order(Site(int(layer), str(point)) for layer, point in pairs.itertuples(index=False))
+
+
+def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return every contribution `[..., tokens, sources]` as a share of its row's sum; NaN in a row without any."""
+    rows = np.asarray(matrices, dtype=np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(rows / rows.sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -112,29 +272,29 @@ class Features:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the stores."""
-        found: np.dtype[Any] = stored.open_store(self.run.root, self.sites[0]).dtype
-        return found
+        """The stores' dtype."""
+        dtype: np.dtype[Any] = stored.open_store(self.run.activations, self.sites[0]).dtype
+        return dtype
 
     def numpy(self) -> Vectors:
-        """All of them in memory."""
-        made = np.empty(self.shape, self.dtype)
-        for part, site in zip(made, self.sites, strict=True):
-            part[:] = stored.read_features(self.run.root, site, self.rows)
-        return made
+        """Return all of them in memory."""
+        vectors = np.empty(self.shape, self.dtype)
+        for part, site in zip(vectors, self.sites, strict=True):
+            part[:] = stored.read_features(self.run.activations, site, self.rows)
+        return vectors
 
     def torch(self) -> torch.Tensor:
-        """All of them in memory, on the CPU."""
+        """Return all of them in memory, on the CPU."""
         import torch
 
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Chunks of the stores by `dask`, with the layers, and the tokens with their document and position."""
+        """Return the stores' chunks by `dask`, with the layers, and the tokens with their document and position."""
         import xarray
         from dask import array
 
-        stores = [_Store(self.run.root, site) for site in self.sites]
+        stores = [_Store(self.run.activations, site) for site in self.sites]
         lazy = [array.from_array(each, chunks=each.chunks)[self.rows] for each in stores]
         tokens = self.run.tokens.iloc[self.rows]
         named: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
@@ -144,7 +304,7 @@ class Features:
 
 
 class _Store:
-    """What dask asks of an array; damage is seen as it is elsewhere."""
+    """An array for dask, whose damage is noticed as in every reader."""
 
     def __init__(self, root: Path, site: Site) -> None:
         self.root, self.site = root, site

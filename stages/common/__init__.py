@@ -1,1 +1,1 @@
-"""What all stages share: the command, params.yaml, unfinished work, the lock of a stage."""
+"""Shared by all stages: the command, params.yaml, unfinished work, the lock of a stage."""

@@ -19,10 +19,13 @@ from stages.common.parameters import read_parameters
 from stages.common.resume import kept
 from stages.common.stage_lock import working_alone
 
-# They tell each retry, and each head that a checkpoint lacks; the pipeline says itself what went wrong.
-QUIET = ("datasets", "huggingface_hub", "transformers")
-FULL = (errno.EDQUOT, errno.ENOSPC)
-REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *FULL)
+# These libraries log each retry and each missing head, and others chatter; the pipeline reports errors itself.
+LOG_LEVELS = {
+    logging.CRITICAL: ("datasets", "huggingface_hub", "transformers"),
+    logging.WARNING: ("httpx", "httpx2", "fontTools", "matplotlib", "distributed"),
+}
+DISK_FULL = (errno.EDQUOT, errno.ENOSPC)
+REFUSED = (errno.EACCES, errno.ELOOP, errno.EPERM, errno.EROFS, errno.EXDEV, *DISK_FULL)
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
@@ -30,13 +33,8 @@ MEMORY_PARAMETERS = {
     "faithfulness": "capture.batch_tokens or faithfulness.max_length",
     "reduce": "umap.max_points",
 }  # what decides how much memory a stage takes
-CHATTY = ("httpx", "httpx2", "fontTools", "matplotlib", "distributed")
-
-
-STOPS = (signal.SIGINT, signal.SIGTERM)
-"""Of Ctrl-C; and of a batch system before it takes the machine away, and of torchrun when another process fails."""
-
-
+# Ctrl-C; and what a batch system sends before it takes the machine away, and torchrun when another process fails.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -49,15 +47,14 @@ ENVIRONMENT = {
 
 def main(arguments: Sequence[str]) -> None:
     """Run the stage that the command line names, or `show`; an `InputError` becomes one line and exit status 1."""
-    if arguments[:1] == ["show"]:
-        prepare_process()
-        import_module("stages.show").run(arguments[1:])
-        return
-    if len(arguments) != 1 or arguments[0] not in STAGES:
-        sys.exit(f"error: {' '.join(arguments) or 'nothing'} is no stage; allowed: one of {', '.join(STAGES)}")
-    (name,) = arguments
+    name = arguments[0] if arguments else "nothing"
+    if name != "show" and (len(arguments) != 1 or name not in STAGES):
+        sys.exit(f"error: {' '.join(arguments) or name} is no stage; allowed: one of {', '.join(STAGES)}")
     prepare_process()
     stage = import_module(f"stages.{name}")
+    if name == "show":
+        stage.run(arguments[1:])
+        return
     with as_command(partial(kept, name)):
         parameters = read_parameters()
         with working_alone(name), memory_errors_explained(name):
@@ -65,14 +62,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def prepare_process() -> None:
-    """Set up the process before libraries that take seconds to load: environment, arithmetic, signals, parameters."""
+    """Set environment, arithmetic and signals before libraries are imported that take seconds to load."""
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     _listen()
-    sys.excepthook = _explain
     try:
         settings.choose(read_parameters().arithmetic)
     except InputError as error:
@@ -93,59 +89,56 @@ def memory_errors_explained(stage: str) -> Iterator[None]:
 
 
 @contextmanager
-def as_command(rest: Callable[[], str]) -> Iterator[None]:
-    """The log of what runs here; its errors as one line and exit status 1, a stop as one that ends with `rest`.
+def as_command(remainder: Callable[[], str]) -> Iterator[None]:
+    """Log to stderr; end with one line and exit status 1 after an error, and with `remainder` after a stop signal.
 
-    The exit status of what a signal stops is the shell's for that signal: 130 after Ctrl-C, 143 after SIGTERM.
+    The exit status after a signal is the shell's: 130 after Ctrl-C, 143 after SIGTERM.
     """
     _listen()
-    sys.excepthook = _explain
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-    for names, level in ((CHATTY, logging.WARNING), (QUIET, logging.CRITICAL)):
+    for level, names in LOG_LEVELS.items():
         for name in names:
             logging.getLogger(name).setLevel(level)
     try:
         yield
     except BaseException as error:
-        if _Stopped.by is not None:  # whatever a library makes of it
-            _say_stopped(rest())
-            sys.exit(128 + _Stopped.by)
+        if _received:  # whatever exception a library turns the signal into
+            _print_stopped(remainder())
+            sys.exit(128 + _received[0])
         if isinstance(error, InputError):
             sys.exit(f"error: {error}")
         if isinstance(error, OSError) and error.errno in REFUSED:
             # The second name of a failed copy is the file on the full disk; a failed write has no name.
-            path = (error.filename2 if error.errno in FULL else None) or error.filename or "to write"
+            path = (error.filename2 if error.errno in DISK_FULL else None) or error.filename or "to write"
             sys.exit(f"error: the system refuses {path}: {error.strerror}")
         raise
 
 
-class _Stopped:
-    """By which signal, once there was one."""
-
-    by: int | None = None
+_received: list[int] = []  # the stop signal, once there was one
 
 
 def _listen() -> None:
-    for each in STOPS:
+    for each in STOP_SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as in the background of a shell
             signal.signal(each, _stop)
+    sys.excepthook = _excepthook
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """What is open is closed and its locks are given up; at the second time it ends at once, as by SIGKILL."""
-    if _Stopped.by is not None:
+    """Close files and release locks by an exception; the second signal ends the process at once, like SIGKILL."""
+    if _received:
         os._exit(128 + number)
-    _Stopped.by = number
+    _received.append(number)
     raise KeyboardInterrupt
 
 
-def _say_stopped(rest: str) -> None:
+def _print_stopped(remainder: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # one of all processes
-        print(f"\nstopped; {rest}", file=sys.stderr, flush=True)
+        print(f"\nstopped; {remainder}", file=sys.stderr, flush=True)
 
 
-def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):  # while libraries are loaded
-        _say_stopped("nothing had begun; `dvc repro` goes on from here")
-        os._exit(128 + (_Stopped.by or signal.SIGINT))
+        _print_stopped("nothing had begun; `dvc repro` goes on from here")
+        os._exit(128 + (_received or [signal.SIGINT])[0])
     sys.__excepthook__(kind, error, trace)

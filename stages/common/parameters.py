@@ -1,8 +1,4 @@
-"""Reads params.yaml into typed, checked options.
-
-An unknown key, a wrong type or an impossible value is one `InputError` that names every
-offending key and what is allowed, before any work starts.
-"""
+"""Reads params.yaml into checked options; all mistakes in it are one `InputError`, before any work starts."""
 
 from __future__ import annotations
 
@@ -13,24 +9,24 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
 
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
-    """The checked parameters; `InputError` where the file or a value in it is not usable."""
+    """Return the checked parameters; raise `InputError` where the file or a value in it is not usable."""
     # DVC writes params.yaml as YAML 1.2, where 2e-05 is a number; PyYAML would read a string.
     try:
         values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run the pipeline from the repository's root") from None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {_first_problem(error)}") from None
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
-    problems = _missing(values)
+    problems = _missing_keys(values)
     try:
         parameters = Parameters.model_validate(values)
     except ValidationError as error:
@@ -40,15 +36,8 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     return parameters
 
 
-def _first_problem(error: YAMLError | UnicodeDecodeError) -> str:
-    """In one line."""
-    if isinstance(error, MarkedYAMLError) and error.problem and error.problem_mark:
-        return f"line {error.problem_mark.line + 1}: {error.problem.splitlines()[0]}"
-    return str(error).splitlines()[0]
-
-
-def _missing(values: dict[str, Any]) -> list[str]:
-    """A default is no value for a key that the file lacks: DVC would not see that it was used."""
+def _missing_keys(values: dict[str, Any]) -> list[str]:
+    """Return every missing key: a default in its place would be a value that DVC does not see."""
     problems = []
     for key, default in Parameters().model_dump().items():
         if key not in values:
@@ -59,26 +48,16 @@ def _missing(values: dict[str, Any]) -> list[str]:
 
 
 def _explain(problem: ErrorDetails) -> str:
-    names = [part for part in problem["loc"] if isinstance(part, str) and not part.startswith("constrained")]
-    key = ".".join(_key_parts(names)) + "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
+    section, *names = (part for part in problem["loc"] if isinstance(part, str))
+    sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
+    # Behind the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
+    key = ".".join([section, *names[:1]] if section in sections else [section])
+    key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
     if problem["type"] == "extra_forbidden":
-        allowed = _fields_of(names[:-1])
-        close = difflib.get_close_matches(names[-1], allowed, n=1)
-        hint = f"did you mean {'.'.join([*names[:-1], close[0]])}? " if close else ""
+        allowed = sections[section] if names else list(Parameters.model_fields)
+        close = difflib.get_close_matches(names[-1] if names else key, allowed, n=1)
+        hint = f"did you mean {'.'.join([section, *close] if names else close)}? " if close else ""
         return f"{key} is unknown; {hint}allowed: {', '.join(allowed)}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {problem['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
-
-
-def _key_parts(names: list[str]) -> list[str]:
-    """Without the name of the union's branch that pydantic appends (`train_limit`, `int`)."""
-    sections = [name for name, value in Parameters().model_dump().items() if isinstance(value, dict)]
-    depth = 2 if names[0] in sections else 1
-    return names[:depth]
-
-
-def _fields_of(section: list[str]) -> list[str]:
-    model: Any = Parameters
-    for name in section:
-        model = model.model_fields[name].annotation
-    return list(model.model_fields)
+    shown = "" if isinstance(problem["input"], dict) else f"{problem['input']!r} is not allowed: "
+    return f"{key}: {shown}{message[0].lower()}{message[1:]}"

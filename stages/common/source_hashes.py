@@ -1,4 +1,4 @@
-"""What a data set or model of one's own is by content, so that a change of it is seen.
+"""Hashes of the user's own data set and models, by which a change of their files is noticed.
 
 Packages are pinned by the lock files, data/sample by dvc.yaml, and what a hub serves by its revision.
 """
@@ -14,80 +14,75 @@ from pathlib import Path
 from tqdm import tqdm
 
 from attnmix.core.options import Parameters
-from attnmix.models.files import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.sources import Sources, read_sources
+from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
+from attnmix.store.runs import Run
+from attnmix.store.writers import Sources
 
-KNOWN = Path(".dvc/tmp/sources.json")
-"""Digests of files that were read before, by their state; it may be lost."""
+CACHE = Path(".dvc/tmp/sources.json")
+"""sha256 of files that were read before, by their `_state`; it may be deleted."""
 SAMPLE = Path("data/sample")
-SETTLED = 2  # seconds after which a file that is written again has another time
+SETTLED_SECONDS = 2  # a file that is written again later than this has another time
 
 
-def look_at_sources(parameters: Parameters) -> Sources:
-    """By parameter, its value and the sha256 of each file; what is not here counts as it was, as in a clone."""
-    before = read_sources()
-    names = {
-        "dataset.name": parameters.dataset.name,
-        "model.name": parameters.model.name,
-        "model.base": parameters.model.base,
-    }
-    own = {key: name for key, name in names.items() if name and _is_own(name)}
-    files = {key: _files(key, name) for key, name in own.items()}
-    digests = _digests([file for each in files.values() for file in each.values()])
-    found: Sources = {}
-    for key, name in own.items():
-        here = {inside: digests[file] for inside, file in files[key].items()}
-        if there := here or before.get(key, {}).get(name):
-            found[key] = {name: there}
-    return found
+def hash_sources(parameters: Parameters, run: Run) -> Sources:
+    """Return, by parameter and its value, the sha256 of each file.
 
-
-def _is_own(name: str) -> bool:
-    """Whether nothing else pins it; a hub's identifier has no files here."""
-    return not name.startswith(PACKAGE_SCHEME) and Path(name) != SAMPLE
+    Files that are not here count as they were at the last look, as in a clone.
+    """
+    base = parameters.model.base_model
+    names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
+    names |= {"model.base": base.name} if base else {}
+    before, cache = run.sources, _read_cache()
+    hashes: Sources = {}
+    settled: dict[str, str] = {}
+    for key, name in names.items():
+        if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
+            continue
+        files = _files(key, name)
+        present = {inside: _sha256(file, cache) for inside, file in files.items()}
+        for inside, file in files.items():
+            if time.time() - file.stat().st_ctime > SETTLED_SECONDS:
+                settled[_state(file)] = present[inside]
+        if known := present or before.get(key, {}).get(name):
+            hashes[key] = {name: known}
+    if CACHE.parent.is_dir():
+        CACHE.write_text(json.dumps(settled), encoding="utf-8")
+    return hashes
 
 
 def _files(key: str, name: str) -> dict[str, Path]:
-    """The files that `download` would read, by their names in the source; none for what is not here."""
+    """Return the files that `download` would read, by their names in the source; none of a hub identifier."""
     path = Path(name)
     if path.is_file():
         return {path.name: path}
     patterns = CHECKPOINT_FILES if key.startswith("model.") else ("**",)
-    # Path.glob goes through no linked folder, and gives hidden files, which are no reviews.
+    # Path.glob follows no linked folder, and gives hidden files, which are no reviews.
     inside = {each for pattern in patterns for each in glob(pattern, root_dir=path, recursive=True)}  # noqa: PTH207
     return {Path(each).as_posix(): path / each for each in sorted(inside) if (path / each).is_file()}
 
 
-def _digests(files: list[Path]) -> dict[Path, str]:
-    """sha256 of each; a file that has not been touched since it was last read is not read again."""
-    known = _known()
-    states = {file: _state(file) for file in files}
-    left = [file for file in files if states[file] not in known]
-    size = sum(file.stat().st_size for file in left)
-    with tqdm(total=size, desc="sources", unit="B", unit_scale=True, delay=2, disable=None) as progress:
-        for file in left:
-            with file.open("rb") as opened:
-                digest = hashlib.sha256()
-                while block := opened.read(2**24):
-                    digest.update(block)
-                    progress.update(len(block))
-            known[states[file]] = digest.hexdigest()
-    if KNOWN.parent.is_dir():
-        now = time.time()
-        kept = {states[file]: known[states[file]] for file in files if now - file.stat().st_ctime > SETTLED}
-        KNOWN.write_text(json.dumps(kept), encoding="utf-8")
-    return {file: known[states[file]] for file in files}
+def _sha256(file: Path, cache: dict[str, str]) -> str:
+    """Return the file's hash, from the `cache` where the file has not been touched since."""
+    if known := cache.get(_state(file)):
+        return known
+    digest = hashlib.sha256()
+    bar = tqdm(total=file.stat().st_size, desc=file.name, unit="B", unit_scale=True, delay=2, disable=None)
+    with file.open("rb") as opened, bar:
+        while block := opened.read(2**24):
+            digest.update(block)
+            bar.update(len(block))
+    return digest.hexdigest()
 
 
 def _state(file: Path) -> str:
-    """Which file it is, and when it was last written or put there."""
-    found = file.stat()
-    return f"{file.resolve()} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    """Return which file it is, and when it was last written or put there."""
+    stat = file.stat()
+    return f"{file.resolve()} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
 
 
-def _known() -> dict[str, str]:
+def _read_cache() -> dict[str, str]:
     try:
-        found = json.loads(KNOWN.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: everything is read anew
+        cache = json.loads(CACHE.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: every file is read again
         return {}
-    return found if isinstance(found, dict) else {}
+    return cache if isinstance(cache, dict) else {}

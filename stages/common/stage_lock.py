@@ -1,4 +1,4 @@
-"""The working folder: one run of a stage at a time works in it, and can write where the stage's outputs belong."""
+"""Allow one run of a stage at a time in the working folder, and check the folders that it writes to."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import yaml
 from filelock import FileLock, Timeout
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import CaptureParameters
-from attnmix.store import ACTIVATIONS
-from stages.common.resume import REPOSITORY, UNFINISHED, remove_empty
+from attnmix.store.layout import ACTIVATIONS
+from stages.common.resume import UNFINISHED, declared, remove_empty
 
 
 @contextmanager
 def working_alone(stage: str) -> Iterator[None]:
-    """`InputError` where another run of `stage` is at work here, or where its outputs cannot be written.
+    """Raise `InputError` where another run of `stage` is at work here, or where its outputs cannot be written.
 
     The system takes the lock from a run that is killed. Of several processes of one run the first holds it.
     """
-    if os.environ.get("RANK", "0") != "0":  # said by torchrun and accelerate
+    if os.environ.get("RANK", "0") != "0":  # set by torchrun and accelerate
         yield
         return
-    for folder in _folders(stage):
+    outputs = [out for kind in ("outs", "metrics", "plots") for out in declared(stage).get(kind, [])]
+    paths = [Path(out if isinstance(out, str) else next(iter(out))) for out in outputs]
+    for folder in dict.fromkeys([UNFINISHED, *(path.parent for path in paths)]):
         _check_writable(folder)
     UNFINISHED.mkdir(exist_ok=True)
     lock = FileLock(UNFINISHED / f"{stage}.lock")
@@ -42,24 +43,13 @@ def working_alone(stage: str) -> Iterator[None]:
         remove_empty(stage)
 
 
-def _folders(stage: str) -> Iterator[Path]:
-    """Those that its outputs lie in, and that of unfinished work."""
-    declared = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
-    declared = declared.get("do", declared)
-    outs = [out for kind in ("outs", "metrics", "plots") for out in declared.get(kind, [])]
-    yield UNFINISHED
-    yield from {Path(out if isinstance(out, str) else next(iter(out))).parent: None for out in outs}
-
-
 def _check_writable(folder: Path) -> None:
-    """That it can be written, or made in the nearest folder that is there."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        raise InputError(f"{there} is a file; {folder} must be a folder that can be written")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{there} cannot be written; allow it, as {folder} is where the results belong")
+    """Raise `InputError` where `folder` cannot be written, or made in its nearest parent that exists."""
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise InputError(f"{existing} is a file; {folder} must be a folder that can be written")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{existing} cannot be written; allow it, as {folder} is where the results belong")
 
 
 def check_store(capture: CaptureParameters) -> None:
@@ -75,11 +65,11 @@ def check_store(capture: CaptureParameters) -> None:
     check_folder("capture.store", folder, ["layer_[0-9]*"])
 
 
-def check_folder(key: str, folder: Path, own: Collection[str]) -> None:
-    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits no pattern of `own`."""
+def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
+    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
     names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if foreign or folder.is_file():
         cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
-        allowed = f"a folder that is new, empty or holds only {', '.join(own)}"
+        allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
         raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -14,14 +13,14 @@ from attnmix.data.draw import stratified_draw
 from attnmix.measures.documents import COLUMNS, Document, documents_of
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.store import tokens as store
+from attnmix.store.runs import Run
 
 
 class Corpus:
     """The captured and the measured texts that `tokenize` left; N documents, numbered in their order."""
 
-    def __init__(self, root: Path = store.TOKENIZED) -> None:
-        self.root = root
-        texts = store.read_documents(root)
+    def __init__(self, run: Run) -> None:
+        self.run, texts = run, run.documents
         self.texts = texts[texts["captured"] | texts["measured"]]  # the first rows
         self.lengths: npt.NDArray[np.int32] = self.texts["tokens"].to_numpy()  # [N], in tokens
         self.captured: npt.NDArray[np.bool_] = self.texts["captured"].to_numpy()  # [N]
@@ -44,7 +43,7 @@ class Corpus:
     def block(self, block: int) -> list[Document]:
         """The documents of a block, read anew but for the last one; batches are formed within a block."""
         if self._last is None or self._last[0] != block:
-            (tokens,) = store.token_blocks(self.root, COLUMNS, [block])
+            (tokens,) = self.run.token_blocks(COLUMNS, [block])
             texts = self.texts.iloc[self.rows(block)]
             self._last = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
         return self._last[1]

@@ -26,8 +26,8 @@ from attnmix.measures.heads import record_heads
 from attnmix.measures.sums import document_sums
 from attnmix.measures.tables import Block, CheckpointSums
 from attnmix.measures.whole_document import DocumentMeasurer
-from attnmix.store.heads import heads_folder, write_heads
-from attnmix.store.mixing import contributions_folder, write_matrix
+from attnmix.store.layout import contributions_folder, heads_folder
+from attnmix.store.writers import write_heads, write_matrix
 from stages.measuring.corpus import Corpus
 from stages.measuring.work_files import whole_folder, write_arrays
 

@@ -2,7 +2,6 @@
 
 import { HEADS } from "./attention.js";
 import { shownHead } from "./chosen.js";
-import { data } from "./data.js";
 import { byId, element } from "./elements.js";
 import { state } from "./state.js";
 import { figures, normOf, strip, usualOf } from "./vectors.js";
@@ -28,7 +27,7 @@ export function drawBehind({ behind, heads, i }) {
     const at = ((state.layer - 1) * HEADS + shownHead()) * heads.length + i;
     ends.textContent =
       `The weighted values, through W_O, add up to a vector of length ${figures(heads.given_norms[at])}. ` +
-      `What follows the softmax, vector by vector, is on this page for texts of up to ${data.attention.longest} tokens or so, as ` +
+      `What follows the softmax, vector by vector, is on this page for short texts alone, as ` +
       `there every head gives every token a vector of its own; this text has ${heads.length}. ` +
       'The command make show TEXT="time flies like an arrow" makes a page that has it.';
     return;

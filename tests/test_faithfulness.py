@@ -18,18 +18,23 @@ from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.faithfulness import decomposition, tables
-from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRICES_READ, RANDOM
+from attnmix.faithfulness import decomposition
+from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.faithfulness.removal import agreement, first_places, removals
-from attnmix.faithfulness.review import Review
-from attnmix.faithfulness.tables import margin_correlation
+from attnmix.faithfulness.tables import (
+    SHARES,
+    agreement,
+    faithfulness_table,
+    first_places,
+    margin_correlation,
+    probability_drops,
+)
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.whole_document import DocumentMeasurer
-from attnmix.models.loading import load_base
-from attnmix.store.reports import read_metrics, read_plot
+from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.store.reviews import read_split
+from attnmix.store.runs import Run
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 
@@ -39,14 +44,10 @@ TEXT = "the film was very good . time flies like an arrow , and the plot was so 
 DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
 
 
-def reviewed(folder: Path, text: str = TEXT) -> Review:
+def reviewed(folder: Path) -> Review:
     classifier = Classifier(folder, torch.device("cpu"), 400)
-    (document,) = tokenized_documents(classifier.tokenizer, {"test/0": text}, 60)
-    decomposed = ATTRIBUTIONS["decompx"].absent(classifier.family) is None
-    names = classifier.family.present(MATRICES_READ) if len(classifier.family.stacks) == 1 else []
-    matrices = [LAYER_MATRICES[name] for name in names]
-    values = classifier.values() if decomposed else None
-    return Review(classifier, document, matrices, values, np.random.default_rng(0), 3)
+    (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 60)
+    return Review(classifier, document, np.random.default_rng(0))
 
 
 def library(folder: Path) -> Any:
@@ -95,7 +96,7 @@ def test_the_class_score_is_taken_apart_as_by_hand(tiny_bert: Path) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([review.ids])).logits[0].numpy()
     np.testing.assert_allclose(expected.sum(0), logits, atol=1e-6)
-    parts = review._passed[1]
+    parts = review.layer_results[1]
     assert parts is not None
     np.testing.assert_allclose(parts.numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     np.testing.assert_array_equal(review.decomposed(), parts[:-1, review.predicted].double().numpy())
@@ -105,21 +106,19 @@ def test_the_class_score_is_taken_apart_as_by_hand(tiny_bert: Path) -> None:
 @pytest.mark.parametrize("name", DECOMPOSED)
 def test_parts_of_the_logits_sum_to_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     review = reviewed(write_family(name, tmp_path))
-    parts = review._passed[1]
+    parts = review.layer_results[1]
     assert parts is not None
     np.testing.assert_allclose(parts.sum(0).numpy(), review.logits_C, rtol=0, atol=1e-4 * np.abs(review.logits_C).max())
     # Blocks of rows give the same.
     monkeypatch.setattr(decomposition, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
-    blocks = Review(
-        review.classifier, review.document, [], review.classifier.values(), np.random.default_rng(0), 1
-    )._passed[1]
+    blocks = Review(review.classifier, review.document, np.random.default_rng(0)).layer_results[1]
     torch.testing.assert_close(blocks, parts, rtol=1e-3, atol=1e-4)
 
 
 def test_a_wrong_entry_breaks_the_sum(tiny_bert: Path) -> None:
     review = reviewed(tiny_bert)
-    assert review._values is not None
-    review._values[1] = review._values[1]._replace(W=review._values[1].W * 1.1)
+    values = review.classifier.values
+    values[1] = values[1]._replace(W=values[1].W * 1.1)
     with pytest.raises(InputError, match=r"parts of the class scores of test/0 do not sum to them"):
         review.decomposed()
 
@@ -138,7 +137,7 @@ def test_rows_are_those_of_the_token_that_the_classifier_reads(tiny_bert: Path, 
     assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
     measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, ["attn_n"], list(LAYER_MATRICES))
     matrices = measurer.contributions(review.document.ids)
-    for name in ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout"):
+    for name in MATRIX_NAMES:
         np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)
     last = reviewed(write_family("gpt2", tmp_path))
     assert last.gradients.read_T.nonzero().flatten().tolist() == [len(last.ids) - 1]
@@ -159,15 +158,13 @@ def test_leaving_out_masks_one_token(tiny_bert: Path) -> None:
 def test_removal_leaves_the_probability_of_the_librarys_model(tiny_bert: Path) -> None:
     review, model = reviewed(tiny_bert), library(tiny_bert)
     scores = np.random.default_rng(3).normal(size=(1, len(review.ids)))
-    probability, logit = removals(review, {"drawn": scores}, [0.5])["drawn"][0, 0]
     inner = scores[0, 1:-1]  # [CLS] and [SEP] stay
-    highest = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
-    ids = torch.tensor([review.ids])
-    ids[0, highest] = review.classifier.tokenizer.mask_token_id
+    ids = torch.tensor([review.ids] * 2)
+    ids[1, 1 + np.argsort(-inner)[: round(0.5 * len(inner))]] = review.classifier.tokenizer.mask_token_id
     with torch.no_grad():
-        logits = model(ids).logits[0]
-    assert probability == pytest.approx(float(torch.softmax(logits, -1)[review.predicted]), abs=1e-5)
-    assert logit == pytest.approx(float(logits[review.predicted]), abs=1e-4)
+        whole, without = torch.softmax(model(ids).logits, -1)[:, review.predicted].tolist()
+    drops = probability_drops(review, {"drawn": scores})["drawn"]
+    assert drops[SHARES.index(0.5)] == pytest.approx(whole - without, abs=1e-5)
 
 
 class OneToken:
@@ -178,7 +175,7 @@ class OneToken:
 
     def logits(self, texts: list[list[int]]) -> torch.Tensor:
         rows = [[0.0, 3.0] if 7 in ids else [0.0, -1.0] for ids in texts]
-        return torch.tensor(rows, dtype=torch.float64)
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
 
 def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
@@ -189,41 +186,39 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
     classes[[0, -1]] = CLASSES.index("cls"), CLASSES.index("sep")
     words = np.arange(length, dtype=np.int32)
     document = Document(f"test/{seed}", ids, classes, length, captured=False, words=words)
-    return Review(classifier, document, [], None, np.random.default_rng(seed), 5)
+    return Review(classifier, document, np.random.default_rng(seed))
 
 
 def test_removing_the_one_token_that_is_read_drops_the_score_at_every_share() -> None:
-    shares, drops = [0.1, 0.3], []
+    drops, methods = [], [RANDOM, "right", "wrong"]
     whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
     for seed in range(6):
         review = planted(OneToken(), 22, 3 + seed, seed)
-        right, wrong = np.zeros((1, 22)), np.zeros((1, 22))
-        right[0, 3 + seed], wrong[0, 3 + seed] = 1, -1
-        found = removals(review, {RANDOM: review.random, "right": right, "wrong": wrong}, shares)
-        np.testing.assert_allclose(found["right"][0], [[left, -1]] * 2)
-        np.testing.assert_allclose(found["wrong"][0], [[whole, 3]] * 2)
-        drops.append([whole - found[name][..., 0].mean(0) for name in (RANDOM, "right", "wrong")])
+        right = np.zeros((1, 22))
+        right[0, 3 + seed] = 1
+        drops.append(probability_drops(review, {RANDOM: review.random, "right": right, "wrong": -right}))
+        assert drops[-1]["right"] == pytest.approx(whole - left)
+        assert drops[-1]["wrong"] == pytest.approx(0)
     ranks = np.array([[0.1, np.nan, 0.5]] * 6)
-    curves, overall = tables.faithfulness(np.array(drops), ranks, [RANDOM, "right", "wrong"], shares, 200, 0)
-    assert list(curves) == ["method", "share", "drop", "ci_low", "ci_high", "documents"]
-    table = overall.set_index("method")
-    assert table.loc["right", "aopc"] == pytest.approx(whole - left)
-    assert table.loc["wrong", "aopc"] == pytest.approx(0)
-    random = np.mean([drop[0] for drop in drops])
-    assert table.loc["right", "above_random"] == pytest.approx(whole - left - random)
-    assert table.loc["right", "above_random_low"] > 0 > table.loc["wrong", "above_random_high"]
-    assert table.loc[RANDOM, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
-    assert np.isnan(table.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
-    assert table["documents"].tolist() == [6, 6, 6]
+    drops_NMS = np.array([[each[name] for name in methods] for each in drops])
+    table = faithfulness_table(drops_NMS, ranks, methods, 0)
+    assert table["share"].tolist() == [*SHARES, "all"] * 3
+    curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
+    assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
+    assert overall.loc["right", "drop"] == pytest.approx(whole - left)
+    assert overall.loc["right", "above_random"] == pytest.approx(whole - left - drops_NMS[:, 0].mean())
+    assert overall.loc["right", "above_random_low"] > 0 > overall.loc["wrong", "above_random_high"]
+    assert overall.loc[RANDOM, ["above_random", "above_random_low", "above_random_high"]].tolist() == [0, 0, 0]
+    assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
+    assert overall["documents"].tolist() == [6, 6, 6]
 
 
 def test_a_review_where_a_score_is_not_defined_does_not_count_for_it() -> None:
-    drops = np.array([[[0.1], [0.5]], [[0.3], [np.nan]]])
-    _, overall = tables.faithfulness(drops, np.full((2, 2), np.nan), [RANDOM, "other"], [0.5], 100, 0)
-    table = overall.set_index("method")
+    drops = np.repeat([[[0.1], [0.5]], [[0.3], [np.nan]]], len(SHARES), axis=-1)
+    table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM, "other"], 0)
+    table = table[table["share"] == "all"].set_index("method")
     assert table["documents"].tolist() == [2, 1]
-    assert table.loc["other", "aopc"] == pytest.approx(0.5)
-    assert table.loc["other", "above_random"] == pytest.approx(0.4)
+    assert table.loc["other", ["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 
 
 def test_special_tokens_stay_and_one_token_at_least_goes() -> None:
@@ -235,8 +230,7 @@ def test_special_tokens_stay_and_one_token_at_least_goes() -> None:
     without_mask = OneToken()
     without_mask.mask_id = None
     assert planted(without_mask, 6, 2, 0).without(np.array([2])) == [2, 11, 13, 14, 3]
-    undefined = removals(review, {"none": np.full((1, 6), np.nan)}, [0.5])["none"]
-    assert np.isnan(undefined).all()
+    assert np.isnan(probability_drops(review, {"none": np.full((1, 6), np.nan)})["none"]).all()
     assert np.isnan(agreement(planted(OneToken(), 3, 1, 0), np.zeros((1, 3)), np.zeros(3)))
 
 
@@ -246,9 +240,9 @@ def test_a_text_of_one_token_without_a_mask_token_leaves_nothing(tmp_path: Path)
     document = Document(
         "test/0", np.array([9], np.int32), np.array([CLASSES.index("word")], np.int8), 1, False, np.zeros(1, np.int32)
     )
-    review = Review(classifier, document, [], None, np.random.default_rng(0), 2)
+    review = Review(classifier, document, np.random.default_rng(0))
     assert np.isnan(review.left_out()).all()
-    assert np.isnan(removals(review, {RANDOM: review.random}, [0.5])[RANDOM]).all()
+    assert np.isnan(probability_drops(review, {RANDOM: review.random})[RANDOM]).all()
     assert np.isfinite(review.gradient_norm()).all()
 
 
@@ -309,55 +303,44 @@ def test_a_correlation_within_classes_is_not_hidden_by_their_levels() -> None:
     assert found["given_length"] > 0.999
 
 
-def prepared(workspace: Workspace, name: str = "workspace") -> Path:
+def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
-    faithful = {"documents": 4, "max_length": 16, "shares": [0.2, 0.5], "random_draws": 2}
-    folder = workspace(name, measure=mixing, faithfulness=faithful, capture={"max_length": 20, "texts": ["film " * 30]})
+    faithful = {"documents": 4, "max_length": 16}
+    folder = workspace(measure=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
     run_tokenized(measure)
     faithfulness.main(read_parameters())
-    return folder
-
-
-def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
-    folder = prepared(workspace)
-    curves, overall = read_plot("faithfulness/faithfulness"), read_plot("faithfulness/faithfulness_overall")
-    assert overall["method"].tolist() == list(ATTRIBUTIONS)
-    assert curves.groupby("method")["share"].apply(list).tolist() == [[0.2, 0.5]] * len(ATTRIBUTIONS)
-    assert list(overall) == [
-        *("method", "aopc", "ci_low", "ci_high", "above_random", "above_random_low", "above_random_high"),
-        *("simultaneous_low", "simultaneous_high"),
-        *("derivative_spearman", "derivative_low", "derivative_high", "documents"),
-    ]
-    derivative = overall.set_index("method")["derivative_spearman"]
-    assert derivative.isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]
+    table = Run(Path()).table("faithfulness/faithfulness").set_index("method")
+    overall, curves = table[table["share"] == "all"], table[table["share"] != "all"]
+    assert overall.index.tolist() == list(ATTRIBUTIONS)
+    assert overall["derivative_spearman"].isna().tolist() == [name == "gradient_norm" for name in ATTRIBUTIONS]
     means = curves.groupby("method", sort=False)["drop"].mean()
-    np.testing.assert_allclose(means, overall["aopc"], atol=2e-6)
-    model = library(folder / "models/finetuned")
-    vocabulary = Classifier(folder / "models/finetuned", torch.device("cpu"), 99).tokenizer.get_vocab()
-    margins = read_plot("faithfulness/margins")
+    np.testing.assert_allclose(means, overall["drop"], atol=2e-6)
+    margins = Run(Path()).table("faithfulness/margins")
     assert list(margins) == ["document", "label", "predicted", "margin", "tokens", "pretrained", "finetuned"]
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    captured = read_plot("faithfulness/captured_texts")
-    lengths = ["tokens", "whole_tokens", "unknown_tokens"]
-    assert list(captured) == ["document", "label", "predicted", "probability", *lengths]
+    correlations = Run(Path()).table("faithfulness/margin_correlation")
+    predicted = [*sorted(set(margins["predicted"])), "all"]
+    expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
+    assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
+    captured = pd.read_parquet(Run(Path()).predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
-    assert captured["label"][0] == read_split("test")["label_name"][3]
-    assert captured["label"].isna().tolist() == [False, True]
-    assert captured.loc[1, lengths].tolist() == [20, 32, 0]
+    texts = Run(Path()).documents.query("captured")
+    assert texts["label_name"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
+    assert texts.iloc[1][["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [20, 32, 0]
+    model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
     film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 18, "[SEP]")]])
     with torch.no_grad():
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)
     assert captured["predicted"][1] == model.config.id2label[int(shares.argmax())]
-    correlations = read_plot("faithfulness/margin_correlation")
-    predicted = [*sorted(set(margins["predicted"])), "all"]
-    expected_rows = [(checkpoint, name) for checkpoint in ("pretrained", "finetuned") for name in predicted]
-    assert list(zip(correlations["checkpoint"], correlations["predicted"], strict=True)) == expected_rows
-    assert set(read_metrics("faithfulness")) == {"above_random", "margin"}
-    files = {path: path.read_bytes() for path in (folder / "reports/plots").rglob("*a*.csv")}
+    assert set(Run(Path()).metrics("faithfulness")) == {"above_random", "margin"}
+    written = {
+        path: path.read_bytes()
+        for path in (*folder.glob("reports/plots/*/*a*.csv"), Path(Run(Path()).predictions_file))
+    }
     faithfulness.main(read_parameters())
-    assert all(path.read_bytes() == content for path, content in files.items())
+    assert {path: path.read_bytes() for path in written} == written

@@ -1,0 +1,157 @@
+"""Writers of the results: tables and metrics under `reports/`, and what is larger under `features/`.
+
+Each takes the folder to write to; `attnmix.store.runs` reads what they wrote, `attnmix.store.features` holds vectors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attnmix.core.points import Site
+from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, whole, write_table, writing
+from attnmix.store.heads import DIMENSIONS
+from attnmix.store.layout import LAYER_PARTS
+
+DIGITS = 6
+GROUP_ROWS = 2**16  # rows of a parquet file's groups, at least: their statistics are all held in memory
+
+Sources = dict[str, dict[str, dict[str, str]]]
+"""By parameter, its value and the sha256 of each file under it."""
+
+
+def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
+    """Write `<name>.json`, numbers rounded to six significant digits; an unknown value (NaN) is null."""
+    with whole(folder / f"{name}.json") as part:
+        part.write_text(json.dumps(_rounded(metrics), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _rounded(part) for key, part in value.items()}
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
+    return value
+
+
+def write_plot(name: str, table: pd.DataFrame, folder: Path) -> None:
+    """Write `<stage>/<table>`, the `name`, to `<folder>/<stage>/<table>.csv`, numbers rounded to six decimals."""
+    write_long_plot(name, [table], folder)
+
+
+def write_long_plot(name: str, tables: Iterable[pd.DataFrame], folder: Path) -> None:
+    """Write what `write_plot` writes of a table in parts, one of which is in memory at a time."""
+    with whole(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
+        for number, table in enumerate(tables):
+            table.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
+
+
+def write_sources(files: Sources, path: Path) -> None:
+    """Write the digests of a user's own data and models, and `watched`, which dvc.yaml reads, empty without any."""
+    with whole(path) as part:  # DVC reads it first, and half a file would stop it
+        content = {"files": files, "watched": ["own"] if files else []}
+        part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class TokenRatios(NamedTuple):
+    """One document in one checkpoint; everything but the first two and the ratios is `[tokens]`."""
+
+    checkpoint: str
+    document: str
+    tokens: list[str]
+    words: list[int | None]
+    classes: list[str]
+    in_statistics: npt.NDArray[np.bool_]
+    ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
+
+
+def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
+    """Write by stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+    with whole(folder / LAYER_PARTS) as path:
+        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
+
+
+def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:
+    """Write `tokens.parquet` under `folder`, some documents in memory at a time."""
+    schema = pa.schema(
+        [
+            ("checkpoint", pa.string()),
+            ("document", pa.string()),
+            ("position", pa.int32()),
+            ("layer", pa.int32()),
+            *((method, pa.float32()) for method in methods),
+            ("token", pa.string()),
+            ("word", pa.int32()),
+            ("token_class", pa.string()),
+            ("in_statistics", pa.bool_()),
+        ]
+    )
+    with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
+        group: list[pa.Table] = []
+        for each in measured:
+            layers, length = each.ratios_MLT.shape[1:]
+            columns: list[Any] = [
+                [each.checkpoint] * (layers * length),
+                [each.document] * (layers * length),
+                np.tile(np.arange(length), layers),
+                np.repeat(np.arange(1, layers + 1), length),
+                *(ratios_LT.ravel() for ratios_LT in each.ratios_MLT),
+                each.tokens * layers,
+                each.words * layers,
+                each.classes * layers,
+                np.tile(each.in_statistics, layers),
+            ]
+            group.append(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+            if sum(map(len, group)) >= GROUP_ROWS:
+                writer.write_table(pa.concat_tables(group))
+                group.clear()
+        writer.write_table(pa.concat_tables([schema.empty_table(), *group]))
+
+
+def write_matrix(
+    folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
+) -> None:
+    """Write one array as `<name>.zarr`, in chunks of whole layers of about 1 MB at least."""
+    layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
+    chunks = (min(layers, len(array)), *array.shape[1:])
+    path = folder / f"{name}.zarr"
+    created = create_array(path, array.shape, array.dtype, chunks, dimensions, attributes)
+    with writing(path):
+        created[:] = array
+
+
+def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write every part of a document's heads by its name."""
+    for name, array in parts.items():
+        write_matrix(folder, name, array, DIMENSIONS[name], {})
+
+
+def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArray[np.float32]], folder: Path) -> None:
+    """Write `document, position, layer, point, x, y`, sites in the order of `places` `[tokens, 2]`."""
+    columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
+    write_table(folder / f"{layout}.parquet", _by_site(tokens, columns))
+
+
+def write_nearest(tokens: pd.DataFrame, nearest: Mapping[Site, npt.NDArray[np.int64]], folder: Path) -> None:
+    """Write `document, position, layer, point, nearest`, lists `[neighbours]` of row numbers of the captured tokens."""
+    columns = {site: {"nearest": list(rows_TK.astype(np.int32))} for site, rows_TK in nearest.items()}
+    write_table(folder / "nearest.parquet", _by_site(tokens, columns))
+
+
+def _by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
+    keys = tokens[["document", "position"]]
+    parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
+    return pd.concat(parts, ignore_index=True)
+
+
+def write_quality(table: pd.DataFrame, folder: Path) -> None:
+    """Write the scores of all maps: `layout, layer, point, measure, value, chance`."""
+    write_table(folder / "quality.parquet", table)
