@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tokenize_in
 
 TESTS = Path(__file__).parent
 LIMIT = 3600  # seconds; it ends what hangs, and decides no test
@@ -47,6 +46,8 @@ def run_stage(
     `module:name`. Of several processes that of `kill_rank` is killed, and the launcher must fail.
     """
     if stage in ("capture", "measure"):
+        from conftest import tokenize_in  # not in the stage's own process, which imports this module too
+
         tokenize_in(folder)
     launcher = [sys.executable]
     if processes > 1:

@@ -81,7 +81,7 @@ def test_readers_take_stores_from_elsewhere_alike(
     there = workspace("there", capture=CAPTURED | {"store": elsewhere})
     run_capture(there, tiny_bert)
     names = sorted(path.name for path in (there / ACTIVATIONS).iterdir())
-    assert names == ["manifest.json", "texts.parquet", "tokens.parquet"]
+    assert names == ["manifest.json", "tokens.parquet"]
 
     monkeypatch.chdir(there.parent)
     one, other = open_run(here), open_run(there)
@@ -155,4 +155,4 @@ def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
         folder = workspace("inside", capture=CAPTURED | {"store": inside})
         with pytest.raises(InputError, match=rf"^capture\.store: {inside} lies in features/capture"):
             run_capture(folder, tiny_bert)
-    assert not (folder / "features").exists()
+    assert not (folder / ACTIVATIONS).exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters
+from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters, tokenize_in
 from stage_process import run_stage, run_to_its_end
 
 from attnmix.core.points import Site
@@ -108,15 +108,17 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     folder = prepared_for_capture(tmp_path, tiny_bert)
     monkeypatch.chdir(folder)
     write_parameters(folder, capture=CAPTURE)
+    tokenize_in(folder)
     before = unfinished_folder("capture", read_parameters(), Path())
     (before / "work").touch()
     assert unfinished_folder("capture", read_parameters(), Path()) == before
     if changed == "data":
-        shutil.copy("data/reviews/train.parquet", "data/reviews/test.parquet")
+        write_parameters(folder, capture=CAPTURE | {"documents": [1]})
+        tokenize_in(folder)
     elif changed == "model":
         Path("models/finetuned/config.json").write_text("{}")
     elif changed == "own parameter":
-        write_parameters(folder, capture=CAPTURE | {"max_length": 39})
+        write_parameters(folder, capture=CAPTURE | {"dtype": "float32"})
     else:
         write_parameters(folder, capture=CAPTURE, umap={"seed": 9}, finetune={"epochs": 9})
     after = unfinished_folder("capture", read_parameters(), Path())
