@@ -89,21 +89,21 @@ def test_readers_take_stores_from_elsewhere_alike(
     assert other.tokens.equals(one.tokens)
     rows = np.arange(3, len(one.tokens), 7)
     for site in one.sites:
-        whole = stored.read_features(one.root, site)
-        assert np.array_equal(stored.read_features(other.root, site), whole)
+        whole = stored.read_features(one.activations, site)
+        assert np.array_equal(stored.read_features(other.activations, site), whole)
         assert np.array_equal(other.read(site, rows), whole[rows])
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
     # Any Zarr reader opens them, and they are the same bytes but for what says whose they are.
     array = zarr.open_array(f"{elsewhere}/layer_01/layer_output.zarr", mode="r")
-    assert np.array_equal(array[:], stored.read_features(one.root, Site(1, "layer_output")))
+    assert np.array_equal(array[:], stored.read_features(one.activations, Site(1, "layer_output")))
     files, name = fsspec.core.url_to_fs(f"{elsewhere}/layer_01/layer_output.zarr/c/0/0")
     assert files.cat_file(name) == (here / ACTIVATIONS / "layer_01/layer_output.zarr/c/0/0").read_bytes()
 
     files.rm(name.replace("c/0/0", "c/1/0"))
     with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*c/1/0 is missing or empty"):
-        stored.read_features(other.root, Site(1, "layer_output"))
+        stored.read_features(other.activations, Site(1, "layer_output"))
 
 
 def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
     def no_forward_pass(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("attnmix.models.feature_writer.RowBlocks.run", no_forward_pass)
+    monkeypatch.setattr("attnmix.models.feature_writer.FeatureWriter.run", no_forward_pass)
     nowhere = f"s3://no-such-{bucket.removeprefix('s3://')}"
     for store, said in (
         (nowhere, "cannot write s3://no-such-.*: The specified bucket does not exist"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters, tokenize_in
+from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, tokenize_in, write_parameters
 from stage_process import run_stage, run_to_its_end
 
 from attnmix.core.points import Site
