@@ -330,9 +330,9 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert captured["document"].tolist() == ["test/3", "text/0"]
     texts = Run(Path()).documents.query("captured")
     assert texts["label_name"].fillna("").tolist() == [read_split("test", Run(Path()).reviews)["label_name"][3], ""]
-    assert texts.iloc[1][["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [20, 32, 0]
+    assert texts.iloc[1][["tokens", "whole_tokens", "unknown_tokens"]].tolist() == [30, 32, 0]
     model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
-    film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 18, "[SEP]")]])
+    film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])
     with torch.no_grad():
         shares = torch.softmax(model(film).logits[0], -1)
     assert captured["probability"][1] == pytest.approx(float(shares.max()), abs=1e-5)

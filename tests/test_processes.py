@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, SHORT, SMALL_SHARDS, digest, prepared_for_capture, write_parameters
+from conftest import REPOSITORY, SHORT, SMALL_SHARDS, digest, prepared_for_capture, tokenize_in, write_parameters
 from safetensors.torch import load_file
 from stage_process import LIMIT, TESTS, run_stage, stage_command
 from test_finetune import RECIPE
@@ -68,6 +68,8 @@ def assert_same(stage: str, folder: Path, expected: Path) -> None:
 
 def two_nodes(folder: Path, stage: str) -> list[int]:
     """Two launchers that meet at a port of this machine, each with one process; the status of each."""
+    if stage != "finetune":
+        tokenize_in(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -45,7 +45,7 @@ def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path
     plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
     plain.dvc("repro")
     said = submit(by_slurm, "slurm.sh", cluster)
-    assert stages_run(said) == ["download", "faithfulness", "reduce", "render"]
+    assert stages_run(said) == ["download", "tokenize", "faithfulness", "reduce", "render"]
     assert stages_run(by_slurm.dvc("repro", "--dry")) == []
     assert (by_slurm.folder / "dvc.lock").read_text() == (plain.folder / "dvc.lock").read_text()
     assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == []

@@ -73,7 +73,7 @@ def test_page_opens_and_says_nothing_of_reviews_or_fine_tuning(
     text = (folder / "page/index.html").read_text(encoding="utf-8")
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
-    assert "numbers of these texts alone" in words
+    assert "all numbers and maps are of the text below." in words
     with browser() as started:
         opened = Opened(started, folder / "page/index.html")
         shown = opened.page.inner_text("#words").split()

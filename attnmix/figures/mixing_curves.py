@@ -38,7 +38,10 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str, path: Path, figures: Render
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str, path: Path, figures: RenderParameters) -> None:
-    """Draw the steps of `geometry.csv`: a row for each checkpoint, a panel for each of two cosines; call under `paper_style`."""
+    """Draw the steps of `geometry.csv`, a row for each checkpoint and a panel for each of two cosines.
+
+    Call it under `paper_style`.
+    """
     by_checkpoint = steps.groupby("checkpoint", sort=False)
     figure, panels = _panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), 1.7)
     ends = {}

@@ -38,6 +38,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
     """
+    made(folder, _stage_of(folder))
     sides = {"padding_side": "right", "truncation_side": "right"}
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **sides, **LOCAL)
@@ -163,9 +164,13 @@ def _shortened(names: list[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
+def _stage_of(folder: Path) -> str:
+    return "finetune" if folder.name == "finetuned" else "download"
+
+
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", "finetune" if folder.name == "finetuned" else "download")
+    made(folder / "config.json", _stage_of(folder))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:

@@ -18,6 +18,7 @@ stale() { [[ $(dvc repro --dry --single-item "$1") == *"Running stage"* ]]; }
 dvc repro download
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 for stage in finetune capture measure; do
+  [[ "$stage" != capture ]] || dvc repro tokenize
   if stale "$stage"; then
     srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" --max-restarts 3 \
       --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:${PORT:-29400}" --module stages "$stage"
