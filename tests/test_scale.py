@@ -63,9 +63,9 @@ def test_a_machine_goes_on_where_a_lost_one_stopped(tmp_path: Path) -> None:
     lost = job.replace("dvc repro", '[ "$stage" != measure ] || exit 9; dvc repro')
     assert lost != job
     said = first.run("bash", "-c", lost, succeeds=False, STATE=str(tmp_path / "state")).stdout
-    assert stages_run(said) == STAGES[:3]
+    assert stages_run(said) == STAGES[:4]
     said = second.run("bash", "-c", job, STATE=str(tmp_path / "state")).stdout
-    assert stages_run(said) == STAGES[3:]
+    assert stages_run(said) == STAGES[4:]
     assert stages_run(second.dvc("repro", "--dry", "--allow-missing")) == []
 
 
