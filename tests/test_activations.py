@@ -129,11 +129,11 @@ def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
         _ = Run(tmp_path).tokens
 
 
-def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_25_mb() -> None:
+def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_8_mb() -> None:
     plan = store.plan_store(15_000_000, 768, "float16")
     assert plan.sharded
     assert plan.chunk_rows * 768 * 2 == pytest.approx(2**20, rel=0.01)
-    assert plan.unit_rows * 768 * 2 == pytest.approx(25e6, rel=0.05)
+    assert plan.unit_rows * 768 * 2 == pytest.approx(8 * 2**20, rel=0.01)
     assert plan.unit_rows % plan.chunk_rows == 0
     assert plan.rows_of(plan.units - 1).stop == 15_000_000
 

@@ -90,7 +90,8 @@ def peak(workspace: Workspace, documents: int) -> int:
 def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
     peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
-    assert many - few < (MANY - FEW) * 500  # less than a hundredth of what a document's sums are
+    # A row of the table of texts, and arrays for a moment: a twentieth of what a document's sums are.
+    assert many - few < (MANY - FEW) * 2500
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * 3 * len(RATIOS)
 
