@@ -66,7 +66,7 @@ format: $(INSTALLED) ## Format the code
 	@$(IN_VENV) ruff format .
 	@$(IN_VENV) oxfmt $(SCRIPT)
 
-docs: $(INSTALLED) ## Make the tables in README.md and docs/ anew from the code's declarations
+docs: $(INSTALLED) ## Make the tables in docs/ anew from the code's declarations
 	@$(IN_VENV) python -m docs.tables
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")

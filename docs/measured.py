@@ -1,4 +1,4 @@
-"""What `benchmarks/RESULTS.md` says was measured, for README, and what a billion tokens take by it."""
+"""What `benchmarks/RESULTS.md` says was measured, and what a billion tokens take by it."""
 
 from __future__ import annotations
 

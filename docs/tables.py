@@ -1,4 +1,4 @@
-"""Writes the tables in README.md and docs/: those of the code's declarations and those of the default run.
+"""Writes the tables in docs/: those of the code's declarations and those of the default run.
 
     python -m docs.tables
 
@@ -30,7 +30,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of, known_families
 from docs import measured
 
-DOCUMENTS = ("README.md", "docs/measures.md", "docs/results.md", "docs/scale.md")
+DOCUMENTS = ("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md")
 """The documents whose tables are made here; those of docs/study/README.md are committed results."""
 PLOTS = "reports/plots/"
 Read = Callable[[str], Any]
