@@ -1,8 +1,9 @@
-# `make help` lists the targets. Every target makes the environment first when it is missing or stale.
+# `make help` lists the targets. Every target installs the packages that it needs first, if they are missing or outdated.
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
 BIN := $(CURDIR)/$(VENV)/bin
 SCRIPT := attnmix/page/script
 PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
@@ -15,11 +16,11 @@ IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
 
-install: $(INSTALLED) ## Make .venv and install the locked packages
+install: $(INSTALLED) ## Create .venv and install the locked packages of the pipeline
 
-# Every file by its hash, and nothing that the locks do not name. torch comes first: a build for CPUs that pip has been
-# told of must be chosen by its version, as pip given hashes prefers what the index has. requirements-cuda.lock is for
-# the build of torch for GPUs, the only one that misses its packages, as `pip check` sees.
+# Only files that the locks name by hash are installed. torch comes first: if pip knows an index with a build for CPUs, that
+# build must be selected by version, because pip with hashes prefers the package index. requirements-cuda.lock is for the
+# build of torch for GPUs: without its packages `pip check` fails.
 $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@test ! -L $(VENV) || { echo "error: $(VENV) is a link, and installing would empty the folder behind it: remove the" \
 	   "link, or activate that environment and run 'dvc repro' yourself" >&2; exit 1; }
@@ -33,6 +34,12 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@$(PIP) check
 	@touch $@
 
+# What only tests and checks need. Results do not depend on it.
+$(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
+	$(INSTALL) requirements-dev.lock
+	@$(PIP) check
+	@touch $@
+
 repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 	@git rev-parse --git-dir >/dev/null 2>&1 || grep -qs "no_scm = true" .dvc/config || { \
 	   echo "error: $(CURDIR) is not a git repository; run 'git init && git add -A && git commit -m start'," \
@@ -41,16 +48,16 @@ repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 
 # By the environment, so that a text may hold quotes and dollar signs.
 show: override export TEXT := $(value TEXT)
-show: $(INSTALLED) ## The page of a text of one's own, nothing is trained (TEXT="...", MODEL=name, TO=folder)
+show: $(INSTALLED) ## Write the page of a text, without training (TEXT="...", MODEL=name, TO=folder)
 	@$(IN_VENV) python -m stages show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
 
 experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
 
-test: $(INSTALLED) ## Run the tests (MARKED="families or long": those that take longer)
+test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer)
 	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(MARKED),-m "$(MARKED)")
 
-check: $(INSTALLED) ## Lint, format check, types, dependencies, workflow
+check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
@@ -61,12 +68,12 @@ check: $(INSTALLED) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(IN_VENV) zizmor --offline --quiet --pedantic .github
 
-format: $(INSTALLED) ## Format the code
+format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
 	@$(IN_VENV) oxfmt $(SCRIPT)
 
-docs: $(INSTALLED) ## Make the tables in docs/ anew from the code's declarations
+docs: $(INSTALLED) ## Update the tables in docs/ from the code's declarations and the results
 	@$(IN_VENV) python -m docs.tables
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
