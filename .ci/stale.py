@@ -1,6 +1,6 @@
-"""Say as Markdown which stages dvc.lock does not know by this commit's code, parameters and results, and fail if any.
+"""Print as Markdown the stages whose code, parameters or results differ from dvc.lock, and fail if there are any.
 
-It needs git's files only: data that DVC keeps may be missing, and no stage is run.
+It needs only files in git: data in DVC's cache may be missing, and no stage is run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ def main() -> None:
     stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(found).items()}
     lines = [f"- `{stage}`: {', '.join(what)}" for stage, what in stale.items() if what]
     if lines:
-        print("## Stages that dvc.lock does not know as they are", *lines, "", ADVICE, sep="\n")
+        print("## Stages that differ from dvc.lock", *lines, "", ADVICE, sep="\n")
         sys.exit(1)
-    print("dvc.lock is of this commit's code, parameters and results.")
+    print("dvc.lock matches this commit's code, parameters and results.")
 
 
 def changes(entries: list[Any]) -> Iterator[str]:
-    """What `dvc status` found of one stage, but for data that is not here."""
+    """Yield the changes that `dvc status` reports of one stage, except for data that is missing here."""
     for entry in entries:
         if isinstance(entry, str):
-            if (
-                entry != "always changed"
-            ):  # said of `sources@own`, which looks at every run whether a file of one's own has changed
+            if entry != "always changed":  # `sources@own` hashes local files at every run
                 yield entry
         else:
             for paths in entry.values():
@@ -42,7 +40,7 @@ def changes(entries: list[Any]) -> Iterator[str]:
 
 
 def is_kept_by_dvc(path: str) -> bool:
-    """Whether git ignores it, as a file or as a folder that may be missing."""
+    """Return True if git ignores `path`, as a file or as a folder that may be missing."""
     command = ["git", "check-ignore", path, f"{path}/"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Time and memory of the six ratios of one long text beside the bare forward pass: a case of `benchmarks.stages`.
+"""Time and memory of the six ratios of one long text compared with the bare forward pass: a case of `benchmarks.stages`.
 
     python -m benchmarks.stages --cases long
 
