@@ -125,11 +125,12 @@ def layouts_made() -> str:
 
 
 def pages_pipeline() -> None:
-    from attnmix.figures.joint_pages import draw_joint_pages
+    from attnmix.figures.maps import write_joint_pages
     from attnmix.figures.style import paper_style
 
+    figures = read_parameters().render
     with paper_style():
-        draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().render)
+        write_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", figures.formats, figures.dpi)
 
 
 def pages_plain(name: str, one_figure: bool) -> None:

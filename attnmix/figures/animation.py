@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,38 +17,38 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnmix.core.points import Site
-from attnmix.figures.label_placement import place_labels, spread_out
-from attnmix.figures.labels import POINT_MARKS, layer_label, site_label
-from attnmix.figures.style import TEXT_CONTRAST, darken_for_contrast, printable, set_limits
-from attnmix.figures.text_layers import example_text, word_labels
+from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, layer_label, site_label
+from attnmix.figures.maps import Places, example_text
+from attnmix.figures.style import TEXT_CONTRAST, darken_for_contrast, place_labels, printable, set_limits
 from attnmix.figures.tokens import CapturedTexts
-from attnmix.store.runs import map_sites
 
 SIZE, DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
 WORDS, WORD_SIZE = 12, 8
 MOVES = 3  # frames between two capture points, which take half of a point's time
-LAST = 4  # times as long as at other points, the animation rests at the last one
+POINT_TIME = round(1000 / POINTS_PER_SECOND)  # milliseconds
+MOVE_TIME = max(20, 10 * round(50 / POINTS_PER_SECOND / MOVES))  # milliseconds, in hundredths of a second
+REST_TIME = max(20, POINT_TIME - MOVES * MOVE_TIME)
+LAST_TIME = 4 * POINT_TIME
 MAX_TICKS = 13
 
 
 class Stop(NamedTuple):
-    """How the tokens lie at one capture point."""
+    """Where the tokens are at one capture point."""
 
+    number: int
     site: Site
-    xy: npt.NDArray[np.float64]  # [tokens, 2]
-    labels: dict[int, str]  # by token
-    centres: npt.NDArray[np.float64]  # [labels, 2]
+    xy: Places
+    labels: dict[int, str]
+    """Labels by token."""
+    centres: Places
+    """Centres of the labels `[labels, 2]`."""
 
 
-def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path, points_per_second: float) -> None:
+def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
     """Write the GIF of one captured text, from a map of one plane; call under `paper_style`."""
-    scene = Scene(table, captured)
-    move_time = max(20, 10 * round(50 / points_per_second / MOVES))  # milliseconds, in hundredths of a second
-    rest_time = max(20, round(1000 / points_per_second) - MOVES * move_time)
-    frames = [*scene.frames()]
-    durations = [move_time if moving else rest_time for _, moving in frames]
-    durations[-1] = LAST * round(1000 / points_per_second)
+    frames = [*Scene(table, captured).frames()]
+    durations = [*(MOVE_TIME if moving else REST_TIME for _, moving in frames[:-1]), LAST_TIME]
     palette = Image.fromarray(np.concatenate([pixels for pixels, moving in frames if not moving]))
     palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
     images = [Image.fromarray(pixels).quantize(palette=palette, dither=Image.Dither.NONE) for pixels, _ in frames]
@@ -59,30 +60,25 @@ class Scene:
     """A figure of the whole map, drawn once, and what moves on it."""
 
     def __init__(self, table: pd.DataFrame, captured: CapturedTexts) -> None:
-        document = example_text(table)
-        rows = table[table["document"] == document]
-        sites, self.encoder = map_sites(rows), captured.encoder
+        text, self.encoder = example_text(table, captured, WORDS), captured.encoder
         figure = Figure(figsize=SIZE, dpi=DPI)
         self.canvas = FigureCanvasAgg(figure)
         axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
-        set_limits(axes, rows[["x", "y"]].to_numpy(np.float64))
-        axes.scatter(rows["x"], rows["y"], s=3, color="0.88", linewidths=0)
-        timeline = self._draw_timeline(figure, sites)
-        figure.text(0.98, 0.985, printable(document), va="top", ha="right", fontsize=9, color="0.35")
-        groups = rows.groupby(["layer", "point"])
-        xy = [groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in sites]
-        positions = groups.get_group(tuple(sites[0]))["position"].to_numpy()
-        labels = [spread_out(xy[-1], each, WORDS) for each in word_labels(captured, document, positions)]
+        everywhere = np.concatenate([*text.places.values()])
+        set_limits(axes, everywhere)
+        axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
+        timeline = self._draw_timeline(figure, [*text.places])
+        figure.text(0.98, 0.985, printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
         self.stops = []
-        for site, places in zip(sites, xy, strict=True):
-            named = labels[captured.reading(site)]
-            self.stops.append(Stop(site, places, named, place_labels(axes, places, named, WORD_SIZE)))
+        for number, (site, xy) in enumerate(text.places.items()):
+            labels = text.labels[captured.reading(site)]
+            self.stops.append(Stop(number, site, xy, labels, place_labels(axes, xy, labels, WORD_SIZE)))
         self.dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
         self.lines = LineCollection([], colors="0.4", linewidths=0.5)
         axes.add_collection(self.lines)
         box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
         looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
-        self.words = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, labels)))]
+        self.words = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, text.labels)))]
         self.title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
         (self.marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
         self.moving = [self.dots, self.lines, *self.words, self.title, self.marker]
@@ -105,33 +101,32 @@ class Scene:
         return axes
 
     def frames(self) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
-        """Yield each frame `[height, width, 3]`, and whether it lies between two capture points.
+        """Yield each frame `[height, width, 3]`, and whether it is between two capture points.
 
         Nothing glides to the decoder's input, whose tokens are others than the encoder's.
         """
-        for place, stop in enumerate(self.stops):
-            if place and stop.labels is self.stops[place - 1].labels:
-                for move in range(1, MOVES + 1):
-                    share = move / (MOVES + 1)
-                    yield self.draw(place - 1, place, share * share * (3 - 2 * share)), True  # slow at both ends
-            yield self.draw(place, place, 1), False
+        before = self.stops[0]
+        for stop in self.stops:
+            if stop is not before and stop.labels is before.labels:
+                for share in np.arange(1, MOVES + 1) / (MOVES + 1):
+                    yield self.draw(before, stop, share * share * (3 - 2 * share)), True  # slow at both ends
+            yield self.draw(stop, stop, 1), False
+            before = stop
 
-    def draw(self, before: int, after: int, share: float) -> npt.NDArray[np.uint8]:
+    def draw(self, start: Stop, end: Stop, share: float) -> npt.NDArray[np.uint8]:
         """Return the frame in which a `share` of the way between two stops is done."""
-        start, end = self.stops[before], self.stops[after]
         colors = [np.array(to_rgb(darken_for_contrast(POINT_MARKS[each.site.point].color))) for each in (start, end)]
-        xy, centres, color = (
-            (1 - share) * a + share * b for a, b in ((start.xy, end.xy), (start.centres, end.centres), colors)
-        )
+        pairs: Any = [(start.xy, end.xy), (start.centres, end.centres), colors, (start.number, end.number)]
+        xy, centres, color, number = ((1 - share) * a + share * b for a, b in pairs)
         self.dots.set(offsets=xy, color=[tuple(color)])
-        for word, label, centre in zip(self.words, end.labels.values(), centres, strict=False):
+        labels = zip(end.labels.values(), centres, strict=True)
+        word: Any
+        for word, (label, centre) in zip_longest(self.words, labels, fillvalue=("", (0, 0))):
             word.set(text=label, position=centre)
-        for word in self.words[len(end.labels) :]:
-            word.set_text("")
         self.lines.set_segments([*np.stack([xy[[*end.labels]], centres], axis=1)])
         name_color = darken_for_contrast(POINT_MARKS[end.site.point].color, TEXT_CONTRAST)
         self.title.set(text=site_label(end.site, self.encoder), color=name_color)
-        self.marker.set_data([(1 - share) * before + share * after], [0])
+        self.marker.set_data([number], [0])
         self.canvas.restore_region(self.background)
         for artist in self.moving:
             artist.draw(self.canvas.get_renderer())
