@@ -17,8 +17,7 @@ import joblib
 
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.options import Parameters, RenderParameters
-from attnmix.figures.animation import write_animation
-from attnmix.figures.maps import draw_atlas, draw_residual, write_joint_pages
+from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured

@@ -18,7 +18,7 @@ from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.faithfulness import decomposition
+from attnmix.faithfulness import classifier as classifiers
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import (
@@ -110,7 +110,7 @@ def test_parts_of_the_logits_sum_to_them(name: str, tmp_path: Path, monkeypatch:
     assert parts is not None
     np.testing.assert_allclose(parts.sum(0).numpy(), review.logits_C, rtol=0, atol=1e-4 * np.abs(review.logits_C).max())
     # Blocks of rows give the same.
-    monkeypatch.setattr(decomposition, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
+    monkeypatch.setattr(classifiers, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
     blocks = Review(review.classifier, review.document, np.random.default_rng(0)).layer_results[1]
     torch.testing.assert_close(blocks, parts, rtol=1e-3, atol=1e-4)
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attnmix.core.points import Site
-from attnmix.figures.animation import write_animation
-from attnmix.figures.maps import draw_atlas, draw_residual, example_text, write_joint_pages
+from attnmix.figures.maps import draw_atlas, draw_residual, example_text, write_animation, write_joint_pages
 from attnmix.figures.style import PAGE_HEIGHT, paper_style, place_labels, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 

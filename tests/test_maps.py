@@ -19,11 +19,11 @@ from umap.distances import named_distances
 from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS
-from attnmix.core.options import METRIC_NAMES, REFUSED_METRICS, UmapParameters
+from attnmix.core.options import METRIC_NAMES, REFUSED_METRICS
 from attnmix.core.points import Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
-from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood, start
+from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood
 from attnmix.maps.movement import COLUMNS
 from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
@@ -34,14 +34,7 @@ from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters
 
-ALIASES = {"cityblock": ("manhattan", "l1", "taxicab"), "chebyshev": ("linfinity", "linfty", "linf")}
-ALIASES["euclidean"] = ("l2", "minkowski")
-SCIPY_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 SITES = [Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")]
-
-
-UMAP = UmapParameters(stability_seeds=[])
-QUICK = {"layouts": ["joint"], "stability_seeds": []}
 
 
 def clusters(number: int, seed: int) -> Any:
@@ -54,11 +47,20 @@ def clusters(number: int, seed: int) -> Any:
 def all_distances(vectors: Any, metric: str) -> Any:
     if metric == "softmax_hellinger":
         return np.array([[named_distances[metric](a, b) for b in vectors] for a in vectors], dtype=float)
-    return cdist(vectors.astype(float), vectors.astype(float), SCIPY_NAMES.get(metric, metric))
+    return cdist(vectors.astype(float), vectors.astype(float), "cityblock" if metric == "manhattan" else metric)
 
 
 # One name of each metric: the others are the same object.
-DISTINCT = sorted({id(metric): name for name, metric in sorted(METRICS.items(), reverse=True)}.values())
+DISTINCT = [
+    "braycurtis",
+    "canberra",
+    "chebyshev",
+    "correlation",
+    "cosine",
+    "euclidean",
+    "manhattan",
+    "softmax_hellinger",
+]
 
 
 @pytest.mark.parametrize("metric", DISTINCT)
@@ -104,12 +106,12 @@ def test_every_metric_of_umap_is_taken_or_refused_with_a_reason() -> None:
     assert set(METRICS) == set(METRIC_NAMES)
     assert set(named_distances) == set(METRICS) | set(REFUSED_METRICS)
     assert not set(METRICS) & set(REFUSED_METRICS)
+    assert {id(metric) for metric in METRICS.values()} == {id(METRICS[name]) for name in DISTINCT}
 
 
 @pytest.mark.parametrize("metric", DISTINCT)
 def test_every_metric_gives_a_map_also_of_an_unconnected_graph(metric: str) -> None:
-    xy = fit_map(clusters(100, seed=0), UmapParameters(metric=metric, n_neighbors=5), seed=2)
-    assert np.isfinite(xy).all()
+    assert np.isfinite(fit_map(clusters(100, seed=0), metric, n_neighbors=5)).all()
 
 
 @pytest.fixture(scope="module")
@@ -125,27 +127,26 @@ def chain() -> list[Any]:
 def test_maps_are_bit_for_bit_those_of_umap(chain: list[Any]) -> None:
     import umap
 
-    near = neighbourhood(chain[0], UMAP)
-    assert near
+    near = neighbourhood(chain[0], "euclidean", 15, seed=2)
     others, distances = neighbours(chain[0], 14, "euclidean", seed=0)
     knn = np.column_stack([np.arange(60), others]), np.pad(distances, ((0, 0), (1, 0)))
-    options: Any = {"n_epochs": N_EPOCHS, "init": start(near, 7), "random_state": 7, "n_jobs": 1}
+    options: Any = {"n_epochs": N_EPOCHS, "init": near.start(7), "random_state": 7, "n_jobs": 1}
     expected = umap.UMAP(15, precomputed_knn=knn, **options).fit(chain[0]).embedding_
-    assert np.array_equal(lay_out(chain[0], near, UMAP, seed=7), expected)
+    assert np.array_equal(lay_out(near, 0.1, seed=7), expected)
 
 
 def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(chain: list[Any]) -> None:
     from umap import AlignedUMAP
 
-    near = [neighbourhood(vectors, UMAP) for vectors in chain]
-    ours = lay_out_aligned(chain, near, UMAP, seed=7)
+    near = [neighbourhood(vectors, "euclidean", 15, seed=2) for vectors in chain]
+    ours = lay_out_aligned(near, 0.1, seed=7)
     itself = {token: token for token in range(60)}
     model = AlignedUMAP(15, n_epochs=N_EPOCHS, init="random", random_state=2, transform_seed=7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = model.fit(chain, relations=[itself] * 4).embeddings_
     for each, mapper in zip(near, model.mappers_, strict=True):
-        assert each
+        assert each.graph is not None
         graph = each.graph.toarray()
         pruned = np.where(graph < graph.max() / N_EPOCHS, 0, graph)  # umap-learn leaves out what is never sampled
         assert np.abs(pruned - mapper.graph_.toarray()).max() < 1e-5
@@ -160,7 +161,8 @@ def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(c
 
 
 def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> None:
-    graphs = [near.graph for vectors in chain if (near := neighbourhood(vectors, UmapParameters(n_neighbors=8)))]
+    near = [neighbourhood(vectors, "euclidean", 8, seed=2).graph for vectors in chain]
+    graphs = [graph for graph in near if graph is not None]
     strength = ties(graphs).reshape(7, 5, 60)
     for point, other in ((0, 1), (2, 0), (4, 1)):
         sets = [[set(row.nonzero()[1]) for row in graphs[each]] for each in (point, other)]
@@ -196,10 +198,9 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     for table in maps.values():
         assert list(table.columns) == ["document", "position", "layer", "point", "x", "y"]
         assert table["point"].tolist() == [site.point for site in SITES for _ in range(60)]
-    together = fit_map(np.concatenate(list(features.values())), umap, umap.seed)
-    assert np.array_equal(maps["joint"][["x", "y"]], together)
+    assert np.array_equal(maps["joint"][["x", "y"]], fit_map(np.concatenate(list(features.values()))))
     alone = maps["separate"].loc[120:, ["x", "y"]].to_numpy()
-    assert np.array_equal(alone, fit_map(features[SITES[2]], umap, umap.seed))
+    assert np.array_equal(alone, fit_map(features[SITES[2]]))
 
     quality, whole = Run(Path()).map_quality, Run(Path()).table("reduce/map_quality")
     assert set(quality["measure"]) == set(MAP_MEASURES)
@@ -227,7 +228,7 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
 
 
 def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace: Workspace) -> None:
-    workspace(umap={**QUICK, "layouts": ["separate"], "max_points": 100})
+    workspace(umap={"layouts": ["separate"], "stability_seeds": [], "max_points": 100})
     write_stores(60)
     reduce.main(read_parameters())
     table = Run(Path()).map("separate")
@@ -248,7 +249,7 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
 @pytest.mark.parametrize("metric", ["euclidean", "cosine", "manhattan"])
 def test_scores_are_those_of_all_pairwise_distances(metric: str) -> None:
     vectors = clusters(200, seed=0)
-    xy = fit_map(vectors, UMAP, seed=2)
+    xy = fit_map(vectors)
     assert trustworthiness(vectors, xy, n_neighbors=15) > 0.85
     measured = scores(vectors, xy, metric)
     full, flat = all_distances(vectors, metric), cdist(xy, xy)
@@ -289,7 +290,7 @@ def test_large_maps_are_scored_by_a_draw_in_which_every_point_has_its_share(monk
         return scores(vectors, xy, metric)
 
     monkeypatch.setattr("attnmix.maps.quality.scores", remember)
-    assert score_joint_map(*map_of_points(0))[1] == 60
+    assert set(score_joint_map(*map_of_points(0))["scored_vectors"]) == {60}
     shares = [sum((row == part).all(axis=1).any() for row in drawn[-1]) for part in vectors_STD]
     assert shares == [30, 0, 30]  # the second is in a basis of its own
 
@@ -317,14 +318,14 @@ def map_of_points(heads: float) -> tuple[list[Site], Any, Any]:
     return sites, vectors_STD, maps_ST2
 
 
-def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any, seeds: int = 1) -> tuple[pd.DataFrame, int]:
+def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any, seeds: int = 1) -> pd.DataFrame:
     maps = {seed: dict(zip(sites, maps_ST2 * (1 + seed), strict=True)) for seed in range(seeds)}
-    return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, UMAP)
+    return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, "euclidean", 2)
 
 
 def scored(heads: float) -> pd.DataFrame:
-    table, number = score_joint_map(*map_of_points(heads), seeds=2)
-    assert number == 80  # without attention_heads
+    table = score_joint_map(*map_of_points(heads), seeds=2)
+    assert set(table["scored_vectors"]) == {80}  # without attention_heads
     return table.set_index(["layer", "point", "measure"])
 
 
@@ -362,9 +363,9 @@ def test_scores_within_points_are_scikit_learns_of_each_points_vectors() -> None
 def test_a_map_of_attention_heads_alone_is_scored_within_points_alone() -> None:
     sites = [Site(1, "attention_heads"), Site(2, "attention_heads")]
     flat_STD = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)
-    table, number = score_joint_map(sites, flat_STD, flat_STD)
+    table = score_joint_map(sites, flat_STD, flat_STD)
     whole = table.query("point.isna()").set_index("measure")["value"]
-    assert number == 0
+    assert set(table["scored_vectors"]) == {0}
     assert whole[["trustworthiness", "neighbours_kept", "distance_spearman"]].isna().all()
     assert whole[list(WITHIN.values())].tolist() == [1, 1, 1]
 
@@ -372,7 +373,7 @@ def test_a_map_of_attention_heads_alone_is_scored_within_points_alone() -> None:
 def test_a_point_of_equal_vectors_has_no_score_within_and_is_left_out_of_the_mean() -> None:
     sites, vectors_STD, maps_ST2 = map_of_points(0)
     vectors_STD[2] = 1
-    table, _ = score_joint_map(sites, vectors_STD, maps_ST2)
+    table = score_joint_map(sites, vectors_STD, maps_ST2)
     of_point = table.query("measure == 'neighbours_kept_within'")["value"].tolist()
     assert np.isnan(of_point[-1])
     assert of_point[0] == pytest.approx(np.mean(of_point[1:3]), abs=2e-6)
@@ -447,7 +448,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
 def test_scheduler_that_does_not_answer_is_one_error_and_nothing_is_lost(
     address: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace(umap=QUICK)
+    workspace(umap={"layouts": ["joint"], "stability_seeds": []})
     write_stores(30)
     reduce.main(read_parameters())
     before = outputs()

@@ -11,12 +11,11 @@ from scipy import stats
 from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics.pairwise import paired_distances
 
-from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site
 from attnmix.maps.movement import COLUMNS, linear_projections, movement_table, transitions
 
 BEFORE, MIDDLE, AFTER = Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")
-UMAP = UmapParameters(seed=2, stability_seeds=[3, 4])
+NOT_MEASURED = pd.DataFrame({"layer": []})
 
 
 def residuals(values: Any, given: Any) -> Any:
@@ -50,7 +49,9 @@ def planted(lengths: list[int], moves: Any, full: Any, ratio: Any) -> pd.DataFra
         for seed, lengths_of_seed in enumerate(np.atleast_2d(moves), 2)
     }
     features = {BEFORE: start, MIDDLE: moved_by(full, start, generator)}
-    return movement_table({"joint": maps}, features, tokens, pd.DataFrame({"layer": 1, "attn_n": ratio}), UMAP)
+    return movement_table(
+        {"joint": maps}, features, tokens, pd.DataFrame({"layer": 1, "attn_n": ratio}), "euclidean", 2
+    )
 
 
 def row_of(table: pd.DataFrame, measure: str, against: str = "attn_n") -> Any:
@@ -148,7 +149,7 @@ def test_steps_are_set_against_the_ratios_of_what_they_cover_and_tokens_that_com
     middle = moved_by(length, start, generator)
     maps = {BEFORE: start, MIDDLE: middle, AFTER: start}
     ratios = pd.DataFrame({"layer": 1, "attn_n": length**3, "attn_w": -length, "enc_n": length})
-    table = movement_table({"joint": {2: maps}}, maps, table_of([50]), ratios, UMAP)
+    table = movement_table({"joint": {2: maps}}, maps, table_of([50]), ratios, "euclidean", 2)
     table = table.query("measure == 'spearman'").set_index(["step", "against"])
     assert table["mean"].to_dict() == {
         ("attention", "full_space"): pytest.approx(1),
@@ -158,9 +159,9 @@ def test_steps_are_set_against_the_ratios_of_what_they_cover_and_tokens_that_com
         ("layer", "full_space"): pytest.approx(np.nan, nan_ok=True),  # back where it was
         ("layer", "enc_n"): pytest.approx(np.nan, nan_ok=True),
     }
-    alone = movement_table({"joint": {2: {MIDDLE: middle}}}, {MIDDLE: middle}, table_of([50]), ratios, UMAP)
+    alone = movement_table({"joint": {2: {MIDDLE: middle}}}, {MIDDLE: middle}, table_of([50]), ratios, "euclidean", 2)
     assert alone.empty
-    without = movement_table({"joint": {2: maps}}, maps, table_of([50]), pd.DataFrame(), UMAP)
+    without = movement_table({"joint": {2: maps}}, maps, table_of([50]), NOT_MEASURED, "euclidean", 2)
     assert set(without["against"]) == {"full_space"}
 
 
@@ -169,9 +170,7 @@ def test_moves_in_the_full_space_are_by_the_metric(metric: str) -> None:
     generator = np.random.default_rng(0)
     maps = {site: generator.normal(size=(40, 2)).astype(np.float32) for site in (BEFORE, MIDDLE)}
     features = {site: generator.normal(size=(40, 6)).astype(np.float32) for site in (BEFORE, MIDDLE)}
-    table = movement_table(
-        {"joint": {2: maps}}, features, table_of([40]), pd.DataFrame(), UmapParameters(metric=metric)
-    )
+    table = movement_table({"joint": {2: maps}}, features, table_of([40]), NOT_MEASURED, metric, 2)
     full = paired_distances(features[BEFORE], features[MIDDLE], metric=metric)
     expected = spearmanr(np.linalg.norm(maps[MIDDLE] - maps[BEFORE], axis=1), full).statistic
     assert row_of(table, "spearman", "full_space")["mean"] == pytest.approx(expected, abs=1e-6)
@@ -189,7 +188,6 @@ def test_projections_are_of_all_points_together_and_random_ones_seeded() -> None
     flat, other = (np.concatenate(list(each.values())) for each in projected["random_projection"].values())
     assert together @ np.linalg.lstsq(together, flat, rcond=None)[0] == pytest.approx(flat, abs=1e-4)
     assert not np.allclose(flat, other)
-    assert linear_projections({}, [2]) == {}
 
 
 ENTERED, LEFT = Site(0, "embedding_output"), Site(1, "layer_output")

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from attnmix.core.points import LAYER_POINTS, PREACTIVATION
-from attnmix.faithfulness.classifier import Classifier, Gradients
-from attnmix.faithfulness.decomposition import Decomposition, decomposition_obstacle
+from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
