@@ -28,30 +28,8 @@ from PIL import Image
 
 from attnmix.core.names import ONE_PLANE, Mark
 from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, POINTS, Site
-from attnmix.figures.labels import (
-    POINT_MARKS,
-    POINTS_PER_SECOND,
-    SPECIAL_LOOKS,
-    WORD_MARKS,
-    layer_label,
-    site_label,
-)
-from attnmix.figures.style import (
-    LABEL_SIZE,
-    METADATA,
-    ONE_COLUMN,
-    PAGE_HEIGHT,
-    TEXT_CONTRAST,
-    TWO_COLUMNS,
-    darken_for_contrast,
-    high_contrast_cmap,
-    legend_handles,
-    place_labels,
-    printable,
-    save_figure,
-    set_limits,
-    spread_out,
-)
+from attnmix.figures import style
+from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, SPECIAL_LOOKS, WORD_MARKS, layer_label, site_label
 from attnmix.figures.tokens import CapturedTexts, frequent_words, words
 from attnmix.store.runs import map_sites
 
@@ -62,7 +40,7 @@ TITLE_CHARACTERS = 19  # in a line
 MAX_FREQUENT_WORDS = 6  # with colours of their own
 
 # Joint pages
-PAGE_SIZE = (TWO_COLUMNS, 4.6)  # inches
+PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
 
 # Residual stream
@@ -74,7 +52,7 @@ EARLIER_SIZE, NEWEST_SIZE = 1.0, 3.5  # areas of dots, in points squared
 LABEL_LOOKS: dict[str, Any] = {
     "ha": "center",
     "va": "center",
-    "fontsize": LABEL_SIZE,
+    "fontsize": style.LABEL_SIZE,
     "bbox": {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.7, "linewidth": 0},
     "arrowprops": {"arrowstyle": "-", "linewidth": 0.3, "color": "0.3", "shrinkA": 0, "shrinkB": 1},
 }
@@ -119,7 +97,7 @@ def example_text(
         return ExampleText(document, {}, [])
     last = next(reversed(places.values()))
     labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
-    return ExampleText(document, places, [spread_out(last, each, max_labels) for each in labels])
+    return ExampleText(document, places, [style.spread_out(last, each, max_labels) for each in labels])
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
@@ -131,7 +109,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     tokens = table[["document", "position"]].drop_duplicates()
     kinds = _token_kinds(captured, tokens)
     positions = tokens["position"].to_numpy()
-    colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), high_contrast_cmap("Greys"))
+    colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), style.high_contrast_cmap("Greys"))
     figure, cells, legend_cell = _atlas_grid(list(places))
     titled: set[str] = set()  # rows and columns
     for site, cell in cells.items():
@@ -139,7 +117,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
         reading = captured.reading(site)
         masks = {mark: masks[reading] for mark, masks in kinds.items()}
         _draw_small_map(axes, places[site], colors.to_rgba(positions), masks)
-        set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else places[site])
+        style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else places[site])
         row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
         if site.point not in titled:
             title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
@@ -150,11 +128,11 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     axes = figure.add_subplot(legend_cell)
     axes.axis("off")
     if kinds:
-        axes.legend(handles=legend_handles(kinds, 4), loc="upper center", ncols=2, handletextpad=0.2)
+        axes.legend(handles=style.legend_handles(kinds, 4), loc="upper center", ncols=2, handletextpad=0.2)
     bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
     figure.colorbar(colors, cax=bar, orientation="horizontal", label="Position in the text")
     documents = tokens["document"].unique()
-    texts = printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
+    texts = style.printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
     planes = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
     top = 1 - 0.1 / figure.get_figheight()
     figure.suptitle(f"{layout.capitalize()} maps of {texts}, {planes}", y=top, va="top", fontsize=8)
@@ -167,9 +145,9 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     layers = sorted({site.layer for site in sites if site.point in LAYER_POINTS})
     points = [point for point in LAYER_POINTS if any(site.point == point for site in sites)]
     columns = max(len(points), len(levels) + 2)  # the legend is to the right of the embedding's maps
-    panel = min(PANEL, (PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
+    panel = min(PANEL, (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
     height = HEAD + panel * (len(layers) + 1) + GAP + FOOT
-    figure = Figure(figsize=(TWO_COLUMNS, height))
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
     top, bottom = 1 - HEAD / height, 1 - (HEAD + panel) / height
     sides: Any = {"left": 0.05, "right": 0.99, "wspace": 0.08}
     first_row = figure.add_gridspec(1, columns, **sides, top=top, bottom=bottom)
@@ -187,11 +165,11 @@ def _token_kinds(captured: CapturedTexts, tokens: pd.DataFrame) -> dict[Mark, li
     classes = [np.array([token.token_class for token in reading])[rows] for reading in captured.readings]
     starts = [np.array(words(reading))[rows] for reading in captured.readings]
     kinds = {
-        Mark(printable(captured.class_label(name)), *looks): [each == name for each in classes]
+        Mark(style.printable(captured.class_label(name)), *looks): [each == name for each in classes]
         for name, looks in SPECIAL_LOOKS.items()
     }
     for word, looks in zip(frequent_words(starts[0].tolist(), MAX_FREQUENT_WORDS), WORD_MARKS, strict=False):
-        kinds[Mark(printable(word), *looks)] = [each == word for each in starts]
+        kinds[Mark(style.printable(word), *looks)] = [each == word for each in starts]
     return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
 
 
@@ -200,7 +178,7 @@ def _draw_small_map(axes: Axes, xy: Places, colors: Any, kinds: dict[Mark, npt.N
     plain = ~np.any([np.zeros(len(xy), dtype=bool), *kinds.values()], axis=0)
     axes.scatter(xy[plain, 0], xy[plain, 1], c=colors[plain], s=size, linewidths=0)
     for mark, mask in kinds.items():
-        looks: Any = {"color": darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
+        looks: Any = {"color": style.darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
         axes.scatter(xy[mask, 0], xy[mask, 1], s=3 * size, linewidths=0.3, zorder=3, **looks)
     axes.spines[:].set(visible=True, color="0.8")
 
@@ -215,22 +193,22 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
     places = places_by_site(table)
     figure = Figure(figsize=PAGE_SIZE)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
-    set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
-    newest = legend_handles([Mark("this page's point", "black", "o")], 4)
+    style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
+    newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
     newest[0].set_markerfacecolor("none")
     points = {site.point for site in places}
-    handles = legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
+    handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
     file_formats = [suffix for suffix in formats if suffix != "pdf"]
-    with PdfPages(folder / "joint.pdf", metadata=METADATA["pdf"]) if "pdf" in formats else nullcontext() as pdf:
+    with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) if "pdf" in formats else nullcontext() as pdf:
         for number, (site, xy) in enumerate(places.items(), 1):
             mark = POINT_MARKS[site.point]
-            dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=darken_for_contrast(mark.color), marker=mark.marker)
+            dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
             dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
             axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
             name = f"{number:02d}_layer_{site.layer:02d}_{site.point}"
-            save_figure(figure, folder / name, file_formats, dpi)
+            style.save_figure(figure, folder / name, file_formats, dpi)
             if pdf:
                 pdf.savefig(figure, dpi=dpi)
             # In PDF and SVG, the points of earlier pages are one image.
@@ -248,11 +226,11 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
     if not levels:
         logging.info("no figure of the residual stream: the map holds none of %s", ", ".join(STREAM_POINTS))
         return None
-    shades = dict(zip(levels, high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
+    shades = dict(zip(levels, style.high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
     shown = np.unique(np.linspace(0, len(levels) - 1, MAX_PANELS).round().astype(int))
     rows = -(-len(shown) // COLUMNS)
     height = STREAM_HEAD + STREAM_PANEL_HEIGHT * rows
-    figure = Figure(figsize=(ONE_COLUMN, height))
+    figure = Figure(figsize=(style.ONE_COLUMN, height))
     top, bottom = 1 - (STREAM_HEAD + 0.12) / height, 0.05 / height
     sides: Any = {"left": 0.015, "right": 0.985, "top": top, "bottom": bottom, "wspace": 0.06, "hspace": 0.12}
     grid = figure.add_gridspec(rows, COLUMNS, **sides)
@@ -262,15 +240,15 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
         axes = figure.add_subplot(grid[cell], xticks=[], yticks=[])
         axes.set_title(title, fontsize=7, pad=2, color=shades[site])
         axes.spines[:].set(visible=True, color="0.8")
-        set_limits(axes, np.concatenate([*text.places.values()]))
+        style.set_limits(axes, np.concatenate([*text.places.values()]))
         for level in levels[: last + 1]:
             size = NEWEST_SIZE if level == site else EARLIER_SIZE
             axes.scatter(text.places[level][:, 0], text.places[level][:, 1], s=size, color=shades[level], linewidths=0)
         labels, xy = text.labels[captured.reading(site)], text.places[site]
-        centres = place_labels(axes, xy, labels, LABEL_SIZE)
+        centres = style.place_labels(axes, xy, labels, style.LABEL_SIZE)
         for (index, label), centre in zip(labels.items(), centres, strict=True):
             axes.annotate(label, xy[index], centre, **LABEL_LOOKS)
-    title = f"The residual stream of {printable(text.document)} on the {layout} map,"
+    title = f"The residual stream of {style.printable(text.document)} on the {layout} map,"
     subtitle = "each panel with the levels before it, the darker the later"
     figure.suptitle(f"{title}\n{subtitle}", y=1 - 0.04 / height, fontsize=7, linespacing=1.3)
     return figure
@@ -281,6 +259,7 @@ class Stop(NamedTuple):
 
     number: int
     site: Site
+    color: npt.NDArray[np.float64]
     xy: Places
     labels: dict[int, str]
     """Labels by token."""
@@ -308,14 +287,16 @@ class Scene:
         self.canvas = FigureCanvasAgg(figure)
         axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
         everywhere = np.concatenate([*text.places.values()])
-        set_limits(axes, everywhere)
+        style.set_limits(axes, everywhere)
         axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
         timeline = self._draw_timeline(figure, [*text.places])
-        figure.text(0.98, 0.985, printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
+        figure.text(0.98, 0.985, style.printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
         self.stops = []
         for number, (site, xy) in enumerate(text.places.items()):
+            color = np.array(to_rgb(style.darken_for_contrast(POINT_MARKS[site.point].color)))
             labels = text.labels[captured.reading(site)]
-            self.stops.append(Stop(number, site, xy, labels, place_labels(axes, xy, labels, WORD_SIZE)))
+            centres = style.place_labels(axes, xy, labels, WORD_SIZE)
+            self.stops.append(Stop(number, site, color, xy, labels, centres))
         self.dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
         self.lines = LineCollection([], colors="0.4", linewidths=0.5)
         axes.add_collection(self.lines)
@@ -358,16 +339,15 @@ class Scene:
 
     def draw(self, start: Stop, end: Stop, share: float) -> npt.NDArray[np.uint8]:
         """Return the frame in which a `share` of the way between two stops is done."""
-        colors = [np.array(to_rgb(darken_for_contrast(POINT_MARKS[each.site.point].color))) for each in (start, end)]
-        pairs: Any = [(start.xy, end.xy), (start.centres, end.centres), colors, (start.number, end.number)]
-        xy, centres, color, number = ((1 - share) * a + share * b for a, b in pairs)
+        pairs: Any = [(start.xy, end.xy), (start.centres, end.centres), (start.color, end.color)]
+        xy, centres, color, number = ((1 - share) * a + share * b for a, b in (*pairs, (start.number, end.number)))
         self.dots.set(offsets=xy, color=[tuple(color)])
         labels = zip(end.labels.values(), centres, strict=True)
         word: Any
         for word, (label, centre) in zip_longest(self.words, labels, fillvalue=("", (0, 0))):
             word.set(text=label, position=centre)
         self.lines.set_segments([*np.stack([xy[[*end.labels]], centres], axis=1)])
-        name_color = darken_for_contrast(POINT_MARKS[end.site.point].color, TEXT_CONTRAST)
+        name_color = style.darken_for_contrast(POINT_MARKS[end.site.point].color, style.TEXT_CONTRAST)
         self.title.set(text=site_label(end.site, self.encoder), color=name_color)
         self.marker.set_data([number], [0])
         self.canvas.restore_region(self.background)

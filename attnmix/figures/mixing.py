@@ -22,17 +22,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from attnmix.core.names import Mark
+from attnmix.figures import style
 from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, layer_label
-from attnmix.figures.style import (
-    LABEL_SIZE,
-    ONE_COLUMN,
-    PAGE_HEIGHT,
-    TWO_COLUMNS,
-    darken_for_contrast,
-    high_contrast_cmap,
-    label_curves,
-    text_width,
-)
 from attnmix.figures.tokens import TextLayers, short_part
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.store.runs import Run, row_shares
@@ -88,7 +79,7 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
         axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel=xlabel, ylim=(0, 1))
         _draw_curves(axes, rows, "method", RATIO_MARKS)
-        label_curves(axes)
+        style.label_curves(axes)
     panels[0, 0].set_ylabel("Mixing ratio (95 % interval)")
     return figure
 
@@ -106,12 +97,12 @@ def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
     for axes in panels[-1]:
         axes.set_xlabel(xlabel)
     for axes in panels.flat:  # once the panels' common limits are known
-        label_curves(axes)
+        style.label_curves(axes)
     return figure
 
 
 def _curve_panels(rows: int, columns: int, panel_height: float) -> tuple[Figure, Any]:
-    width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
+    width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
     height = HEAD + rows * panel_height + (rows - 1) * GAP + FOOT
     figure = Figure(figsize=(width, height))
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -127,7 +118,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
     for name, mark in marks.items():
         curve = known[known[column] == name]
         if len(curve):
-            color = darken_for_contrast(mark.color)
+            color = style.darken_for_contrast(mark.color)
             label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
             axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
             axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
@@ -145,7 +136,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     means = weighted.query("method == @method and weight == 'review' and tokens_of == 'all' and layer != 'all'")
     means = means.assign(layer=means["layer"].astype(int))
     layers, ratios, tokens = sorted(reviews["layer"].unique()), reviews["mean"], reviews["tokens"]
-    figure = Figure(figsize=(TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
+    figure = Figure(figsize=(style.TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
     axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
     margin = 0.04 * max(np.ptp(ratios), 0.01)
     axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # within what a ratio can be
@@ -161,7 +152,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     for name, (center, side) in zip(checkpoints, sides, strict=True):
         rows = reviews[reviews["checkpoint"] == name]
         offsets = rows.groupby("layer")["mean"].transform(_swarm, limits=axes.get_ylim(), width=width, step=step)
-        cmap, shape = high_contrast_cmap(LOOKS[name][0]), LOOKS[name][1]
+        cmap, shape = style.high_contrast_cmap(LOOKS[name][0]), LOOKS[name][1]
         shades: Any = {"c": rows["tokens"], "cmap": cmap, "norm": LogNorm(tokens.min(), tokens.max() + 1)}
         dots: Any = {"s": DOT**2, "marker": shape, "linewidths": 0, "rasterized": len(rows) > MAX_VECTOR_DOTS}
         axes.scatter(rows["layer"] + center + offsets, rows["mean"], **shades, **dots)
@@ -218,16 +209,16 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
             _label_tokens(axes, lines[line] if axes is line_panels[-1] else [], "x")
             outer = sorted({0, len(strip) - 1})
             axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
-            axes.tick_params("y", length=0, pad=2, labelsize=LABEL_SIZE)
+            axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
             axes.set_ylabel(CHECKPOINTS.get(name, name), fontsize=6.5, rotation=0, ha="right", va="center")
             axes.spines[:].set_visible(False)
-    width, height = STRIPS_WIDTH / TWO_COLUMNS, figure.get_figheight()
+    width, height = STRIPS_WIDTH / style.TWO_COLUMNS, figure.get_figheight()
     for place, (kind, scale) in enumerate(scales.items()):
-        left = STRIPS_LEFT / TWO_COLUMNS + place * width / 2
+        left = STRIPS_LEFT / style.TWO_COLUMNS + place * width / 2
         box = figure.add_axes((left, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
         colors = ScalarMappable(scale, STRIP_COLORS[kind])
         bar = figure.colorbar(colors, cax=box, orientation="horizontal", extend="both", extendfrac=0.03)
-        bar.ax.tick_params(labelsize=LABEL_SIZE, length=2, pad=1)
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
         bar.set_label(STRIP_MEANINGS[kind].format(ratio=RATIO_MARKS[method].label), fontsize=6, labelpad=1)
     shown = sum(map(len, lines[: len(panels)]))
     part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
@@ -237,14 +228,14 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
 
 
 def _strip_panels(lines: list[list[str]], strips: int, strip_height: float) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of at most `PAGE_HEIGHT`, and the strips of each line of tokens that has room on it."""
-    labels = [max(text_width(label, LABEL_SIZE) for label in line) / 72 for line in lines]
+    """Return a figure of at most `style.PAGE_HEIGHT`, and the strips of each line of tokens that has room on it."""
+    labels = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
     # The bottoms of the lines' labels, from the top.
     bottoms = np.cumsum(strips * (strip_height + STRIP_GAP) + np.array(labels) + STRIP_GAP)
-    bottoms = bottoms[: max(1, int((bottoms <= PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT).sum()))]
+    bottoms = bottoms[: max(1, int((bottoms <= style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT).sum()))]
     height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
-    figure = Figure(figsize=(TWO_COLUMNS, height))
-    left, width = STRIPS_LEFT / TWO_COLUMNS, STRIPS_WIDTH / TWO_COLUMNS
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    left, width = STRIPS_LEFT / style.TWO_COLUMNS, STRIPS_WIDTH / style.TWO_COLUMNS
     panels = []
     for top in height - STRIPS_HEAD - np.array([0, *bottoms[:-1]]):
         y = [top - (strip + 1) * strip_height - strip * STRIP_GAP for strip in range(strips)]
@@ -263,8 +254,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     labels = [text.labels[place] for place in part]
     layers = [text.layers[place] for place in sorted({0, depth // 2, depth - 1})]
     height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
-    figure = Figure(figsize=(TWO_COLUMNS, height))
-    sides = {"left": MATRIX_LEFT / TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / TWO_COLUMNS}
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    sides = {"left": MATRIX_LEFT / style.TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS}
     sides |= {"top": 1 - MATRIX_HEAD / height, "bottom": MATRIX_FOOT / height}
     widths = [*[1.0] * len(layers), 0.04]
     spaces: Any = {"hspace": MATRIX_GAP / MATRIX, "wspace": 0.06, "width_ratios": widths}
@@ -288,7 +279,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
         axes = figure.add_subplot(grid[row, -1])
         bar = figure.colorbar(ScalarMappable(scale, MATRIX_COLORS), cax=axes, extend="max", extendfrac=0.04)
-        axes.tick_params(labelsize=LABEL_SIZE, length=2, pad=1)
+        axes.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
         bar.ax.yaxis.set_major_locator(MaxNLocator(5))
         bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
     tokens = "" if len(part) == len(text.tokens) else f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
@@ -328,11 +319,11 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: 
         if len(known):
             axes.annotate(f"{100 * known.mean():.0f}", bottom, (0, -1.5), fontsize=4.5, **below)
         if last:
-            axes.annotate(name, bottom, (0, -8.5), rotation=90, fontsize=LABEL_SIZE, **below)
+            axes.annotate(name, bottom, (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
     axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(number - 0.5, -0.5))
 
 
 def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
     """Write the tokens' labels along the axis `side`, x or y."""
-    axes.tick_params(side, length=0, pad=1, labelsize=LABEL_SIZE, labelrotation=90 if side == "x" else 0)
+    axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=90 if side == "x" else 0)
     axes.set(**{f"{side}ticks": range(len(labels)), f"{side}ticklabels": labels})
