@@ -3,10 +3,9 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, a constant learning rate after warm-up; the epoch with the lowest validation
-loss is kept. A killed run resumes from its last complete epoch. Without epochs, a classifier
-that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/finetune.csv` and `reports/plots/finetune/finetune_by_class.csv`.
+AdamW, a constant learning rate after warm-up; the epoch with the lowest validation loss is kept. A killed run resumes
+from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
+`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`.
 """
 
 from __future__ import annotations
@@ -56,26 +55,26 @@ WARMUP_FRACTION = 0.2  # of all steps
 
 
 def main(parameters: Parameters) -> None:
+    """Fine-tune, test, and write the model with its scores."""
     use(parameters.arithmetic)
-    finetune, seed = parameters.finetune, parameters.seed
-    run = Run(Path())
-    own = run.initial
-    _check(parameters, own)
+    finetune, run = parameters.finetune, Run(Path())
+    _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters, run.root)
 
-    set_seed(seed)
+    set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     numbers = {name: label for label, name in names.items()}
     classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": SINGLE_LABEL}
-    model = load_classifier(own, **classes) if finetune.epochs else load_trained(own, names)
-    tokenizer = load_tokenizer(own)
+    model = load_classifier(run.initial, **classes) if finetune.epochs else load_trained(run.initial, names)
+    tokenizer = load_tokenizer(run.initial)
+    train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
-        args=_training_arguments(finetune, seed, folder),
-        train_dataset=_examples(tokenizer, splits["train"], finetune.max_length),
-        eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
+        args=_training_arguments(finetune, parameters.seed, folder),
+        train_dataset=train,
+        eval_dataset=validation,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
         # Encoder-decoders give the encoder's vectors beside the logits.
@@ -89,7 +88,7 @@ def main(parameters: Parameters) -> None:
         trainer.state.epoch = 0
         trainer.evaluate()
     # The library's annotation asks for a torch Dataset; it takes one of `datasets` as well.
-    prediction = trainer.predict(_examples(tokenizer, splits["test"], finetune.max_length))  # type: ignore[arg-type]
+    prediction = trainer.predict(test)  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return
     model.save_pretrained(folder / "best")
@@ -103,11 +102,11 @@ def main(parameters: Parameters) -> None:
     clear(folder)
 
 
-def _check(parameters: Parameters, own: Path) -> None:
+def _check(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
     finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun and accelerate
     for key, max_length in parameters.lengths().items():  # those of later stages too
-        check_max_length(key, max_length, own)
+        check_max_length(key, max_length, checkpoint)
     if finetune.batch_size % processes:
         raise InputError(
             f"finetune.batch_size: {finetune.batch_size} texts cannot be dealt out evenly to {processes} processes; "
@@ -200,14 +199,12 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         try:
             json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            has_state = False
-        else:
-            has_state = True
-        if has_state and all(is_zipfile(checkpoint / name) for name in generators):
+            if not all(is_zipfile(checkpoint / name) for name in generators):
+                raise ValueError("a generator is missing")
             complete.append(checkpoint)
-        elif trainer.is_world_process_zero():
-            shutil.rmtree(checkpoint)
+        except (OSError, ValueError):
+            if trainer.is_world_process_zero():
+                shutil.rmtree(checkpoint)
     if not complete:
         return None
     logging.info("resumes from %s", complete[-1].name)
@@ -216,31 +213,28 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a row for each logged step (`train`) and each epoch (`validation`)."""
-    rows = []
-    for entry in history:
-        for split, prefix in (("train", ""), ("validation", "eval_")):
-            if f"{prefix}loss" in entry:
-                loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
-                rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
+    rows = [
+        (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
+        for entry in history
+        for split, prefix in (("train", ""), ("validation", "eval_"))
+        if f"{prefix}loss" in entry
+    ]
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
 def _metrics(
-    tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
+    scores: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the test's scores, accuracy with its 95 % interval (Wilson), and the share of the most frequent class."""
-    majority = splits["train"]["label"].mode()[0]
-    tests = len(splits["test"])
-    interval = binomtest(round(tested["test_accuracy"] * tests), tests).proportion_ci(0.95, method="wilson")
-    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
-    return {
-        "test": {
-            "accuracy": tested["test_accuracy"],
-            "accuracy_ci_low": float(interval.low),
-            "accuracy_ci_high": float(interval.high),
-            "macro_f1": tested["test_macro_f1"],
-            "loss": tested["test_loss"],
-            "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
-        },
-        "best_epoch": round(best["epoch"]),
+    majority, tests = splits["train"]["label"].mode()[0], splits["test"]["label"]
+    interval = binomtest(round(scores["test_accuracy"] * len(tests)), len(tests)).proportion_ci(0.95, method="wilson")
+    test = {
+        "accuracy": scores["test_accuracy"],
+        "accuracy_ci_low": float(interval.low),
+        "accuracy_ci_high": float(interval.high),
+        "macro_f1": scores["test_macro_f1"],
+        "loss": scores["test_loss"],
+        "majority_accuracy": float((tests == majority).mean()),
     }
+    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+    return {"test": test, "best_epoch": round(best["epoch"])}

@@ -11,21 +11,19 @@ import numpy as np
 import pandas as pd
 import torch
 from tokenizers.models import WordPiece
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
-WHITESPACE_MARKS = str.maketrans(
-    dict(zip(WHITESPACE, [SPACE, SPACE, NEWLINE, "\t", SPACE, NEWLINE, "\t"], strict=True))
-)
-TOKENS_OF_BATCH = 128
-"""What starting one more forward pass costs, in tokens."""
+WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
+PASS_COST_TOKENS = 128  # cost of starting one more forward pass
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[list[int]]:
-    """Token ids with special tokens, cut to `max_length`, not padded."""
+    """Return token ids with special tokens, truncated to `max_length`, not padded."""
     encoded: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
     return encoded
 
@@ -36,38 +34,35 @@ class TokenizedText(NamedTuple):
     table: pd.DataFrame
     """Columns of `features/tokenize/tokens.parquet`, a row for each token that is left."""
     counts: dict[str, int]
-    """`tokens`, `whole_tokens` (before the text was cut) and `unknown_tokens` (of those left)."""
+    """`tokens`, `whole_tokens` (before the text was truncated) and `unknown_tokens` (of those left)."""
 
 
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int
 ) -> list[TokenizedText]:
-    """Return the tokens of each named text, cut to `max_length`."""
-    texts = list(texts)
-    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings
-    assert encodings is not None
-    return [_tokenized(tokenizer, *each) for each in zip(names, texts, encodings, strict=True)]
-
-
-def _tokenized(tokenizer: PreTrainedTokenizerFast, name: str, text: str, encoding: Any) -> TokenizedText:
-    words = word_numbers(text, encoding)
-    special = np.array(encoding.special_tokens_mask, bool)
-    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
-    columns = {
-        "document": name,
-        "position": np.arange(len(words), dtype=np.int32),
-        "token_id": np.array(encoding.ids, np.int32),
-        "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-        "label": token_labels(tokenizer, text, encoding),
-        "start": np.where(special, -1, start),
-        "end": np.where(special, -1, end),
-        "word": words,
-        "token_class": token_classes(tokenizer, text, encoding, words),
-    }
-    cut = sum(sum(1 - special for special in each.special_tokens_mask) for each in encoding.overflowing)
-    unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
-    counts = {"tokens": len(words), "whole_tokens": len(words) + cut, "unknown_tokens": unknown}
-    return TokenizedText(pd.DataFrame(columns), counts)
+    """Return the tokens of each named text, truncated to `max_length`."""
+    texts, tokenized = list(texts), []
+    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings or []
+    for name, text, encoding in zip(names, texts, encodings, strict=True):
+        words = word_numbers(text, encoding)
+        special = np.array(encoding.special_tokens_mask, bool)
+        start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+        columns = {
+            "document": name,
+            "position": np.arange(len(words), dtype=np.int32),
+            "token_id": np.array(encoding.ids, np.int32),
+            "token": tokenizer.convert_ids_to_tokens(encoding.ids),
+            "label": token_labels(tokenizer, text, encoding),
+            "start": np.where(special, -1, start),
+            "end": np.where(special, -1, end),
+            "word": words,
+            "token_class": token_classes(tokenizer, text, encoding, words),
+        }
+        truncated = sum(each.special_tokens_mask.count(0) for each in encoding.overflowing)
+        unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
+        counts = {"tokens": len(words), "whole_tokens": len(words) + truncated, "unknown_tokens": unknown}
+        tokenized.append(TokenizedText(pd.DataFrame(columns), counts))
+    return tokenized
 
 
 def word_numbers(text: str, encoding: Any) -> list[int]:
@@ -140,10 +135,10 @@ def _is_punctuation(character: str) -> bool:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
+    """Return indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
 
-    A text that is longer than that is a batch of its own. Of all ways to cut the texts in the order of their lengths,
-    the one with the fewest padded tokens, where a batch counts as much as `TOKENS_OF_BATCH` more.
+    A longer text is a batch by itself. Of all ways to cut the texts in the order of their lengths, this is the one with
+    the fewest padded tokens, where a batch counts as much as `PASS_COST_TOKENS` more.
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
@@ -153,7 +148,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[in
         first = max(0, end - max(1, batch_tokens // longest))
         costs = least[first:end] + longest * np.arange(end - first, 0, -1)
         begins[end] = first + int(costs.argmin())
-        least[end] = costs.min() + TOKENS_OF_BATCH
+        least[end] = costs.min() + PASS_COST_TOKENS
     batches, end = [], len(ordered)
     while end:
         batches.append(order[begins[end] : end].tolist())
@@ -161,12 +156,11 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[in
     return batches[::-1]
 
 
-def padded(encoded: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, `[batch, tokens]`, padded on the right."""
-    longest = max(map(len, encoded))
-    ids = torch.full((len(encoded), longest), pad_token_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, text in enumerate(encoded):
-        ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-        mask[row, : len(text)] = 1
+def padded(
+    encoded: Sequence[Sequence[int]], pad_token_id: int, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask`, `[batch, tokens]`, padded on the right."""
+    texts = [torch.tensor(text, dtype=torch.long) for text in encoded]
+    ids = pad_sequence(texts, batch_first=True, padding_value=pad_token_id)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
