@@ -37,12 +37,11 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
-from attnmix.core.options import FinetuneParameters, Parameters
+from attnmix.core.options import Parameters
 from attnmix.models.encoding import encode
 from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.reviews import read_split
@@ -72,7 +71,31 @@ def main(parameters: Parameters) -> None:
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
-        args=_training_arguments(finetune, parameters.seed, folder),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            seed=parameters.seed,
+            num_train_epochs=finetune.epochs,
+            per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
+            per_device_eval_batch_size=2 * finetune.batch_size,
+            accelerator_config={"split_batches": True},
+            learning_rate=finetune.learning_rate,
+            weight_decay=WEIGHT_DECAY,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=WARMUP_FRACTION,
+            use_cpu=not torch.cuda.is_available(),
+            bf16=finetune.precision == "bf16",
+            fp16=finetune.precision == "fp16",
+            train_sampling_strategy="group_by_length",
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=1,  # besides the best
+            logging_nan_inf_filter=False,  # it would log the mean of the others instead
+            load_best_model_at_end=True,
+            logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+            # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
+            average_tokens_across_devices=False,
+            disable_tqdm=not sys.stderr.isatty(),
+        ),
         train_dataset=train,
         eval_dataset=validation,
         data_collator=DataCollatorWithPadding(tokenizer),
@@ -108,10 +131,8 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
     for key, max_length in parameters.lengths().items():  # those of later stages too
         check_max_length(key, max_length, checkpoint)
     if finetune.batch_size % processes:
-        raise InputError(
-            f"finetune.batch_size: {finetune.batch_size} texts cannot be dealt out evenly to {processes} processes; "
-            f"allowed: a multiple of {processes}, or as many processes as divide it"
-        )
+        problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
+        raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
 
@@ -122,48 +143,14 @@ class TrainingGuard(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
         for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not np.isfinite(value):
-                raise InputError(
-                    f"finetune.learning_rate: {args.learning_rate} makes the training fail, {name} is {value} after "
-                    f"step {state.global_step}; allowed: a smaller one (2e-5 to 1e-4 are usual)"
-                )
+                problem = f"makes the training fail, {name} is {value} after step {state.global_step}"
+                allowed = "allowed: a smaller one (2e-5 to 1e-4 are usual)"
+                raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {allowed}")
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
         # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
-
-
-def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(folder),
-        seed=seed,
-        num_train_epochs=finetune.epochs,
-        per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
-        per_device_eval_batch_size=2 * finetune.batch_size,
-        accelerator_config={"split_batches": True},
-        optim="adamw_torch_fused",
-        learning_rate=finetune.learning_rate,
-        weight_decay=WEIGHT_DECAY,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=WARMUP_FRACTION,
-        use_cpu=not torch.cuda.is_available(),
-        bf16=finetune.precision == "bf16",
-        fp16=finetune.precision == "fp16",
-        train_sampling_strategy="group_by_length",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=1,  # besides the best
-        logging_nan_inf_filter=False,  # it would log the mean of the others instead
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        logging_steps=0.05 if finetune.epochs < 5 else 0.02,
-        # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
-        average_tokens_across_devices=False,
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
@@ -194,11 +181,11 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     The first process writes the training's state last, and removes older checkpoints only then. Each process writes
     its random generators, as a zip file, whose end is written last; the library resumes with others where one lacks.
     """
-    processes, complete = trainer.args.world_size, []
-    generators = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    ranks, complete = range(trainer.args.world_size), []
+    generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         try:
-            json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
             if not all(is_zipfile(checkpoint / name) for name in generators):
                 raise ValueError("a generator is missing")
             complete.append(checkpoint)

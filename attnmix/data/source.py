@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,11 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
     for split, table in tables.items():
         lacking = [name for label, name in classes.items() if label not in set(table["label"])]
         if lacking and (split == "train" or table["label"].nunique() < 2):
-            raise InputError(
-                f"dataset: the {split} split would have {len(table)} reviews, none of {len(lacking)} of "
-                f"{len(classes)} classes ({_shown(lacking)}); have more reviews or smaller groups, or raise "
-                "dataset.train_limit, dataset.test_limit or dataset.validation_fraction"
+            problem = f"{len(table)} reviews, none of {len(lacking)} of {len(classes)} classes ({_shown(lacking)})"
+            remedy = (
+                "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
             )
+            raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
         if lacking:
             logging.warning("the %s split has no review of %s", split, _shown(lacking))
     learned, test = pd.concat([tables["train"], tables["validation"]]), tables["test"]
@@ -134,12 +135,10 @@ def _read_source(
         except InputError:
             raise
         except Exception as error:  # the library raises dozens of types for an unusable source
-            reason = first_line(innermost(error)).replace(str(path), name)
+            problem = f"cannot be loaded: {first_line(innermost(error)).replace(str(path), name)}"
             if configurations := CONFIGURATIONS.search(str(error)):
-                raise InputError(
-                    f"dataset.name: {name} needs one of the configurations {configurations[1]} behind a colon"
-                ) from error
-            raise InputError(f"dataset.name: {name} cannot be loaded: {reason}") from error
+                problem = f"needs one of the configurations {configurations[1]} behind a colon"
+            raise InputError(f"dataset.name: {name} {problem}") from error
         return tables, repository.commit if repository else None
 
 
@@ -163,8 +162,7 @@ def _load_dataset(
     files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
     if repository:
         paths = [Path(file) for each in files.values() for file in each]
-        outside = [str(path) for path in paths if not path.is_relative_to(folder)]
-        if outside:
+        if outside := [path for path in paths if not path.is_relative_to(folder)]:
             raise InputError(f"dataset.name: {name} names {outside[0]}, which is not in it; download it yourself")
         _fill(folder, repository, {path.relative_to(folder).as_posix() for path in paths}.difference(DESCRIPTIONS))
     if list(files) == [splits["train"]] and "test" in splits:
@@ -205,12 +203,10 @@ def read_file(path: Path) -> pd.DataFrame:
         if suffix == ".jsonl":
             frame = _read_jsonl(path)
         else:
-            names = pq.read_schema(path).names if suffix == ".parquet" else _header(path, SEPARATORS[suffix])
-            repeated = sorted({name for name in names if names.count(name) > 1})
-            if repeated:
-                raise ValueError(f"it has more than one column {', '.join(repeated)}; each name once")
-            table = pq.read_table(path) if suffix == ".parquet" else _read_csv(path, SEPARATORS[suffix], names)
+            table = pq.read_table(path) if suffix == ".parquet" else _read_csv(path, SEPARATORS[suffix])
             table.validate(full=True)  # that texts are UTF-8
+            if repeated := [name for name, number in Counter(table.column_names).items() if number > 1]:
+                raise ValueError(f"it has more than one column {', '.join(repeated)}; each name once")
             frame = table.to_pandas()
         if frame.empty:
             raise ValueError("it holds no reviews")
@@ -219,12 +215,9 @@ def read_file(path: Path) -> pd.DataFrame:
     return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
 
 
-def _header(path: Path, separator: str) -> list[str]:
+def _read_csv(path: Path, separator: str) -> pa.Table:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        return next((record for record in csv.reader(file, delimiter=separator) if record), [])
-
-
-def _read_csv(path: Path, separator: str, names: list[str]) -> pa.Table:
+        names = next((record for record in csv.reader(file, delimiter=separator) if record), [])
     return pc.read_csv(
         path,
         pc.ReadOptions(block_size=min(path.stat().st_size + 1, MAX_BLOCK_BYTES)),
@@ -237,14 +230,10 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     rows = []
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError as error:
-                    raise ValueError(f"line {number} is no JSON object: {error}; one object on each line") from error
-                if not isinstance(rows[-1], dict):
-                    kind = type(rows[-1]).__name__
-                    raise ValueError(f"line {number} is no JSON object but a {kind}; one on each line")
+            try:
+                rows += [dict(json.loads(line))] if line.strip() else []
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"line {number} is no JSON object: {error}; one object on each line") from error
     return pd.DataFrame(rows, dtype=object)  # a string may hold half a character
 
 
@@ -252,10 +241,8 @@ def _checked(frame: pd.DataFrame, columns: dict[str, str], where: str) -> pd.Dat
     """Return the `columns` under their own names; raise `InputError` with the row for a value that cannot be used."""
     for key, name in columns.items():
         if name not in frame.columns:
-            raise InputError(
-                f"dataset.{key}_column: {where} has no column {name!r}; it has {', '.join(map(repr, frame.columns))} "
-                "(a review is one column: pairs of texts are out of scope)"
-            )
+            columns_here = ", ".join(map(repr, frame.columns))
+            raise InputError(f"dataset.{key}_column: {where} has no column {name!r}; it has {columns_here}")
         for row, value in frame[name].items():
             if problem := _problem(key, value):
                 raise InputError(f"{where}: {problem} in column {name!r}, row {row}")
@@ -263,13 +250,11 @@ def _checked(frame: pd.DataFrame, columns: dict[str, str], where: str) -> pd.Dat
 
 
 def _problem(key: str, value: Any) -> str | None:
-    if pd.api.types.is_scalar(value) and pd.isna(value):
+    if (pd.api.types.is_scalar(value) and pd.isna(value)) or (key != "text" and not str(value).strip()):
         return f"the {key} is missing"
     if key == "text":
         return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
-    if not isinstance(value, (str, Real, np.bool_)):
-        return f"the {key} is no word, number or truth value"
-    return f"the {key} is missing" if not str(value).strip() else None
+    return None if isinstance(value, (str, Real, np.bool_)) else f"the {key} is no word, number or truth value"
 
 
 def _with_classes(tables: Tables, where: str) -> Tables:
@@ -303,10 +288,10 @@ def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
         return {value: bool(value) for value in sorted(values)}
     numbers = pd.to_numeric(pd.Series(values), errors="coerce")
     if numbers.isna().any():
-        return dict(sorted(((value, value.strip()) for value in values), key=lambda each: each[1]))
-    if not all(float(number).is_integer() for number in numbers):
+        return dict(sorted(((value, value.strip()) for value in values), key=itemgetter(1)))
+    if (numbers % 1 != 0).any():
         raise InputError(f"{where} holds numbers that are not whole ({_shown(values)}), which are no classes")
-    return dict(sorted(((value, int(float(value))) for value in values), key=lambda each: each[1]))
+    return dict(sorted(((value, int(float(value))) for value in values), key=itemgetter(1)))
 
 
 def _shown(values: Sequence[Any]) -> str:

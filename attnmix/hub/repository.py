@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
@@ -48,8 +48,8 @@ from attnmix.core.errors import InputError, first_line
 TIME_LIMIT_SECONDS = 120.0  # for the retries of one request
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
+# Errors that a retry does not help with, before the first answer.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
-"""Errors that a retry does not help with, before the first answer."""
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
@@ -72,7 +72,7 @@ class Repository:
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
                 raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
-            if any(PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts for path in listing):
+            if any(path.startswith("/") or ".." in path.split("/") for path in listing):
                 raise ValueError("a listing that leads out of the repository")
             self._listing = listing
 
@@ -105,11 +105,9 @@ class Repository:
                 for each in (file.resolve(), file):
                     each.unlink(missing_ok=True)
             spoilt += 1
-        digest = f"sha256 {listed.lfs_sha256}" if listed.lfs_sha256 is not None else f"git blob {listed.blob_id}"
-        raise UnavailableError(
-            f"{path} came twice with other bytes than the hub's listing says ({listed.size} bytes, {digest}); "
-            "a proxy, or the hub itself, spoils it"
-        )
+        listing = f"{listed.size} bytes, hash {listed.lfs_sha256 or listed.blob_id}"
+        problem = f"{path} came twice with other bytes than the hub's listing says ({listing})"
+        raise UnavailableError(f"{problem}; a proxy, or the hub itself, spoils it")
 
     @contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -122,25 +120,22 @@ class Repository:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
             revision = f" at revision {self._revision}" if self._revision else ""
-            raise InputError(
-                f"{self.kind}.name: {self.name} is no folder here, and cannot be had from the hub{revision}: "
-                f"{self._reason(error)}"
-            ) from error
+            problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
+            raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
-        for each in _chain(error):
+        causes = list(_chain(error))
+        for each in causes:
             if isinstance(each, HfHubHTTPError):
                 return self._refusal(each)
             if isinstance(each, UnavailableError) and not is_offline_mode():
                 return str(each)
         if is_offline_mode():
             return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
-        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in _chain(error)):
-            return (
-                f"what answers at {constants.ENDPOINT} is no hub; log in to the network, where that shows a page, "
-                "or correct the proxy or HF_ENDPOINT"
-            )
-        return first_line(_root(error))
+        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
+            remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
+            return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
+        return first_line(causes[-1])
 
     def _refusal(self, error: HfHubHTTPError) -> str:
         status = error.response.status_code
@@ -175,10 +170,9 @@ def _bar(progress: Callable[[], None], **fixed: Any) -> type[tqdm]:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
 
-        def update(self, n: float | None = 1) -> bool | None:
+        def update(self, n: float | None = 1) -> Any:
             progress()
-            shown: bool | None = super().update(n)
-            return shown
+            return super().update(n)
 
     return Bar
 
@@ -191,8 +185,7 @@ class Backoff:
 
     def restart(self) -> None:
         """Start again with the shortest wait and the whole limit, as after progress."""
-        self._end = time.monotonic() + TIME_LIMIT_SECONDS
-        self._wait = FIRST_WAIT_SECONDS
+        self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
 
     def remaining(self) -> float:
         """Return how many seconds are left of the limit."""
@@ -222,20 +215,19 @@ class RetryingClient(httpx2.Client):
                 phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
                 for phase in ("connect", "read", "write", "pool")
             }
-            requested = 0.0
             try:
                 response = super().send(request, **options)
-                self._has_answered = True
-                if response.status_code not in TEMPORARY_STATUSES:
-                    return response
-                cause, requested = f"it answers {response.status_code} {response.reason_phrase}", _requested(response)
-                response.close()
             except httpx2.TransportError as error:
-                root = _root(error)
+                root = list(_chain(error))[-1]
                 if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
                     raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
-                cause = _failure(error)
-            backoff.wait(cause, requested)
+                backoff.wait(_failure(error))
+                continue
+            self._has_answered = True
+            if response.status_code not in TEMPORARY_STATUSES:
+                return response
+            response.close()
+            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}", _requested(response))
 
 
 @cache
@@ -253,21 +245,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _root(error: BaseException) -> BaseException:
-    return list(_chain(error))[-1]
-
-
 def _failure(error: httpx2.TransportError) -> str:
     """Return what went wrong with a connection, in words."""
     if isinstance(error, httpx2.TimeoutException):
         return "it sends nothing"
-    return f"the connection breaks ({first_line(_root(error))})"
+    return f"the connection breaks ({first_line(list(_chain(error))[-1])})"
 
 
 def _requested(response: httpx2.Response) -> float:
     """Return the seconds that the server asks to wait, by rate limits or Retry-After; 0 where it asks for none."""
     limits = parse_ratelimit_headers(response.headers)
-    if response.status_code == 429 and limits is not None and limits.remaining == 0:
+    if response.status_code == 429 and limits and limits.remaining == 0:
         return limits.reset_in_seconds
     value = response.headers.get("Retry-After", "").strip()
     return float(value) if value.isdigit() else 0.0

@@ -73,10 +73,12 @@ def recording(
     before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
     with each tensor as soon as that is computed.
     """
-    recorder = _Recorder(points, started, finished, taken)
+    features: dict[Site, Tensor] = {}
+    recorder = _Recorder(points, started, finished, taken or features.__setitem__)
     try:
+        recorder.handles.append(base.register_forward_pre_hook(lambda *_: features.clear()))
         recorder.attach(base)
-        yield recorder.features
+        yield features
     finally:
         for handle in recorder.handles:
             handle.remove()
@@ -96,21 +98,15 @@ class _Recorder:
     points: Collection[str]
     started: Listener
     finished: Listener
-    taken: Callable[[Site, Tensor], None] | None
-    features: dict[Site, Tensor] = field(default_factory=dict)
+    taken: Callable[[Site, Tensor], None]
     handles: list[Any] = field(default_factory=list)
     layer: LayerCall | None = None
     pausing: bool = False
 
     def attach(self, base: PreTrainedModel) -> None:
         """Register the hooks."""
-
-        def begins(_module: Module, _arguments: Any) -> None:
-            self.features.clear()
-            self.layer = None
-
         family = family_of(base.config)
-        self.handles.append(base.register_forward_pre_hook(begins))
+        self.handles.append(base.register_forward_pre_hook(lambda *_: setattr(self, "layer", None)))
         self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
@@ -163,11 +159,7 @@ class _Recorder:
         if site.point in self.points and not self.pausing:
             # OPT's feed-forward network works on all tokens of a batch in one row.
             texts = self.layer.whole.hidden.shape[:-1] if self.layer else feature.shape[:-1]
-            feature = feature.view(*texts, feature.shape[-1])
-            if self.taken:
-                self.taken(site, feature)
-            else:
-                self.features[site] = feature
+            self.taken(site, feature.view(*texts, feature.shape[-1]))
 
 
 def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:

@@ -44,7 +44,7 @@ def tokenize_texts(
     texts, tokenized = list(texts), []
     encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings or []
     for name, text, encoding in zip(names, texts, encodings, strict=True):
-        words = word_numbers(text, encoding)
+        words, labels = _words_and_labels(tokenizer, text, encoding)
         special = np.array(encoding.special_tokens_mask, bool)
         start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
         columns = {
@@ -52,11 +52,11 @@ def tokenize_texts(
             "position": np.arange(len(words), dtype=np.int32),
             "token_id": np.array(encoding.ids, np.int32),
             "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-            "label": token_labels(tokenizer, text, encoding),
+            "label": labels,
             "start": np.where(special, -1, start),
             "end": np.where(special, -1, end),
             "word": words,
-            "token_class": token_classes(tokenizer, text, encoding, words),
+            "token_class": _token_classes(tokenizer, text, encoding, words),
         }
         truncated = sum(each.special_tokens_mask.count(0) for each in encoding.overflowing)
         unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
@@ -65,26 +65,37 @@ def tokenize_texts(
     return tokenized
 
 
-def word_numbers(text: str, encoding: Any) -> list[int]:
-    """Return the number of each token's word, from 0 on; -1 for special tokens.
+def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> tuple[list[int], list[str]]:
+    """Return the number of each token's word, from 0 on (-1 for special tokens), and each token as a person reads it.
 
     A word has the space that leads it, no other, and no punctuation. What a tokenizer itself calls a word differs: for
     some it is a digit, for some the whole text.
+    A label is the token's part of the text, with `SPACE` for the spaces that lead it. WordPiece names its tokens in
+    letters already (`##ing`); those, special and unknown tokens keep their names. Of tokens that share a character,
+    which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
     """
-    words: list[int] = []
-    number, end_before = -1, 0
-    for special, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
-        if special:
-            words.append(-1)
+    names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
+    words, labels = [-1] * len(names), list(names)
+    number, word_end, label_end = -1, 0, 0
+    for i, (name, (start, end)) in enumerate(zip(names, encoding.offsets, strict=True)):
+        if encoding.special_tokens_mask[i]:
             continue
-        seam = text[max(end_before - 1, 0) : end_before].strip(" ") + text[end_before : start + 1]
+        seam = text[max(word_end - 1, 0) : word_end].strip(" ") + text[word_end : start + 1]
         number += number < 0 or any(character.isspace() or _is_punctuation(character) for character in seam)
-        words.append(number)
-        end_before = end
-    return words
+        words[i], word_end = number, end
+        if is_word_piece or name == tokenizer.unk_token:
+            continue
+        if not name.strip(WHITESPACE):
+            labels[i] = name.translate(WHITESPACE_MARKS)
+            continue
+        spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
+        piece = text[max(start, label_end) : end].lstrip(" ") or SAME_CHARACTER
+        labels[i], label_end = spaces + piece.translate(WHITESPACE_MARKS), end
+    return words, labels
 
 
-def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
+def _token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
     """Return the class of each token, one of `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them.
 
     A special token is `cls` where it starts the text (its cls or bos), else `sep`; one of nothing but spaces that
@@ -104,30 +115,6 @@ def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, 
             name = "subword" if pieces[word] > 1 else "word"
         classes.append(name)
     return classes
-
-
-def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> list[str]:
-    """Return each token as a person reads it: by its part of the text, with `SPACE` for the spaces that lead it.
-
-    WordPiece names its tokens in letters already (`##ing`); those, special and unknown tokens keep their names. Of
-    tokens that share a character, which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
-    """
-    if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
-        return list(tokenizer.convert_ids_to_tokens(encoding.ids))
-    labels: list[str] = []
-    end_before = 0
-    names = tokenizer.convert_ids_to_tokens(encoding.ids)
-    for name, special, (start, end) in zip(names, encoding.special_tokens_mask, encoding.offsets, strict=True):
-        if special or name == tokenizer.unk_token:
-            labels.append(name)
-        elif not name.strip(WHITESPACE):
-            labels.append(name.translate(WHITESPACE_MARKS))
-        else:
-            spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
-            piece = text[max(start, end_before) : end].lstrip(" ") or SAME_CHARACTER
-            labels.append(spaces + piece.translate(WHITESPACE_MARKS))
-            end_before = end
-    return labels
 
 
 def _is_punctuation(character: str) -> bool:

@@ -95,11 +95,10 @@ def _check_code(name: str, config: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     values = _read_json(config)
-    if CODE_KEY in values and values.get("model_type") not in CONFIG_MAPPING:
-        raise InputError(
-            f"model.name: {name} is of the type {values.get('model_type')!r}, which needs code of its repository "
-            f"({CODE_KEY} in config.json); none is run: choose a model of a family of attnmix/models/families.yaml"
-        )
+    if CODE_KEY in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+        problem = f"{name} is of the type {kind!r}, which needs code of its repository ({CODE_KEY} in config.json)"
+        allowed = "choose a model of a family of attnmix/models/families.yaml"
+        raise InputError(f"model.name: {problem}; none is run: {allowed}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
