@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
-from attnmix.data.files import SUFFIXES, read_file
+from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
 from attnmix.models.encoding import batches_by_tokens, padded

@@ -19,9 +19,8 @@ from pathlib import Path
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
-from attnmix.models.compatibility import prove_model
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import longest_text
+from attnmix.models.loading import longest_text, prove_model
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import describe_texts
 from attnmix.store.layout import ACTIVATIONS, Layout
@@ -49,7 +48,7 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
         with _named(run.pretrained, parameters.model.name):
-            fetch_model(parameters.model, run.pretrained)
+            fetch_model(parameters.model.name, run.pretrained, parameters.model.revision)
             prove_model(run.pretrained, texts)
             _run_stages(_for_texts(parameters, texts, run), run)
         to.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,7 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
     def no_forward_pass(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("attnmix.models.feature_writer.FeatureWriter.run", no_forward_pass)
+    monkeypatch.setattr("stages.capture.fill_rows", no_forward_pass)
     nowhere = f"s3://no-such-{bucket.removeprefix('s3://')}"
     for store, said in (
         (nowhere, "cannot write s3://no-such-.*: The specified bucket does not exist"),

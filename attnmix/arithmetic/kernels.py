@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Literal
@@ -83,23 +83,21 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     """Return `[M, K] @ [K, N]`, or the same with one axis before both."""
     if first.dtype in HALF_DTYPES:
         return _product(first.float(), second.float()).to(first.dtype)
-    made = first.new_empty((*first.shape[:-1], second.shape[-1]))
-    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, made))
-    whole = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
-    size = max(1, -(-len(a) // cores())) if whole else ROWS
+    result = first.new_empty((*first.shape[:-1], second.shape[-1]))
+    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, result))
+    batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
+    size = max(1, -(-len(a) // cores())) if batched else ROWS
     parts = [slice(start, start + size) for start in range(0, len(a), size)]
-    left = iter(parts)
 
-    def compute() -> None:
-        for part in left:
-            np.matmul(a[part], b[part] if whole else b, out=out[part])
+    def compute(part: slice) -> None:
+        np.matmul(a[part], b[part] if batched else b, out=out[part])
 
-    alone = len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS
-    others = [] if alone else [_threads().submit(compute) for _ in range(min(cores(), len(parts)) - 1)]
-    compute()
-    for other in others:
-        other.result()
-    return made
+    if len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS:
+        for part in parts:
+            compute(part)
+    else:
+        list(_threads().map(compute, parts))
+    return result
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
@@ -110,24 +108,20 @@ def _for_blas(matrices: Tensor) -> Tensor:
     return matrices.contiguous()
 
 
-def _added(product: Tensor, to: Tensor, beta: float, alpha: float) -> Tensor:
-    if alpha != 1:
-        product = product * alpha
-    if beta == 0:
+def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = _product(first, second)
+    product = product if alpha == 1 else product * alpha
+    if beta == 0:  # what is not a number in `to` does not count
         return product
     return product + (to if beta == 1 else to * beta)
 
 
-def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _added(_product(first, second), to, beta, alpha)
+def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
+    return _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors).squeeze(-1)
 
 
 def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
     return _product(matrix, vector.unsqueeze(-1)).squeeze(-1)
-
-
-def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _added(_mv(matrix, vector), to, beta, alpha)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
@@ -145,79 +139,57 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
     batch, heads, tokens, width = query.shape
     key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
-    made = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
+    outputs = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
     log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
-    size = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[-2]))
-    for start in range(0, tokens, size):
-        rows = slice(start, min(start + size, tokens))
-        scores = _scores(query, key, rows, is_causal, attn_mask, scale)
-        weights, log_sums[..., rows] = _softmax(scores)
-        made[:, :, rows] = weights @ value
-    return made, log_sums
+    for rows, weights, sums in _weights(query, key, is_causal, **options):
+        log_sums[..., rows] = sums
+        outputs[:, :, rows] = weights @ value
+    return outputs, log_sums
 
 
 def _attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *others: Any, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _logsumexp, _dropout_p, is_causal = others
+    scale, groups = options.get("scale"), key.shape[1]
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    own_heads = key.shape[1]
-    key, value = (each.repeat_interleave(query.shape[1] // own_heads, dim=1) for each in (key, value))
+    key, value = (each.repeat_interleave(query.shape[1] // groups, dim=1) for each in (key, value))
     grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
-    size = max(1, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[-2]))
-    for start in range(0, query.shape[-2], size):
-        rows = slice(start, min(start + size, query.shape[-2]))
-        weights, _ = _softmax(_scores(query, key, rows, is_causal, attn_mask, scale))
+    for rows, weights, _ in _weights(query, key, is_causal, **options):
         grad = grad_out[:, :, rows]
-        pulled = grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)
-        pulled = weights * pulled * factor
+        pulled = weights * (grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)) * factor
         grad_query[:, :, rows] = pulled @ key
         grad_key.add_(pulled.mT @ query[:, :, rows])
         grad_value.add_(weights.mT @ grad)
-    of_groups = (each.unflatten(1, (own_heads, -1)).sum(2) for each in (grad_key, grad_value))
-    return grad_query, *of_groups
+    return grad_query, *(each.unflatten(1, (groups, -1)).sum(2) for each in (grad_key, grad_value))
 
 
-def _scores(query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
-    scores = query[:, :, rows] @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is not None:
-        scores = scores + mask[..., rows, :]
-    if causal:
-        tokens = torch.arange(key.shape[-2])
-        scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
-    return scores
-
-
-def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights and the logarithm of their denominator, from the largest score; 0 for empty rows."""
-    largest, place = scores.max(-1)
-    empty = largest == -torch.inf
-    weights = scores.softmax(-1)
-    log_sums = largest - weights.gather(-1, place.unsqueeze(-1)).squeeze(-1).log()
-    if empty.any():
-        weights = weights.masked_fill(empty.unsqueeze(-1), 0)
-    return weights, log_sums.masked_fill(empty, 0)
+def _weights(
+    query: Tensor, key: Tensor, causal: bool, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield rows, their weights and the logarithm of these weights' denominator; both are 0 for empty rows."""
+    batch, heads, length, width = query.shape
+    size = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[-2]))
+    for start in range(0, length, size):
+        rows = slice(start, min(start + size, length))
+        scores = query[:, :, rows] @ key.mT * (width**-0.5 if scale is None else scale)
+        if attn_mask is not None:
+            scores = scores + attn_mask[..., rows, :]
+        if causal:
+            tokens = torch.arange(key.shape[-2])
+            scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
+        largest, place = scores.max(-1)
+        empty = largest == -torch.inf
+        weights = scores.softmax(-1)
+        log_sums = largest - weights.gather(-1, place.unsqueeze(-1)).squeeze(-1).log()
+        if empty.any():
+            weights = weights.masked_fill(empty.unsqueeze(-1), 0)
+        yield rows, weights, log_sums.masked_fill(empty, 0)
 
 
 def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
@@ -229,33 +201,24 @@ def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced")
 
 def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     if not compute_v:
-        values = np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)
-        return torch.from_numpy(values), matrices.new_empty(0)
+        return torch.from_numpy(np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
     return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+    kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+    kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
+    kernels |= {f"{name}_": _in_place(kernel) for name, kernel in kernels.items()}
+    kernels |= {"mm": _product, "bmm": _product}
+    kernels |= {f"{name}.out": _into(kernel) for name, kernel in kernels.items() if not name.endswith("_")}
+    kernels |= {"mv": _mv, "dot": _dot, "vdot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
+    kernels |= {fused: _attention, f"{fused}_backward": _attention_backward}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
-        kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-        kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
         for name, kernel in kernels.items():
-            library.impl(f"{name}_", _in_place(kernel), "CPU", allow_override=True)
-        kernels |= {"mm": _product, "bmm": _product, "mv": _mv, "dot": _dot, "vdot": _dot}
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
-            if name not in ("mv", "dot", "vdot"):
-                library.impl(f"{name}.out", _into(kernel), "CPU", allow_override=True)
-        fused = "_scaled_dot_product_flash_attention_for_cpu"
-        several: dict[str, Callable[..., Any]] = {
-            fused: _attention,
-            f"{fused}_backward": _attention_backward,
-            "linalg_qr": _qr,
-            "_linalg_eigh": _eigh,
-        }
-        for name, kernel in several.items():
             library.impl(name, kernel, "CPU", allow_override=True)
     _registered.append(library)
 
@@ -266,7 +229,7 @@ def _in_place(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _into(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
-        made = kernel(*arguments, **options)
-        return out.resize_(made.shape).copy_(made)
+        result = kernel(*arguments, **options)
+        return out.resize_(result.shape).copy_(result)
 
     return write

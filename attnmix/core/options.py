@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -18,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
 from attnmix.store.layout import ACTIVATIONS
@@ -28,20 +27,6 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
-
-
-def text_problem(text: str) -> str | None:
-    """Return why no tokenizer reads `text` as it stands, or None where one does.
-
-    Tokenizers drop spaces, control characters and combining marks without a letter, so a text of these alone is empty.
-    """
-    if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
-        return "the text is empty"
-    if "\0" in text:
-        return "the text holds a NUL character"
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        return "the text holds half a character (a lone surrogate)"
-    return None
 
 
 def _check_text(text: str) -> str:
