@@ -34,6 +34,7 @@ from attnmix.store.runs import Run
 from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
 from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
+from stages.render import page_subject
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -83,8 +84,14 @@ def make_run(folder: Path) -> Path:
         counts = {"tokens": 9, "whole_tokens": 12, "unknown_tokens": 2}
         write_table(Run(Path()).texts_file, texts.assign(label=0, label_name="negative", **counts))
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
-        write_page(read_parameters(), Run(Path()))
+        render_page()
     return folder
+
+
+def render_page() -> None:
+    """Write the page of the run in the current folder, as the stage `render` does."""
+    run = Run(Path())
+    write_page(run, page_subject(read_parameters(), run.metrics("download")))
 
 
 def tokens() -> pd.DataFrame:
@@ -106,7 +113,7 @@ def open_values(page: Any, pane: str) -> Any:
 def shown_again(chromium: Any, points_per_second: int = 20) -> Opened:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
-        write_page(read_parameters(), Run(Path()))
+        render_page()
     return Opened(chromium, Run(Path()).page)
 
 
