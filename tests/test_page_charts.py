@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import Opened
-from page_run import LAYOUTS, choose, next_frames, shown_again, tokens, write_run
+from page_run import LAYOUTS, choose, next_frames, open_changed, tokens, write_run
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.points import STEP_POINTS, Site
@@ -81,7 +81,7 @@ LAST_PICTURE = """() => {
 
 
 def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium: Any) -> None:
-    shown = shown_again(chromium, points_per_second=2)
+    shown = open_changed(chromium, points_per_second=2)
     page = shown.page
     page.clock.install()  # the test decides when the next animation frame comes
     page.reload()
@@ -359,7 +359,7 @@ def test_tokens_that_are_not_on_the_map_are_counted(copied: Path, chromium: Any)
         path = Run(Path()).maps / f"{layout}.parquet"
         table = pd.read_parquet(path)
         table[(table["document"] != "test/0") | (table["position"] != 1)].to_parquet(path, index=False)
-    shown = shown_again(chromium)
+    shown = open_changed(chromium)
     number = len(tokens())
     note = shown.page.locator("#map-note")
     assert note.inner_text() == f"{number - 1} of {number} tokens are on this map (umap.max_points)."
@@ -375,7 +375,7 @@ def test_page_of_one_token_of_512_and_of_40_documents(
     workspace: Any, run: Path, chromium: Any, lengths: list[int], layers: int, heads: int
 ) -> None:
     write_run(workspace(capture={"documents": list(range(len(lengths)))}), run, lengths, layers, heads)
-    shown = shown_again(chromium)
+    shown = open_changed(chromium)
     assert Run(Path()).page.stat().st_size < 15e6
     page = shown.page
     assert page.locator("#document option").count() == len(lengths)

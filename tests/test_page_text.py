@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Opened
-from page_run import choose, shown_again, tokens
+from page_run import choose, open_changed, tokens
 
 from attnmix.figures.labels import MATRIX_LABELS
 from attnmix.page.arrays import visible
@@ -104,7 +104,7 @@ def test_attention_can_be_read_by_head(opened: Opened) -> None:
 
 def test_page_without_contribution_matrices_names_the_parameter(copied: Path, chromium: Any) -> None:
     shutil.rmtree(Run(Path()).measured / "contributions")
-    shown = shown_again(chromium)
+    shown = open_changed(chromium)
     assert "contribution matrices in measure.matrices" in shown.page.locator("#text").inner_text()
     shown.page.locator("#token-1").click()
     assert "measure.matrices" in shown.page.locator("#kept").inner_text()

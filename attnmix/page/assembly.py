@@ -30,7 +30,7 @@ def write_page(run: Run, subject: Subject) -> None:
     """Write `run.page`, which shows what the stages before it wrote into `run`."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
-    data = page_data(run, tokens, words.checkpoints)
+    data = page_data(run, tokens, words["checkpoints"])
     script, charts = page_script(), Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():
         raise AssertionError("d3's script would end the element that holds it")
@@ -47,7 +47,7 @@ def write_page(run: Run, subject: Subject) -> None:
         charts=Markup(charts),
         script=Markup(script),
         data=pack(data),
-        **subject._asdict() | words._asdict(),
+        **subject._asdict() | words,
         versions=package_versions(),
         documents_left_out=documents_left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],

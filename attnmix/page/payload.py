@@ -22,7 +22,7 @@ from attnmix.core.points import (
     layer_input,
 )
 from attnmix.figures import labels
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
+from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import (
@@ -145,8 +145,20 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "layerParts": run.layer_parts,
         "documents": _documents(tokens, run, classified),
         "encoder": captured.encoder,
-        "readings": [_reading(reading) for reading in captured.readings],
-        "classNames": _class_names(captured),
+        "readings": [
+            {
+                "names": [visible(piece.label, kept="") for piece in pieces],
+                "words": [visible(piece.text, kept="") for piece in pieces],
+                "apart": [int(piece.begins) for piece in pieces],
+                "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+            }
+            for pieces in captured.readings
+        ],
+        # The name of a special token that the texts do not have is empty.
+        "classNames": [
+            *(visible(captured.class_label(name), kept="") for name in labels.SPECIAL_LOOKS),
+            *labels.WORD_CLASSES.values(),
+        ],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
         "matrices": [name for name in MATRICES if name in matrices],
@@ -181,21 +193,6 @@ def _reviews(table: pd.DataFrame) -> Data:
         grid = rows.pivot(index="layer", columns="document", values="mean")[shown]
         values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
     return {"names": shown.tolist(), "total": len(names), "values": values}
-
-
-def _reading(pieces: Sequence[DisplayToken]) -> Data:
-    return {
-        "names": [visible(piece.label, kept="") for piece in pieces],
-        "words": [visible(piece.text, kept="") for piece in pieces],
-        "apart": [int(piece.begins) for piece in pieces],
-        "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
-    }
-
-
-def _class_names(captured: CapturedTexts) -> list[str]:
-    """Return the classes' names by number; empty for special tokens that the texts do not have."""
-    special = [visible(captured.class_label(name), kept="") for name in labels.SPECIAL_LOOKS]
-    return [*special, *labels.WORD_CLASSES.values()]
 
 
 def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Data]:

@@ -42,67 +42,45 @@ class Subject(NamedTuple):
     """A sentence on where each model and data set comes from."""
 
 
-class PageText(NamedTuple):
-    """The words of a page; `checkpoints` are the labels of the measured checkpoints, the captured one last."""
-
-    checkpoints: Mapping[str, str]
-    facts: Mapping[str, str]
-    headline: str
-    lead: str
-    measured: str
-    intervals: str
-    findings: list[str]
-    cautions: list[str]
-    computed_on: Mapping[str, str]
-
-
-def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> PageText:
-    """Return the words for the captured `tokens`, and for reviews and classifier where there is a data set."""
+def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
+    """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
     curves, measured = run.mixing[0], run.metrics("measure")
-    machines = {"measures": measured["computed_on"]}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
-        return PageText(
-            checkpoints={"pretrained": "The model as it is"},
-            facts={
-                "text" if texts == 1 else "texts": str(texts),
-                "tokens": str(len(tokens)),
-                "layers": str(curves["layer"].max()),
-            },
-            headline=headline(curves),
-            lead=lead(curves),
-            measured=f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
-            intervals="" if texts == 1 else ", with 95 % intervals over texts",
-            findings=_controls(run),
-            cautions=_cautions(subject, "Other texts have other numbers.", run),
-            computed_on=machines,
-        )
+        layers = str(curves["layer"].max())
+        return {
+            "checkpoints": {"pretrained": "The model as it is"},
+            "facts": {"text" if texts == 1 else "texts": str(texts), "tokens": str(len(tokens)), "layers": layers},
+            "headline": headline(curves),
+            "lead": lead(curves),
+            "measured": f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
+            "intervals": "" if texts == 1 else ", with 95 % intervals over texts",
+            "findings": _controls(run),
+            "cautions": _cautions(subject, "Other texts have other numbers.", run),
+            "computed_on": {"measures": measured["computed_on"]},
+        }
     finetuned, download = run.metrics("finetune"), run.metrics("download")
     test = finetuned["test"]
-    return PageText(
-        checkpoints=CHECKPOINTS,
-        facts={
+    low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
+    accuracy = f"The 95 % interval of the classifier's test accuracy is {low} to {high}."
+    return {
+        "checkpoints": CHECKPOINTS,
+        "facts": {
             "test accuracy": percent(test["accuracy"], 1),
             "majority baseline": percent(test["majority_accuracy"], 1),
             "training reviews": str(download["train"]),
             "test reviews": str(download["test"]),
             "reviews measured": str(measured["documents"]),
         },
-        headline=headline(curves),
-        lead=lead(curves),
-        measured=f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a few "
-        "of them, and maps of the captured texts, which are examples.",
-        intervals=", with 95 % intervals over reviews",
-        findings=[
-            f"The 95 % interval of the classifier's test accuracy is {percent(test['accuracy_ci_low'])} to "
-            f"{percent(test['accuracy_ci_high'])}.",
-            *_classes(run),
-            *_controls(run),
-            *derivatives(run),
-        ],
-        cautions=_cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
-        computed_on={"fine-tuning": finetuned["computed_on"], **machines},
-    )
+        "headline": headline(curves),
+        "lead": lead(curves),
+        "measured": f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a "
+        "few of them, and maps of the captured texts, which are examples.",
+        "intervals": ", with 95 % intervals over reviews",
+        "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
+        "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
+        "computed_on": {"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
+    }
 
 
 def package_versions() -> dict[str, str]:

@@ -105,10 +105,8 @@ class Run(Layout):
         rows = np.flatnonzero(self.tokens["document"] == document)
         if not len(rows):
             names = self.tokens["document"].unique()
-            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            raise InputError(
-                f"{document!r} was not captured in {self.activations}; captured: {', '.join(names[:MAX_NAMES])}{more}"
-            )
+            some = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
+            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {some}")
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Vectors:
