@@ -42,7 +42,6 @@ from attnmix.store.runs import Run
 from attnmix.store.writers import (
     TokenRatios,
     write_layer_parts,
-    write_long_plot,
     write_metrics,
     write_plot,
     write_ratios,
@@ -105,7 +104,7 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
         tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
         for name, table in tables.items():
             write_plot(f"measure/{name}", table, run.tables)
-        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods), run.tables)
+        write_plot("measure/mixing_by_review", by_review(sums, mixing.methods), run.tables)
         machine = {"computed_on": computed_on(parameters.arithmetic)}
         write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
         write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])

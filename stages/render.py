@@ -7,6 +7,7 @@ Writes `reports/figures/` and `reports/index.html`.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
-from attnmix.core.options import Parameters, RenderParameters
+from attnmix.core.options import DatasetParameters, ModelParameters, Parameters, RenderParameters
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
+from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run
 
 MAX_PROCESSES = 4  # each takes a second to start
@@ -37,7 +40,47 @@ def main(parameters: Parameters) -> None:
     captured = read_captured(run.tokens, run.steps)
     drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured)]
     draw_all(drawings, captured, parameters.render)
-    write_page(parameters, run)
+    write_page(run, page_subject(parameters, run.metrics("download")))
+
+
+def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
+    """Return what the page of a whole run is about; `commits` are those that `download` wrote."""
+    model, dataset = parameters.model, parameters.dataset
+    origins = [
+        _origin("model comes", model, commits["model_commit"]),
+        _origin("reviews come", dataset, commits["dataset_commit"]),
+    ]
+    if model.base_model:
+        origins.insert(0, _origin("pretrained model comes", model.base_model, commits["base_commit"]))
+    return Subject(
+        model=model.name,
+        revision=model.revision,
+        base=model.base,
+        dataset=dataset.name,
+        finetuned=parameters.finetune.epochs > 0,
+        changed=changed_parameters(parameters),
+        origins=origins,
+    )
+
+
+def _origin(what: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
+    """Return where a model or data set comes from; of a repository of the hub, at which commit."""
+    revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
+    return f"The {what} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
+
+
+def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
+    """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
+    values, defaults = (
+        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
+    )
+    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> None:

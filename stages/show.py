@@ -22,7 +22,7 @@ from attnmix.core.options import ModelParameters, Parameters
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import longest_text, prove_model
 from attnmix.page.assembly import write_page
-from attnmix.page.sentences import describe_texts
+from attnmix.page.sentences import Subject
 from attnmix.store.layout import ACTIVATIONS, Layout
 from attnmix.store.runs import Run
 from stages.capture import capture_texts
@@ -31,11 +31,17 @@ from stages.common.parameters import read_parameters
 from stages.common.stage_lock import check_folder
 from stages.measure import measure
 from stages.reduce import reduce
+from stages.render import changed_parameters
 from stages.tokenize import free_texts, write_tokens
 
 CHECKPOINT = "pretrained"
 KEPT = ("index.html", "plots", "features")
 """What is in the folder of the page."""
+REVIEW_PARAMETERS = (
+    *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
+    *("measure.documents", "measure.gradient_"),
+)
+"""Beginnings of the parameters that say nothing about a page of texts alone."""
 
 
 def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
@@ -75,7 +81,9 @@ def _run_stages(parameters: Parameters, run: Run) -> None:
     capture_texts(parameters, run.pretrained, run)
     measure(parameters, [CHECKPOINT], run)
     reduce(parameters.umap, CHECKPOINT, run)
-    write_page(parameters, run, describe_texts)
+    changed = [row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)]
+    name, revision = parameters.model.name, parameters.model.revision
+    write_page(run, Subject(name, revision, changed=changed, origins=[f"The model comes from {name}."]))
 
 
 @contextmanager

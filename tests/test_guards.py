@@ -167,6 +167,6 @@ def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
     if with_models:
         for checkpoint in Run(Path()).checkpoints.values():
             shutil.copytree(tiny_bert, folder / checkpoint)
-    expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); `dvc repro \w+` makes (it|them)$"
+    expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); the stage \w+ writes (it|them)$"
     with pytest.raises(InputError, match=expected):
         stage.main(read_parameters())

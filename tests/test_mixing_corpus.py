@@ -21,7 +21,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
 from attnmix.store import tokens as tokens_store
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_long_plot, write_plot
+from attnmix.store.writers import write_plot
 from stages import measure
 from stages.measuring.corpus import Corpus
 from stages.tokenize import write_tokens
@@ -161,9 +161,9 @@ def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: 
     run = Run(tmp_path)
     table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
     write_plot("measure/whole", table, run.tables)
-    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
+    write_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
     assert (run.tables / "measure/parts.csv").read_bytes() == (run.tables / "measure/whole.csv").read_bytes()
-    monkeypatch.setattr("attnmix.store.runs.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("attnmix.store.runs.CSV_PART_ROWS", 2)
     found = run.table_rows("measure/parts", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 

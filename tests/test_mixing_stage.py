@@ -195,7 +195,9 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
         patch.chdir(tmp_path)
         shard = contributions_folder("pretrained", "test/3", Run(Path()).measured) / "alti.zarr" / "c/0/0/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-        with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*`dvc repro -f measure`"):
+        with pytest.raises(
+            InputError, match=r"test_3/alti\.zarr is damaged .*; force the stage measure, which writes it, to run again"
+        ):
             Run(Path()).matrix("pretrained", "test/3", "alti")
 
 
