@@ -51,9 +51,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     write_parameters(folder, capture=CAPTURE)
     install(folder, "1.0")
-    said = run(folder, kill_at="open .*/done/3.begun$", kill_by=signal.SIGINT)
-    rest = "what capture has finished is kept in .unfinished/capture: `dvc repro` goes on from there"
-    assert said.split("\n") == ["", f"stopped; {rest}", ""]
+    message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
+    assert run(folder, kill_at="open .*/done/3.begun$", kill_by=signal.SIGINT) == f"\nstopped; {message}\n"
     assert not (folder / ACTIVATIONS).exists()
     (work,) = unfinished(folder)
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}
@@ -126,14 +125,15 @@ def test_unfinished_folder_is_that_of_the_stages_own_inputs(
     assert unfinished(folder) == [folder / after]
 
 
-@pytest.mark.parametrize(("rank", "says_so"), [("0", True), ("1", False)])
+@pytest.mark.parametrize(
+    ("rank", "message"), [("0", "\nstopped; capture had finished nothing that is kept\n"), ("1", "")]
+)
 def test_signal_while_libraries_are_loaded_is_one_line_of_the_first_process(
-    workspace: Workspace, tmp_path: Path, rank: str, says_so: bool
+    workspace: Workspace, tmp_path: Path, rank: str, message: str
 ) -> None:
     (tmp_path / "first").mkdir()
     stop = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     (tmp_path / "first/torch.py").write_text(stop, encoding="utf-8")
-    found = {"PYTHONPATH": f"{tmp_path}/first:{REPOSITORY}", "RANK": rank}
-    run = run_to_its_end([sys.executable, "-m", "stages", "capture"], workspace(), found)
-    said = "\nstopped; nothing had begun; `dvc repro` goes on from here\n" if says_so else ""
-    assert (run.returncode, run.stdout, run.stderr) == (143, "", said)
+    variables = {"PYTHONPATH": f"{tmp_path}/first:{REPOSITORY}", "RANK": rank}
+    run = run_to_its_end([sys.executable, "-m", "stages", "capture"], workspace(), variables)
+    assert (run.returncode, run.stdout, run.stderr) == (143, "", message)

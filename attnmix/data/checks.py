@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnmix.core.errors import InputError
-from attnmix.core.options import DatasetParameters, text_problem
+from attnmix.core.errors import InputError, text_problem
+from attnmix.core.options import DatasetParameters
 
 SHOWN_CLASSES = 5  # in one message
 
