@@ -153,6 +153,6 @@ def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
     assert digest(store) == before
     for inside in ("features/capture/sub", "./features/capture"):
         folder = workspace("inside", capture=CAPTURED | {"store": inside})
-        with pytest.raises(InputError, match=rf"^capture\.store: {inside} lies in features/capture"):
+        with pytest.raises(InputError, match=rf"^capture\.store: {inside} is in features/capture"):
             run_capture(folder, tiny_bert)
     assert not (folder / "features/capture").exists()
