@@ -23,6 +23,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import PROJECTED, Stack
 from stages.common.cli import STAGES
 
+PIPELINE = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 CODE = ("attnmix", "stages")
 # `show` is no stage; the two packages hold a docstring.
 RUN_BY_NO_STAGE = {"stages/show.py", "attnmix/__init__.py", "stages/__init__.py"}
@@ -61,7 +62,7 @@ def reached_from(*modules: Path) -> set[Path]:
 
 def code_of(stage: str) -> list[str]:
     """Return the folders and files of code that dvc.yaml names for a stage."""
-    entry = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
+    entry = PIPELINE[stage]
     return [name for name in entry.get("do", entry)["deps"] if name.startswith(CODE)]
 
 
@@ -97,13 +98,14 @@ def test_drawing_imports_nothing_that_computes() -> None:
     assert run.stdout.split() == []
 
 
-def test_paths_of_a_run_are_in_the_module_of_its_layout() -> None:
-    names = set()
-    for module in MODULES:
-        texts = [str(node.value) for node in ast.walk(parsed(module)) if isinstance(node, ast.Constant)]
-        paths = [text for text in texts if re.match(r"(features|reports|data|models)/\S+$", text)]
-        names |= {module.as_posix() for path in paths if path != "data/sample"}  # an input: the default of dataset.name
-    assert names == {"attnmix/store/layout.py"}
+@pytest.mark.parametrize("stage", ["finetune", "tokenize", "capture", "measure", "faithfulness", "reduce"])
+def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str) -> None:
+    entry = PIPELINE[stage]
+    assert {Path(out).parts[1] for out in entry["outs"] if out.startswith("features/")} <= {stage}
+    for kind, place in (("metrics", f"reports/metrics/{stage}.json"), ("plots", f"reports/plots/{stage}")):
+        assert {name for out in entry.get(kind, []) for name in out} <= {place}
+    section = {"reduce": "umap", "tokenize": "capture"}.get(stage, stage)
+    assert section in {key.partition(".")[0] for key in entry["params"]}
 
 
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:

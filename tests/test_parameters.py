@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REPOSITORY, write_parameters
-from dvc.utils.hydra import apply_overrides
 from stage_process import run_to_its_end
 
 from attnmix.core.errors import InputError
@@ -89,22 +85,6 @@ def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | N
     with pytest.raises(InputError, match=rf"params\.yaml {expected}") as raised:
         read_parameters(tmp_path / "params.yaml")
     assert "\n" not in str(raised.value)
-
-
-def test_lists_in_the_file_survive_what_dvc_writes_into_it(tmp_path: Path) -> None:
-    """Comments that DVC moves behind a list must not end up in the next key, whichever list is emptied first."""
-    shutil.copy(DEFAULT, tmp_path)
-    expected = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
-    sections = {name: each for name, each in expected.items() if isinstance(each, dict)}
-    lists = [
-        (name, key, value) for name, each in sections.items() for key, value in each.items() if type(value) is list
-    ]
-    settings = [(name, key, value) for name, key, before in lists for value in ([], before)]
-    random.Random(0).shuffle(settings)
-    for section, name, value in [*settings, ("dataset", "text_column", "Äußerung")]:
-        apply_overrides(tmp_path / "params.yaml", [f"{section}.{name}={json.dumps(value, ensure_ascii=False)}"])
-        expected[section][name] = value
-        assert yaml.safe_load((tmp_path / "params.yaml").read_text(encoding="utf-8")) == expected
 
 
 def test_wrong_parameters_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:

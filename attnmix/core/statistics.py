@@ -32,10 +32,8 @@ class Interval(NamedTuple):
 class Resampled(NamedTuple):
     """Weighted means of the documents as they are `[...]`, and in every bootstrap sample `[samples, ...]`.
 
-    Percentiles of few documents are too narrow: n documents spread by (n - 1) / n of their variance, itself uncertain.
-    So both kinds of interval are widened by sqrt(n / (n - 1)), and by the ratio of Student's t with n - 1 degrees of
-    freedom to the normal quantile (Hesterberg, The American Statistician 2015): a single 95 % interval 1.9 times for 4
-    documents, 1.04 times for 40. NaN with fewer than two.
+    Intervals of n documents are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
+    freedom, to the normal quantile (Hesterberg, The American Statistician 2015); NaN with fewer than two documents.
     """
 
     mean: Doubles
@@ -65,10 +63,8 @@ class Resampled(NamedTuple):
         With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
         of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
         as rarely as a normal variable exceeds c. NaN in a cell that does not vary, that is missing in a sample, or that
-        has fewer than `MIN_SIMULTANEOUS` documents: these have too few distinct samples for the tail of a maximum
-        (4 documents have 35). In simulations without any effect (normal values, families of 10 to 42 cells) some
-        interval excluded 0 in 15 to 44 % of the families of 4 documents, 6 to 12 % of 8, 6 to 8 % of 12, and 5 to 7 %
-        of 20 and of 40; the nominal rate is 5 %.
+        has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance
+        (`docs/measures.md` has the rates).
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean, error = self.mean.ravel(), samples.std(0)

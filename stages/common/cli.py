@@ -20,9 +20,10 @@ from stages.common.resume import describe_unfinished, is_first_process, lock_sta
 # These libraries log each retry and each missing head, and others chatter; the pipeline reports errors itself.
 LOG_LEVELS = {
     logging.CRITICAL: ("datasets", "huggingface_hub", "transformers"),
-    logging.WARNING: ("httpx", "httpx2", "fontTools", "matplotlib", "distributed"),
+    logging.WARNING: ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch"),
 }
 SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
+"""Errors that the user can fix: permissions, full and read-only disks, links."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",

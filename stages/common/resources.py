@@ -34,7 +34,7 @@ def check_writable(folder: Path) -> Path:
     """Return `folder` or its nearest parent that exists; raise `InputError` where that cannot be written."""
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        raise InputError(f"{existing} cannot be written; {folder} must be a folder for which that is allowed")
+        raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
     return existing
 
 

@@ -92,20 +92,19 @@ def lock_stage(stage: str) -> Iterator[None]:
         yield
         return
     outputs = [out for kind in ("outs", "metrics", "plots") for out in _declaration(stage).get(kind, [])]
-    paths = [Path(out if isinstance(out, str) else next(iter(out))) for out in outputs]
-    for folder in dict.fromkeys([UNFINISHED, *(path.parent for path in paths)]):
-        check_writable(folder)
+    for path in [UNFINISHED, *(Path(out if isinstance(out, str) else next(iter(out))) for out in outputs)]:
+        check_writable(path.parent)
     UNFINISHED.mkdir(exist_ok=True)
     lock = FileLock(UNFINISHED / f"{stage}.lock", blocking=False)
     try:
-        with lock:
-            try:
-                yield
-            finally:
-                Path(lock.lock_file).unlink(missing_ok=True)
+        lock.acquire()
     except Timeout:
         raise InputError(f"another run of {stage} is at work in {Path.cwd()}; wait for its end, or stop it") from None
+    try:
+        yield
     finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
         _remove_empty(UNFINISHED / stage)
 
 
@@ -117,7 +116,7 @@ def _declaration(stage: str) -> dict[str, Any]:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove empty folders in the unfinished folder of a stage, itself, and that of all stages."""
-    for path in [*(Path(path) for path, _, _ in os.walk(folder, topdown=False)), folder.parent]:
+    """Remove the empty ones of a stage's unfinished folders, and that of all stages where it is empty."""
+    for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
         with suppress(OSError):  # not empty
-            path.rmdir()
+            Path(path).rmdir()
