@@ -1,6 +1,6 @@
-"""Print as Markdown the stages whose code, parameters or results differ from dvc.lock, and fail if there are any.
+"""Say as Markdown which stages dvc.lock does not know by this commit's code, parameters and results, and fail if any.
 
-It needs only files in git: data in DVC's cache may be missing, and no stage is run.
+It needs git's files only: data that DVC keeps may be missing, and no stage is run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
 
 
 def main() -> None:
-    found = subprocess.run(["dvc", "status", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(found).items()}
-    lines = [f"- `{stage}`: {', '.join(what)}" for stage, what in stale.items() if what]
+    status = subprocess.run(["dvc", "status", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(status).items()}
+    lines = [f"- `{stage}`: {', '.join(names)}" for stage, names in stale.items() if names]
     if lines:
         print("## Stages that differ from dvc.lock", *lines, "", ADVICE, sep="\n")
         sys.exit(1)
@@ -25,10 +25,10 @@ def main() -> None:
 
 
 def changes(entries: list[Any]) -> Iterator[str]:
-    """Yield the changes that `dvc status` reports of one stage, except for data that is missing here."""
+    """Yield the changes that `dvc status` lists for one stage, but for data that is not here."""
     for entry in entries:
         if isinstance(entry, str):
-            if entry != "always changed":  # `sources@own` hashes local files at every run
+            if entry != "always changed":  # `sources@own`, which compares the user's files at every run
                 yield entry
         else:
             for paths in entry.values():
@@ -40,7 +40,7 @@ def changes(entries: list[Any]) -> Iterator[str]:
 
 
 def is_kept_by_dvc(path: str) -> bool:
-    """Return True if git ignores `path`, as a file or as a folder that may be missing."""
+    """Return whether git ignores it, as a file or as a folder that may be missing."""
     command = ["git", "check-ignore", path, f"{path}/"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 

@@ -40,9 +40,8 @@ from attnmix.store import features as store
 from attnmix.store import tokens as tokens_store
 from attnmix.store.files import CHECKED, Place, writing
 from attnmix.store.runs import Run
-from stages.common.resources import check_disk, trim_heap
+from stages.common.resources import check_disk, check_store, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.stage_lock import check_store
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
 WRITERS = 4  # threads

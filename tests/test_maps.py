@@ -19,7 +19,7 @@ from umap.distances import named_distances
 from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS
-from attnmix.core.options import METRIC_NAMES, REFUSED_METRICS
+from attnmix.core.options import METRIC_NAMES
 from attnmix.core.points import Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
@@ -98,10 +98,9 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
     assert np.allclose(distances[right], exact_distances[right], rtol=1e-3, atol=1e-3)
 
 
-def test_every_metric_of_umap_is_taken_or_refused_with_a_reason() -> None:
+def test_allowed_metrics_are_those_with_a_distance_and_all_known_to_umap() -> None:
     assert set(METRICS) == set(METRIC_NAMES)
-    assert set(named_distances) == set(METRICS) | set(REFUSED_METRICS)
-    assert not set(METRICS) & set(REFUSED_METRICS)
+    assert set(METRICS) <= set(named_distances)
     assert {id(metric) for metric in METRICS.values()} == {id(METRICS[name]) for name in DISTINCT}
 
 

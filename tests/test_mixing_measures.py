@@ -13,8 +13,7 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from attnmix.core.points import STEP_MEASURES, STEP_POINTS
-from attnmix.core.ranks import rank_correlation
-from attnmix.core.statistics import Resampled, mean_product_across, resample, spearman_with_depth
+from attnmix.core.statistics import Resampled, mean_product_across, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, geometry, step_measures, words_of
 from attnmix.measures.gradients import REFERENCES, document_calls, jacobian_norms
 from attnmix.measures.layers import Block, LayerPass

@@ -1,6 +1,4 @@
-"""`InputError`, for mistakes that the user can fix, and helpers that shorten other exceptions or explain bad texts."""
-
-from __future__ import annotations
+"""`InputError`, for mistakes that the user can fix, and helpers that word its message."""
 
 import unicodedata
 
@@ -22,7 +20,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def text_problem(text: str) -> str | None:
-    """Return why no tokenizer reads `text` as it stands, or None where one does.
+    """Return why no tokenizer reads `text` as it is, or None where one does.
 
     Tokenizers drop spaces, control characters and combining marks without a letter, so a text of these alone is empty.
     """

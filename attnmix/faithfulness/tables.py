@@ -14,8 +14,15 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.stats import norm
 
-from attnmix.core.ranks import partial_correlation, rank_correlation
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, Interval, Resampled, resample
+from attnmix.core.statistics import (
+    BOOTSTRAP_SAMPLES,
+    LEVEL,
+    Interval,
+    Resampled,
+    partial_correlation,
+    rank_correlation,
+    resample,
+)
 from attnmix.faithfulness.attributions import RANDOM, Review
 
 Doubles = npt.NDArray[np.float64]

@@ -18,8 +18,7 @@ from sklearn.decomposition import PCA
 from sklearn.random_projection import GaussianRandomProjection
 
 from attnmix.core.points import Site, layer_input
-from attnmix.core.ranks import partial_correlation
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, resample
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, partial_correlation, resample
 from attnmix.maps.neighbours import METRICS, Vectors
 from attnmix.maps.quality import Maps
 from attnmix.measures.ratios import RATIOS

@@ -13,7 +13,7 @@ from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 
 from attnmix.core.points import OWN_BASIS, Site
-from attnmix.core.ranks import rank_correlation
+from attnmix.core.statistics import rank_correlation
 from attnmix.data.draw import stratified_draw
 from attnmix.maps.aligned import Coordinates
 from attnmix.maps.neighbours import METRICS, Indices, Vectors, neighbours

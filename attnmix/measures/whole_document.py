@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
-from attnmix.core.ranks import rank_correlation
+from attnmix.core.statistics import rank_correlation
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.gradients import FORMS, REFERENCES, derivative_norms, document_calls, levels
 from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
