@@ -18,9 +18,8 @@ from pathlib import Path
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
-from attnmix.models.compatibility import prove_model
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import longest_text
+from attnmix.models.loading import longest_text, prove_model
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from attnmix.store.layout import ACTIVATIONS, Layout

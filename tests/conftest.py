@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from importlib.resources import files
 from pathlib import Path
@@ -35,7 +35,7 @@ from transformers import (
 
 from attnmix.arithmetic import kernels
 from attnmix.core.names import NEWLINE, SPACE
-from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.documents import CLASSES, Document, documents_of
 from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
@@ -161,11 +161,18 @@ def run_tokenized(stage: Any, folder: Path | None = None) -> None:
             each.main(read_parameters())
 
 
+def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
+    """A document whose tokens are all words, in the statistics."""
+    numbers = np.array(list(ids), np.int32)
+    classes = np.full(len(numbers), CLASSES.index("word"), np.int8)
+    return Document(name, numbers, classes, np.arange(len(numbers), dtype=np.int32))
+
+
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Return documents of the named texts, in the statistics and not captured."""
+    """Return documents of the named texts, in the statistics."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0)
-    return documents_of(table.assign(captured=False, measured=True), pd.concat([each.table for each in tokenized]))
+    return documents_of(table.assign(measured=True), pd.concat([each.table for each in tokenized]))
 
 
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:

@@ -28,9 +28,9 @@ from attnmix.faithfulness.tables import (
     margin_correlation,
     probability_drops,
 )
+from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
@@ -187,7 +187,8 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
     ids[[0, place, -1]] = 2, 7, 3
     classes = np.full(length, CLASSES.index("word"), np.int8)
     classes[[0, -1]] = CLASSES.index("cls"), CLASSES.index("sep")
-    document = Document(f"test/{seed}", ids, classes, length, captured=False, words=np.arange(length, dtype=np.int32))
+    words = np.arange(length, dtype=np.int32)
+    document = Document(f"test/{seed}", ids, classes, words)
     return Review(classifier, document, np.random.default_rng(seed))
 
 

@@ -2,7 +2,7 @@
 
 What enters the first layer belongs to one token each. From there every vector is kept as a sum of parts, one for each
 input token and one of the biases: attention weights as they are, norms by their linear parts, activations by
-(g(p) - g(0)) / p (`attnmix.measures.feed_forward`). The parts of the logits sum to them. Keeping the biases apart is
+(g(p) - g(0)) / p (`attnmix.measures.layers`). The parts of the logits sum to them. Keeping the biases apart is
 the authors' later option `include_bias_token`; their published configuration spreads each bias over the tokens.
 
 Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
@@ -22,8 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import PREACTIVATION
-from attnmix.measures.feed_forward import AfterAttention, slopes
-from attnmix.measures.layers import LayerPass, map_layers, run_layers, value_map
+from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import first_of
