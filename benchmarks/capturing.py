@@ -2,7 +2,7 @@
 
 Every way is a process of its own; its time begins once everything is imported and ends when all is written: each loads
 the model and tokenizes the texts, the stage makes sure of its inputs too. All read the same texts and take the same
-batches; the stage alone starts a new batch with each shard. The libraries are in no lock: `peers` needs a Python with them,
+batches; only the stage starts a batch with each shard. The libraries are in no lock: `peers` needs a Python with them,
 
     some/other/python -m benchmarks.stages --cases peers
 """
