@@ -25,7 +25,7 @@ from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-# Reviews of three classes, made up here: subjects, and for each class its verdicts, which settle it.
+# Made-up reviews of three classes: subjects, and for each class the verdicts that decide it.
 JAPANESE = {
     "subjects": ("この映画", "脚本", "主演の演技", "音楽", "最後の場面"),
     "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。", "は良い。"),
@@ -103,8 +103,8 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(
         text = read_split("test", Run(Path()).reviews)["text"][int(str(document).removeprefix("test/"))]
         with torch.no_grad():
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
-        chosen = logits.pop(names.index(row["predicted"]))
-        assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
+        highest = logits.pop(names.index(row["predicted"]))
+        assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = Run(Path()).tokens
     assert "[UNK]" not in set(tokens["token"])
     # The letters are in the figures as text.
