@@ -29,7 +29,7 @@ from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figu
 MIXING = "measure/mixing"
 DIGITS = 6
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding: the seeds gave the same number
-DRAWN = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
+DRAWN_METHODS = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
 LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
 PANEL_HEIGHT = 1.9  # inches
 
@@ -50,7 +50,7 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     """Return `reports/plots/<csv>.csv` of the experiments in one table `[setting, seed, the csv's columns]`.
 
     A name is a folder with a run, an experiment of DVC, or a commit; without names, all experiments of the current
-    commit. `setting` says which parameters differ between the experiments but for the seed: `model.name=gpt2`.
+    commit are read. `setting` holds the parameters that differ between the experiments, but for the seed.
     """
     path = f"reports/plots/{csv}.csv"
     parameters, tables = {}, {}
@@ -66,7 +66,7 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
         raise InputError(f"no experiment with {path}; `dvc exp run` or `python -m experiments run` makes some")
     by_name = pd.DataFrame(parameters).fillna("absent").T
     differing = [key for key in by_name if key != "seed" and by_name[key].nunique() > 1]
-    parts = {}  # of experiments with the same parameters and seed, one counts
+    parts = {}  # one of several experiments with the same parameters and seed
     for name, row in by_name.iterrows():
         setting = ", ".join(f"{key}={row[key]}" for key in differing) or "all"
         parts[setting, int(row["seed"])] = tables[name]
@@ -82,7 +82,7 @@ def experiments_of_commit() -> list[str]:
 
 
 def read(name: str, path: str) -> str:
-    """Return the text of a file of an experiment, given by its folder or by what DVC calls it."""
+    """Return the text of a file of an experiment, named by its folder or as DVC names it."""
     return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
 
 
@@ -105,14 +105,14 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Return the p values adjusted by Holm's step-down method; those that are NaN are not members of the family."""
+    """Return the p values adjusted by Holm's step-down method; NaN values are not members of the family."""
     ordered = p.dropna().sort_values()
     return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1).reindex(p.index)
 
 
 def draw_ratios(table: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png and .pdf of a table of `over_seeds`: means and intervals, a row for each method of `DRAWN`."""
-    methods = [method for method in DRAWN if method in set(table["method"])] or list(table["method"].unique())
+    """Save `path`.png and .pdf of a table of `over_seeds`: means and intervals, a row for each method."""
+    methods = [method for method in DRAWN_METHODS if method in set(table["method"])] or list(table["method"].unique())
     settings = list(table["setting"].unique())
     with paper_style():
         size = TWO_COLUMNS * max(1.0, len(settings) / 4), PANEL_HEIGHT * len(methods) + 0.5

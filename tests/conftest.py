@@ -1,4 +1,4 @@
-"""Small models, reviews and working folders for the tests; everything is made here, offline."""
+"""Small models, reviews and working folders for the tests, all made offline."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def one_thread() -> Iterator[None]:
 
 
 SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
-"""For models whose positions do not reach as far as the default's."""
+"""For models with fewer positions than the default's."""
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:

@@ -31,18 +31,16 @@ def run_stage(
     folder: Path,
     stage: str,
     *,
-    code: Path = TESTS.parent,
-    packages: Sequence[Path] = (),
     constants: dict[str, int] | None = None,
     kill_at: str | None = None,
     kill_by: signal.Signals = signal.SIGKILL,
     kill_rank: int = 0,
     processes: int = 1,
 ) -> str:
-    """Run a stage of the repository `code` in `folder`, which must succeed, or be killed; return its stderr.
+    """Run a stage in `folder`, which must succeed, or be killed; return its stderr.
 
-    `packages` are folders of installed packages before all others; `constants` are set before the stage starts, by
-    `module:name`. Of several processes that of `kill_rank` is killed, and the launcher must fail.
+    `constants` are set before the stage starts, by `module:name`. Of several processes that of `kill_rank` is killed,
+    and the launcher must fail.
     """
     if stage in ("capture", "measure"):
         from conftest import tokenize_in  # not in the stage's own process, which must set itself up first
@@ -53,7 +51,7 @@ def run_stage(
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = stage_command(launcher, stage, constants, kill_at, int(kill_by), str(kill_rank))
-    run = run_to_its_end(command, folder, {"PYTHONPATH": os.pathsep.join(map(str, [*packages, code, TESTS]))})
+    run = run_to_its_end(command, folder, {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"})
     killed = STATUSES[kill_by] if processes == 1 else 1
     assert run.returncode == (killed if kill_at else 0), run.stderr
     return run.stderr

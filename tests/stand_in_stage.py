@@ -42,7 +42,7 @@ def outputs(stage: dict[str, Any]) -> list[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file in the format of its suffix, as far as DVC reads it."""
+    """Write a file in the format of its suffix, for the formats that DVC reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = int(text[:8], 16)
     if path.suffix == ".csv":

@@ -18,8 +18,7 @@ from umap.distances import named_distances
 
 from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
-from attnmix.core.names import LAYOUTS
-from attnmix.core.options import METRIC_NAMES
+from attnmix.core.names import LAYOUTS, METRIC_NAMES
 from attnmix.core.points import Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties

@@ -43,13 +43,9 @@ def submit(repository: Repository, script: str, cluster: dict[str, str]) -> str:
 def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path, cluster: dict[str, str]) -> None:
     plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
     plain.dvc("repro")
-    assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == [
-        "download",
-        "tokenize",
-        "faithfulness",
-        "reduce",
-        "render",
-    ]
+    launched = {"finetune", "capture", "measure"}
+    output = submit(by_slurm, "slurm.sh", cluster)
+    assert stages_run(output) == [stage for stage in STAGES if stage not in launched]
     assert stages_run(by_slurm.dvc("repro", "--dry")) == []
     assert (by_slurm.folder / "dvc.lock").read_text() == (plain.folder / "dvc.lock").read_text()
     assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == []

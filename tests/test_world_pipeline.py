@@ -18,26 +18,29 @@ from matplotlib.figure import Figure
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
-from attnmix.core.errors import InputError
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
 from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-# Reviews of three classes, made up here: subjects, and for each class its verdicts, which settle it.
-JAPANESE = {
-    "subjects": ("この映画", "脚本", "主演の演技", "音楽", "最後の場面"),
-    "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。", "は良い。"),
-    "否定": ("は退屈だった。", "はひどい。😀", "は二度と見たくない。", "は悪い。"),
-    "中立": ("は普通だった。", "はどちらとも言えない。", "はまあまあだ。", "は平凡だ。"),
-}
-ARABIC = {
-    "subjects": ("الفيلم", "السيناريو", "أداء الممثلة", "الموسيقى", "المشهد الأخير"),
-    "إيجابي": (" رائع جدا.", " جميل ومؤثر. IMAX 3D", " ممتاز.", " جيد."),
-    "سلبي": (" ممل للغاية.", " سيئ. «نعم»", " مخيب للآمال.", " رديء."),
-    "محايد": (" عادي.", " لا بأس به. ٢٠٢٤", " متوسط.", " مقبول."),
-}
+# Made-up reviews: their subjects, and for each class the verdicts that decide it.
+JAPANESE = (
+    ("この映画", "脚本", "主演の演技", "音楽", "最後の場面"),
+    {
+        "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。", "は良い。"),
+        "否定": ("は退屈だった。", "はひどい。😀", "は二度と見たくない。", "は悪い。"),
+        "中立": ("は普通だった。", "はどちらとも言えない。", "はまあまあだ。", "は平凡だ。"),
+    },
+)
+ARABIC = (
+    ("الفيلم", "السيناريو", "أداء الممثلة", "الموسيقى", "المشهد الأخير"),
+    {
+        "إيجابي": (" رائع جدا.", " جميل ومؤثر. IMAX 3D", " ممتاز.", " جيد."),
+        "سلبي": (" ممل للغاية.", " سيئ. «نعم»", " مخيب للآمال.", " رديء."),
+        "محايد": (" عادي.", " لا بأس به. ٢٠٢٤", " متوسط.", " مقبول."),
+    },
+)
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
@@ -83,19 +86,19 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [JAPANESE, ARABIC], ids=["Japanese", "Arabic"])
-def test_three_classes_in_another_script_go_from_a_file_to_the_page(
-    workspace: Workspace, script: dict[str, tuple[str, ...]]
-) -> None:
-    subjects, *names = script
-    pairs = itertools.product(names, script[subjects], range(4))
-    frame = pd.DataFrame([(subject + script[name][verdict], name) for name, subject, verdict in pairs])
-    frame = frame.set_axis(["感想", "المراجعة"], axis="columns")
+def test_six_classes_in_two_scripts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
+    reviews = [
+        (subject + verdict, name)
+        for subjects, verdicts in (JAPANESE, ARABIC)
+        for name, subject in itertools.product(verdicts, subjects)
+        for verdict in verdicts[name]
+    ]
+    frame = pd.DataFrame(reviews, columns=["感想", "المراجعة"])
     folder = run_pipeline(workspace, frame, frame["感想"].tolist(), documents=[0, 1])
-    names = sorted(names)
+    names = sorted([*JAPANESE[1], *ARABIC[1]])
     by_class = Run(Path()).table("finetune/finetune_by_class")
     assert by_class["label_name"].tolist() == names
-    assert by_class["reviews"].tolist() == [5, 5, 5]
+    assert by_class["reviews"].tolist() == [5] * 6
     margins = Run(Path()).table("faithfulness/margins").set_index("document")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
@@ -103,8 +106,8 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(
         text = read_split("test", Run(Path()).reviews)["text"][int(str(document).removeprefix("test/"))]
         with torch.no_grad():
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
-        chosen = logits.pop(names.index(row["predicted"]))
-        assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
+        highest = logits.pop(names.index(row["predicted"]))
+        assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = Run(Path()).tokens
     assert "[UNK]" not in set(tokens["token"])
     # The letters are in the figures as text.
@@ -113,18 +116,10 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(
         assert all(escape(printable(token)) in figure for token in tokens["token"][:8])
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_are_one_error(
-    workspace: Workspace, known: bool
-) -> None:
+def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
     frame = toy_reviews(40, 0)[["text", "label"]]
     frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
     capture = {"documents": [0], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]], "max_length": 64}
-    if not known:
-        with pytest.raises(InputError, match=r"the vocabulary of model has no token for 100\.0 % of the words"):
-            run_pipeline(workspace, frame, ["~"], **capture)
-        assert not Path("models/pretrained").exists()
-        return
     folder = run_pipeline(workspace, frame, frame["text"].tolist(), **capture)
     assert Run(Path()).documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")

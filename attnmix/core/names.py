@@ -29,6 +29,11 @@ CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "separate")
 ONE_PLANE = ("joint", "aligned")
 """Layouts in which a vector's positions at two capture points can be compared."""
+METRIC_NAMES = (
+    *("braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity"),
+    *("linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab"),
+)
+"""The metrics of umap-learn for dense real vectors that need no parameters of their own."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
 """`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""
 

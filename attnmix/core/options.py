@@ -18,14 +18,13 @@ from pydantic import (
 )
 
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
+from attnmix.core.names import LAYOUTS, MATRIX_NAMES, METRIC_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
 from attnmix.store.layout import ACTIVATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
@@ -64,7 +63,7 @@ class DatasetParameters(_Section):
     text_column: Text = "text"
     label_column: Text = "label"
     group_column: Text | None = None
-    validation_fraction: Fraction = 0.15
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     train_limit: Count | None = None
     test_limit: Count | None = None
 
@@ -135,7 +134,7 @@ class CaptureParameters(_Section):
         if separator and protocol not in available_protocols():
             raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
         if not (rest if separator else store).strip("/") or ".." in store.split("/"):
-            raise ValueError("allowed: a full path, a folder in here, or a URL, without '..'")
+            raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
         return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
@@ -162,13 +161,6 @@ class MeasureParameters(_Section):
 class FaithfulnessParameters(_Section):
     documents: Count = 8
     max_length: Tokens = 48
-
-
-METRIC_NAMES = (
-    "braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity",
-    "linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab",
-)  # fmt: skip
-"""The metrics of umap-learn for dense real vectors that need no parameters of their own."""
 
 
 class UmapParameters(_Section):

@@ -41,7 +41,7 @@ ENVIRONMENT = {
 }
 """Variables that libraries read when they are imported."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-_received: list[int] = []  # the stop signal, once there was one
+_received: list[int] = []  # the stop signal, once it has come
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,18 +16,19 @@ from attnmix.core.options import CaptureParameters
 from attnmix.store.layout import ACTIVATIONS
 
 
-def check_disk(what: str, needed: int, folder: Path, smaller: str, cached: bool = True) -> None:
-    """Raise `InputError` where `folder` cannot grow to `needed` bytes, twice that if DVC will copy it to its cache.
+def check_disk(demand: str, size: int, folder: Path, parameters: str, cached: bool = True) -> None:
+    """Raise `InputError` where `folder` cannot grow to `size` bytes, twice that if DVC will copy it to its cache.
 
-    What an interrupted run has left in `folder` counts. `cached` says whether `folder` becomes an output of DVC.
+    The files that an interrupted run has left in `folder` count. `demand` begins the message, and `parameters` names
+    what makes the output smaller. `cached` says whether `folder` becomes an output of DVC.
     """
     existing = check_writable(folder)
     copied = cached and _dvc_copies(existing)
     free = disk_usage(existing).free
-    if (1 + copied) * needed - _size(folder) > free:
+    if (1 + copied) * size - _size(folder) > free:
         copy = " and a copy in DVC's cache" if copied else ""
-        need = f"{what} {needed / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
-        raise InputError(f"{need}; to need less, reduce {smaller}")
+        need = f"{demand} {size / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
+        raise InputError(f"{need}; to need less, reduce {parameters}")
 
 
 def check_writable(folder: Path) -> Path:

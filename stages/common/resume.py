@@ -1,8 +1,8 @@
 """Unfinished work, from which a killed stage resumes, and the lock that one run of a stage at a time holds.
 
-DVC deletes a stage's outputs before it runs the stage again, so work in progress is outside of them, in a folder
-named after the digest of everything that the result depends on: what dvc.yaml declares for the stage (parameters,
-data, code), the installed packages and the kind of machine. Work done for anything else is never resumed.
+DVC deletes a stage's outputs before it runs the stage again, so work in progress is elsewhere, in a folder named after
+the digest of everything that the result depends on: the parameters, data and code that dvc.yaml declares for the stage,
+the installed packages and the kind of machine. Work done for anything else is never resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import reduce
 from importlib.metadata import distributions
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,7 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     from attnmix.arithmetic.kernels import computed_on  # loads torch
 
     values = parameters.model_dump()
-    selected: dict[str, Any] = {}
-    for key in _declaration(stage)["params"]:
-        section, _, name = key.partition(".")
-        selected[key] = values[section][name] if name else values[section]
+    selected = {key: reduce(getitem, key.split("."), values) for key in _declaration(stage)["params"]}
     packages = sorted({f"{each.name} {each.version}" for each in distributions()})
     settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic)]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
