@@ -202,14 +202,14 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())}",
         f"6 {' '.join(cosines)}",
         f"{control('random_weights', 'random')} {control('shuffled_words', *trained)} "
-        f"{control('text_mean_value', *trained)} {points(left[3])} 3 {-100 * left[6]:.1f} 6",
+        f"{control('text_mean_value', *trained)} {100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
         f"{reviews['negative']} {correlation('negative')} {reviews['positive']} {correlation('positive')} "
         f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
         f"4 24 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
         f"{change(same_tokens)} 6 5 {points(*within.loc[5, ENDS[1:]])} 6 {points(*within.loc[6, ENDS[1:]])}",
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
-    assert_numbers("docs/results.md", "- The classifier is right on", "What must not be read into this:", expected)
+    assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)
 
 
 def parsed(document: str, name: str) -> list[list[str]]:

@@ -127,7 +127,7 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request:
 
 def test_pull_request_of_a_document_shows_no_rows(pull_request: PullRequest) -> None:
     checkout = pull_request(lambda folder: (folder / "README.md").write_text("A line.\n", encoding="utf-8"))
-    assert "dvc.lock is of this commit" in summary_of(checkout, GUARD)
+    assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)
     text = summary_of(checkout, REPORT)
     assert "|" not in text
     assert re.findall("Of (.*) changed", text) == ["metrics, 0", "params, 0", "plots, 0"]
