@@ -32,17 +32,19 @@ def read(labels: Sequence[str]) -> list[DisplayToken]:
     return read_captured(tokens_table(labels, SPECIAL), NO_STEPS).readings[0]
 
 
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
 def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    options: Any = {"special_tokens": ["<s>", "</s>"], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=vocabulary, **options))
     ends = (("</s>", 1), ("<s>", 0))
     tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=trim, add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return wrapped(tokenizer)
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
@@ -56,7 +58,7 @@ def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     ends = [("<s>", 1), ("</s>", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return wrapped(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,8 @@ def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
 def test_labels_make_up_the_text_and_words_begin_after_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
     pieces = shown(tokenizer, TEXT)
     assert (pieces[0].label, pieces[-1].label) == ("<s>", "</s>")
-    own = [piece for piece in pieces[1:-1] if piece.label != "…"]  # a further part of a character
     before = ""
-    for piece in own:
+    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # a further part of a character
         assert piece.begins == (not before or before[-1] in "␣⏎" or piece.label[0] in "␣⏎")
         before += piece.label
     text = TEXT.replace("▁", " ")  # SentencePiece cannot tell them apart
@@ -90,13 +91,7 @@ def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: A
 
 
 def test_a_text_that_is_cut_within_a_character_is_still_read() -> None:
-    assert [piece.label for piece in shown(byte_level(258), "a 好", 5)] == [
-        "<s>",
-        "a",
-        "␣",
-        "好",
-        "</s>",
-    ]
+    assert [piece.label for piece in shown(byte_level(258), "a 好", 5)] == ["<s>", "a", "␣", "好", "</s>"]
     assert [piece.label for piece in shown(byte_level(258), "好", 9)] == ["<s>", "好", "…", "…", "</s>"]
 
 
