@@ -67,11 +67,6 @@ def _unit(x_ND: Doubles) -> Doubles:
     return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
 
 
-def _cosine_distance(distances: Doubles) -> Doubles:
-    """Return 1 - cosine from the distance of unit vectors."""
-    return np.asarray(distances**2 / 2)
-
-
 METRICS: dict[str, Metric] = {
     **dict.fromkeys(("euclidean", "l2", "minkowski"), Metric("euclidean")),  # umap-learn's minkowski has p = 2
     **dict.fromkeys(("manhattan", "l1", "taxicab"), Metric("manhattan")),
@@ -79,8 +74,9 @@ METRICS: dict[str, Metric] = {
     # Of zero vectors it would be 0 / 0.
     "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
     "canberra": Metric("canberra"),
-    "cosine": Metric("euclidean", _unit, _cosine_distance),
-    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), _cosine_distance),
+    # 1 - cosine, from the distance of unit vectors.
+    "cosine": Metric("euclidean", _unit, lambda d: d**2 / 2),
+    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), lambda d: d**2 / 2),
     "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
 }
 """By umap-learn's names."""

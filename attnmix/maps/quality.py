@@ -138,17 +138,13 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
         by_site, whole = by_site.rename(index=WITHIN, level="measure"), whole.rename(index=WITHIN)
         compared = [site for site in vectors if site.point not in OWN_BASIS]
         rows = stratified_draw(np.repeat(np.arange(len(compared)), tokens), MAX_SCORED_VECTORS, seed)
-        drawn = [_together(each, compared)[rows] for each in (vectors, *by_seed)]
+        blocks = [[each[site] for site in compared] or [each[next(iter(each))][:0]] for each in (vectors, *by_seed)]
+        drawn = [np.concatenate(block)[rows] for block in blocks]
         (among_all,) = in_parallel(score_map, [(drawn[0], drawn[1:], metric, seed)], "joint: scores")
         whole, n_scored = pd.concat([among_all, whole.loc[list(WITHIN.values())]]), len(rows)
     table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
     counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
     return table.astype({"layer": "Int32", "point": "string"}).assign(**counts)
-
-
-def _together(parts: Mapping[Site, npt.NDArray[np.float32]], sites: Sequence[Site]) -> npt.NDArray[np.float32]:
-    """Return the rows of some sites, one after the other."""
-    return np.concatenate([next(iter(parts.values()))[:0], *(parts[site] for site in sites)])
 
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
@@ -159,8 +155,8 @@ def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArra
 def transitions(sites: Sequence[Site]) -> list[tuple[int, str, Site, Site]]:
     """Return layer, `attention`, `ffn` or `layer` (both), and the points before and after it, of the captured layers.
 
-    Attention ends with its skip connection, and the norm where one follows. No point stands between the two where both
-    are added at once; before the `ffn` of a decoder beside an encoder stands the attention to that encoder.
+    Attention ends with its skip connection, and the norm where one follows. Where both are added at once, there is no
+    point between them; before the `ffn` of a decoder that follows an encoder comes the attention to that encoder.
     """
     parts = []
     for layer in sorted({site.layer for site in sites} - {0}):
@@ -213,12 +209,15 @@ def movement_table(
     documents = list(tokens.groupby("document", sort=False).indices.values())
     position_T = tokens["position"].to_numpy(np.float64)
     by_layer = dict(iter(ratios.groupby("layer")))
+    name = METRICS[metric].distance
+    distance = getattr(scipy.spatial.distance, "cityblock" if name == "manhattan" else name)
     rows: list[tuple[object, ...]] = []
     for layout, maps in layouts.items():
         for layer, step, before, after in transitions(list(next(iter(maps.values())))):
             moves = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
             moved_ST = np.linalg.norm(np.stack(moves), axis=-1)
-            full_T = _distances(features[before], features[after], metric)
+            ends = zip(*(METRICS[metric].prepared(features[site]) for site in (before, after)), strict=True)
+            full_T = np.array([distance(*pair) for pair in ends])
             layer_ratios = by_layer.get(layer, pd.DataFrame())
             covering = [name for name, ratio in RATIOS.items() if name in layer_ratios and ratio.covers == step]
             against = {FULL_SPACE: full_T} | {name: layer_ratios[name].to_numpy(np.float64) for name in covering}
@@ -295,10 +294,3 @@ def _summary(
 def _known_mean(values: Doubles, axis: int) -> Doubles:
     """Return the mean of the values that are known; NaN where there are none."""
     return np.asarray(np.ma.filled(np.ma.masked_invalid(values).mean(axis=axis), np.nan))
-
-
-def _distances(before: Vectors, after: Vectors, metric: str) -> Doubles:
-    """Return how far each vector moves, `[tokens]`, in the order of `metric`."""
-    known = METRICS[metric]
-    distance = getattr(scipy.spatial.distance, {"manhattan": "cityblock"}.get(known.distance, known.distance))
-    return np.array([distance(*pair) for pair in zip(known.prepared(before), known.prepared(after), strict=True)])
