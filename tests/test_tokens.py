@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnmix.core.points import DECODER_INPUT, Site
-from attnmix.figures.tokens import DisplayToken, frequent_words, read_captured, sentences, short_part, words
+from attnmix.figures.tokens import DisplayToken, frequent_words, read_captured, short_part, words
 from attnmix.models.encoding import tokenize_texts
 
 # ruff: noqa: RUF001  # the signs that look like others are what is tested
@@ -119,22 +119,6 @@ def test_without_special_tokens_none_is_called_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", ["It works .", "Does it ?", "( Yes ! )"]),
-        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", ["Well . . .", "\u201c so \u201d , then !!"]),
-        ("[CLS] 映画 。 良い [SEP]", ["映画 。"]),
-        ("no end", []),
-        ("[CLS] [SEP]", []),
-        ("", []),
-    ],
-)
-def test_sentences_are_whole_and_hold_no_special_token(tokens: str, expected: list[str]) -> None:
-    pieces = read(tokens.split())
-    assert [" ".join(pieces[place].label for place in each) for each in sentences(pieces)] == expected
-
-
-@pytest.mark.parametrize(
     ("tokens", "most", "expected"),
     [
         ("[CLS] a film . [SEP]", 5, range(5)),  # the whole text
@@ -142,6 +126,11 @@ def test_sentences_are_whole_and_hold_no_special_token(tokens: str, expected: li
         ("[CLS] a good film . a film . [SEP]", 3, range(5, 8)),
         ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # none fits
         ("[CLS]", 5, range(1)),
+        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", 4, range(7, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 6, range(5, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 5, range(1, 5)),
+        ("[CLS] 映画 。 良い [SEP]", 3, range(1, 3)),
+        ("no end", 1, range(1)),
     ],
 )
 def test_short_part_of_a_text_is_a_whole_sentence_where_one_fits(tokens: str, most: int, expected: range) -> None:

@@ -114,9 +114,7 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     if len(maps) > 1:
         undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))
         pairs |= undefined if np.isnan(values["neighbours_kept"]) else stability(maps, seed)
-    return (
-        pd.DataFrame.from_dict(pairs, orient="index", columns=["value", "chance"]).rename_axis("measure").round(DIGITS)
-    )
+    return pd.DataFrame(pairs, index=COLUMNS[-2:]).T.rename_axis("measure").round(DIGITS)
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
