@@ -2,7 +2,7 @@
 
     python -m stages faithfulness
 
-The falls in a few test reviews are set beside those of random removal. For all drawn reviews, the margin of the
+The falls in a few test reviews are compared with those of random removal. For all drawn reviews, the margin of the
 classifier is compared with the last layer's mixing ratio, among reviews of one predicted class. Writes to
 `features/faithfulness/` token scores of the captured texts, `captured.parquet`, and their classes,
 `predictions.parquet`; tables under `reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -30,8 +29,6 @@ from attnmix.measures.ratios import preferred_ratio
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
-
-Doubles = npt.NDArray[np.float64]
 
 
 def main(parameters: Parameters) -> None:

@@ -23,11 +23,9 @@ from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
 from attnmix.core.options import Parameters, UmapParameters
 from attnmix.core.points import OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.layouts import fit_layout
-from attnmix.maps.movement import linear_projections, movement_table
-from attnmix.maps.neighbours import Vectors, neighbours
+from attnmix.maps.layouts import Vectors, fit_layout, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import COLUMNS, score_layout
+from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, score_layout
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality

@@ -22,11 +22,9 @@ from attnmix.core.names import LAYOUTS, METRIC_NAMES
 from attnmix.core.points import Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
-from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood
-from attnmix.maps.movement import COLUMNS
-from attnmix.maps.neighbours import METRICS, neighbours
+from attnmix.maps.layouts import METRICS, N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import WITHIN, score_layout, scores, stability
+from attnmix.maps.quality import MOVEMENT_COLUMNS, WITHIN, score_layout, scores, stability
 from attnmix.store import features as store
 from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import Run
@@ -87,7 +85,7 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
 ) -> None:
     vectors = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
     exact, exact_distances = neighbours(vectors, 10, metric, seed=0)
-    monkeypatch.setattr("attnmix.maps.neighbours.MAX_EXACT_VECTORS", 0)
+    monkeypatch.setattr("attnmix.maps.layouts.MAX_EXACT_VECTORS", 0)
     indices, distances = neighbours(vectors, 10, metric, seed=0)
     again, same = neighbours(vectors, 10, metric, seed=0)
     assert np.array_equal(indices, again)
@@ -213,7 +211,7 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
             assert value > by_name.loc[(layout, name), "chance"] + 0.1
 
     movement = run.table("reduce/movement")
-    assert list(movement.columns) == list(COLUMNS)
+    assert list(movement.columns) == list(MOVEMENT_COLUMNS)
     seeds = movement.groupby("layout")["seeds"].first().to_dict()
     assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
     assert set(movement["against"]) == {"full_space", "attn_n"}
@@ -234,7 +232,7 @@ def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace:
     whole = run.table("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
     movement = run.table("reduce/movement")
-    assert list(movement.columns) == list(COLUMNS)
+    assert list(movement.columns) == list(MOVEMENT_COLUMNS)
     assert movement.empty  # without a map in one plane
 
 
@@ -421,9 +419,6 @@ def test_scheduler_that_does_not_answer_is_one_error_and_nothing_is_lost(
     [
         ({"max_points": 5}, r"umap\.max_points: 5 is less than one token at each of the 7 capture points"),
         ({}, r"capture: layer_02/ffn_output holds a value that is no number"),
-        ({"metric": "cosin"}, r"umap\.metric: 'cosin' is not allowed: .*it is not known to umap-learn; allowed: bray"),
-        ({"metric": "jaccard"}, r"umap\.metric: 'jaccard' is not allowed: .*it compares discrete or binary data"),
-        ({"seed": 3, "stability_seeds": [3, 4]}, r"umap\.stability_seeds: .* is not allowed: it holds 3"),
     ],
 )
 def test_what_cannot_be_laid_out_is_one_error(workspace: Workspace, umap: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics.pairwise import paired_distances
 
 from attnmix.core.points import Site
-from attnmix.maps.movement import COLUMNS, linear_projections, movement_table, transitions
+from attnmix.maps.quality import MOVEMENT_COLUMNS, linear_projections, movement_table, transitions
 
 BEFORE, MIDDLE, AFTER = Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")
 NOT_MEASURED = pd.DataFrame({"layer": []})
@@ -101,7 +101,7 @@ def test_means_are_over_documents_not_tokens_and_intervals_over_documents() -> N
     ratio, full = generator.uniform(size=(2, number))
     moves = 1 + np.stack([ratio * scale + generator.uniform(size=number) for scale in (0, 0.5, 1)])
     summary = planted(lengths, moves, full, ratio)
-    assert list(summary.columns) == list(COLUMNS)
+    assert list(summary.columns) == list(MOVEMENT_COLUMNS)
     parts = np.split(np.arange(number), np.cumsum(lengths)[:-1])
     expected_DS = np.array([[spearmanr(each[part], ratio[part]).statistic for each in moves] for part in parts])
     row = row_of(summary, "spearman")

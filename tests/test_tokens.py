@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnmix.core.points import DECODER_INPUT, Site
-from attnmix.figures.tokens import DisplayToken, frequent_words, read_captured, sentences, short_part, words
+from attnmix.figures.tokens import DisplayToken, frequent_words, read_captured, short_part, words
 from attnmix.models.encoding import tokenize_texts
 
 # ruff: noqa: RUF001  # the signs that look like others are what is tested
@@ -32,17 +32,19 @@ def read(labels: Sequence[str]) -> list[DisplayToken]:
     return read_captured(tokens_table(labels, SPECIAL), NO_STEPS).readings[0]
 
 
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
 def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    options: Any = {"special_tokens": ["<s>", "</s>"], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=vocabulary, **options))
     ends = (("</s>", 1), ("<s>", 0))
     tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=trim, add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    return wrapped(tokenizer)
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
@@ -56,7 +58,7 @@ def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     ends = [("<s>", 1), ("</s>", 2)]
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return wrapped(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,8 @@ def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
 def test_labels_make_up_the_text_and_words_begin_after_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
     pieces = shown(tokenizer, TEXT)
     assert (pieces[0].label, pieces[-1].label) == ("<s>", "</s>")
-    own = [piece for piece in pieces[1:-1] if piece.label != "…"]  # a further part of a character
     before = ""
-    for piece in own:
+    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # a further part of a character
         assert piece.begins == (not before or before[-1] in "␣⏎" or piece.label[0] in "␣⏎")
         before += piece.label
     text = TEXT.replace("▁", " ")  # SentencePiece cannot tell them apart
@@ -90,13 +91,7 @@ def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: A
 
 
 def test_a_text_that_is_cut_within_a_character_is_still_read() -> None:
-    assert [piece.label for piece in shown(byte_level(258), "a 好", 5)] == [
-        "<s>",
-        "a",
-        "␣",
-        "好",
-        "</s>",
-    ]
+    assert [piece.label for piece in shown(byte_level(258), "a 好", 5)] == ["<s>", "a", "␣", "好", "</s>"]
     assert [piece.label for piece in shown(byte_level(258), "好", 9)] == ["<s>", "好", "…", "…", "</s>"]
 
 
@@ -124,22 +119,6 @@ def test_without_special_tokens_none_is_called_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", ["It works .", "Does it ?", "( Yes ! )"]),
-        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", ["Well . . .", "\u201c so \u201d , then !!"]),
-        ("[CLS] 映画 。 良い [SEP]", ["映画 。"]),
-        ("no end", []),
-        ("[CLS] [SEP]", []),
-        ("", []),
-    ],
-)
-def test_sentences_are_whole_and_hold_no_special_token(tokens: str, expected: list[str]) -> None:
-    pieces = read(tokens.split())
-    assert [" ".join(pieces[place].label for place in each) for each in sentences(pieces)] == expected
-
-
-@pytest.mark.parametrize(
     ("tokens", "most", "expected"),
     [
         ("[CLS] a film . [SEP]", 5, range(5)),  # the whole text
@@ -147,6 +126,11 @@ def test_sentences_are_whole_and_hold_no_special_token(tokens: str, expected: li
         ("[CLS] a good film . a film . [SEP]", 3, range(5, 8)),
         ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # none fits
         ("[CLS]", 5, range(1)),
+        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", 4, range(7, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 6, range(5, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 5, range(1, 5)),
+        ("[CLS] 映画 。 良い [SEP]", 3, range(1, 3)),
+        ("no end", 1, range(1)),
     ],
 )
 def test_short_part_of_a_text_is_a_whole_sentence_where_one_fits(tokens: str, most: int, expected: range) -> None:

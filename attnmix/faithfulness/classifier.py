@@ -143,7 +143,7 @@ def decomposition_obstacle(family: Family) -> str | None:
     """Return why the logits of a family cannot be taken apart, if so."""
     stack = family.stacks[0]
     if len(family.stacks) > 1:
-        return "a decoder stands beside its encoder"
+        return "it has a decoder after its encoder"
     if not stack.plain:
         return family.absent()["layer_n"]
     return family.absent()["attention_norm"] if stack.attention_norm is None else None

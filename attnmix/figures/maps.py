@@ -93,8 +93,6 @@ def example_text(
     document = next((name for name in documents if name.startswith("text/")), documents[0])
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
-    if not places:
-        return ExampleText(document, {}, [])
     last = next(reversed(places.values()))
     labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
     return ExampleText(document, places, [style.spread_out(last, each, max_labels) for each in labels])
@@ -221,11 +219,11 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
     Each of at most six panels shows every level up to its own, the later a level the darker its points, with the same
     words labelled in all panels.
     """
-    text = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
-    levels = list(text.places)
-    if not levels:
+    if not table["point"].isin(STREAM_POINTS).any():
         logging.info("no figure of the residual stream: the map holds none of %s", ", ".join(STREAM_POINTS))
         return None
+    text = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
+    levels = list(text.places)
     shades = dict(zip(levels, style.high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
     shown = np.unique(np.linspace(0, len(levels) - 1, MAX_PANELS).round().astype(int))
     rows = -(-len(shown) // COLUMNS)

@@ -36,7 +36,7 @@ LINE_HEIGHT = 1.25  # in font sizes
 DISTANCES, ANGLES = (0.9, 1.7, 2.8, 4.2, 6.0), np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
 SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # for readers of an svg who have no Arimo
-JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but they shape the letters beside them
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but they shape the letters next to them
 # Neither date nor program version in the files.
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},

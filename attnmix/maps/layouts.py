@@ -1,4 +1,4 @@
-"""UMAP layouts in two dimensions, by umap-learn.
+"""Nearest neighbours and UMAP layouts in two dimensions, by scikit-learn and umap-learn.
 
 `joint` is one map of all points, `separate` one of each, `aligned` one of each with every token tied to itself
 (`attnmix.maps.aligned`). umap-learn's functions are called instead of `umap.UMAP`, which would build the neighbour
@@ -9,27 +9,26 @@ umap-learn's own start calls SciPy's `eigsh` without a seed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import umap.layouts
+from scipy.special import softmax
+from sklearn import config_context
 from sklearn.decomposition import PCA
-from umap.umap_ import (
-    compute_membership_strengths,
-    find_ab_params,
-    fuzzy_simplicial_set,
-    simplicial_set_embedding,
-    smooth_knn_dist,
-)
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
+from umap import umap_
 
 from attnmix.core.points import Site
 from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
-from attnmix.maps.neighbours import METRICS, Vectors, neighbours
 from attnmix.maps.parallel import in_parallel
-from attnmix.maps.quality import Maps
 
+MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half a minute of compilation included
+MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
 MIN_VECTORS = 4  # fewer have no neighbourhoods to keep
 N_EPOCHS = 200
 START_EXTENT, START_NOISE = 10.0, 1e-4  # umap-learn's own: the start's size to each side of the middle, noise on it
@@ -39,9 +38,77 @@ START_EXTENT, START_NOISE = 10.0, 1e-4  # umap-learn's own: the start's size to 
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )
-smooth_knn_dist.enable_caching()
-compute_membership_strengths.enable_caching()
+umap_.smooth_knn_dist.enable_caching()
+umap_.compute_membership_strengths.enable_caching()
 _NUMBA_LOCK = threading.Lock()  # only one of our threads at a time may use numba's own threads
+
+Vectors = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int32]
+Maps = Mapping[int, Mapping[Site, Coordinates]]
+"""Coordinates `[tokens, 2]` by seed and point."""
+
+
+class Metric(NamedTuple):
+    """One of umap-learn's metrics as a distance that scikit-learn, SciPy and pynndescent know, of prepared vectors."""
+
+    distance: str
+    prepare: Callable[[Doubles], Doubles] = lambda x_ND: x_ND
+    finish: Callable[[Doubles], Doubles] = lambda distances: distances
+    """The metric's value from the prepared vectors' distance; it keeps the order."""
+
+    def prepared(self, vectors: Vectors) -> Doubles:
+        """Return the vectors among which `distance` has the order of the metric."""
+        return self.prepare(vectors.astype(np.float64))
+
+
+def _unit(x_ND: Doubles) -> Doubles:
+    """Scale to length 1. Zero vectors get a dimension of their own, so that they are equal to each other only."""
+    return np.asarray(normalize(np.column_stack([x_ND, ~x_ND.any(axis=1)])))
+
+
+METRICS: dict[str, Metric] = {
+    **dict.fromkeys(("euclidean", "l2", "minkowski"), Metric("euclidean")),  # umap-learn's minkowski has p = 2
+    **dict.fromkeys(("manhattan", "l1", "taxicab"), Metric("manhattan")),
+    **dict.fromkeys(("chebyshev", "linfinity", "linfty", "linf"), Metric("chebyshev")),
+    # Of zero vectors it would be 0 / 0.
+    "braycurtis": Metric("braycurtis", lambda x_ND: np.where(x_ND.any(axis=1, keepdims=True), x_ND, 1e-12)),
+    "canberra": Metric("canberra"),
+    # 1 - cosine, from the distance of unit vectors.
+    "cosine": Metric("euclidean", _unit, lambda d: d**2 / 2),
+    "correlation": Metric("euclidean", lambda x_ND: _unit(x_ND - x_ND.mean(axis=1, keepdims=True)), lambda d: d**2 / 2),
+    "softmax_hellinger": Metric("euclidean", lambda x_ND: np.sqrt(softmax(x_ND, axis=1)), lambda d: d / np.sqrt(2)),
+}
+"""By umap-learn's names."""
+
+
+def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
+    """Return indices and distances `[vectors, k]` of each vector's `k` nearest others, the nearest first.
+
+    All others where there are fewer. Exact up to `MAX_EXACT_VECTORS`; `seed` draws where the approximate search starts.
+    """
+    known = METRICS[metric]
+    x_ND, k = known.prepared(vectors), min(k, len(vectors) - 1)
+    if k == 0:
+        return np.empty((1, 0), np.int32), np.empty((1, 0))
+    if len(x_ND) > MAX_EXACT_VECTORS:
+        indices, distances = _approximate(x_ND, k, known.distance, seed)
+    else:
+        search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=known.distance).fit(x_ND)
+        # scikit-learn's fast search has another Bray-Curtis distance than SciPy and umap-learn.
+        with config_context(enable_cython_pairwise_dist=known.distance != "braycurtis"):
+            distances, indices = search.kneighbors()
+    distances[distances < MIN_RELATIVE_DISTANCE * np.linalg.norm(x_ND, axis=1)[:, None]] = 0
+    return indices.astype(np.int32), known.finish(distances)
+
+
+def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
+    """Search as umap-learn does, whose result has each vector among its own neighbours."""
+    random_state = np.random.RandomState(seed)
+    indices, distances, _ = umap_.nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
+    itself = indices == np.arange(len(indices))[:, None]
+    itself[~itself.any(axis=1), -1] = True
+    return indices[~itself].reshape(-1, k), distances[~itself].reshape(-1, k).astype(np.float64)
 
 
 class Neighbourhood(NamedTuple):
@@ -72,7 +139,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     distances = np.pad(distances, ((0, 0), (1, 0)))
     with _NUMBA_LOCK:
         numba.set_num_threads(1)  # several would sum in another order
-        graph, _, _ = fuzzy_simplicial_set(vectors, k, None, metric, {}, indices, distances)
+        graph, _, _ = umap_.fuzzy_simplicial_set(vectors, k, None, metric, {}, indices, distances)
     components = PCA(2, svd_solver="covariance_eigh").fit_transform(METRICS[metric].prepared(vectors))
     return Neighbourhood(graph.tocsr(), components * (START_EXTENT / np.abs(components).max()))
 
@@ -89,8 +156,8 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
     if near.graph is None:
         return near.places
     # Of a copy, as umap-learn removes weak edges in place. It looks at vectors and metric for starts of its own only.
-    xy, _ = simplicial_set_embedding(
-        None, near.graph.copy(), 2, 1.0, *find_ab_params(1.0, min_dist), 1.0, 5, N_EPOCHS, near.start(seed),
+    xy, _ = umap_.simplicial_set_embedding(
+        None, near.graph.copy(), 2, 1.0, *umap_.find_ab_params(1.0, min_dist), 1.0, 5, N_EPOCHS, near.start(seed),
         np.random.RandomState(seed), None, {}, False, {}, False,
     )  # fmt: skip
     return np.asarray(xy, dtype=np.float32)
@@ -101,7 +168,7 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
     graphs = [each.graph for each in near if each.graph is not None]
     if not graphs:
         return [each.places for each in near]
-    a, b = map(float, find_ab_params(1.0, min_dist))
+    a, b = map(float, umap_.find_ab_params(1.0, min_dist))
     starts = [each.start(seed) for each in near if each.graph is not None]
     fitted = iter(fit_aligned(graphs, starts, (a, b), N_EPOCHS, seed))
     return [each.places if each.graph is None else next(fitted) for each in near]
