@@ -56,11 +56,11 @@ def pixels(opened: Opened) -> np.ndarray:
     return np.array(settled_tokens(opened)["pixels"])
 
 
-def tokens_in_sight(opened: Opened) -> list[int]:
+def tokens_in_sight(opened: Opened) -> np.ndarray:
     """Return the tokens that are within the map at its zoom."""
-    trace, box = settled_tokens(opened), opened.page.locator("#map-chart canvas").bounding_box()
-    inside = ((np.array(trace["pixels"]) >= 0) & (trace["pixels"] <= np.array([box["width"], box["height"]]))).all(1)
-    return np.array(trace["tokens"])[inside].tolist()
+    box = opened.page.locator("#map-chart canvas").bounding_box()
+    inside = (pixels(opened) >= 0) & (pixels(opened) <= [box["width"], box["height"]])
+    return np.array(settled_tokens(opened)["tokens"])[inside.all(axis=1)]
 
 
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
@@ -170,50 +170,36 @@ def test_tokens_can_be_words_none_over_another_and_more_after_zooming_in(opened:
     page.locator("#map-chart").focus()
     for _ in range(8):
         page.keyboard.press("+")
-    zoomed, near = opened.trace("map-chart", "words"), set(tokens_in_sight(opened))
+    zoomed, near = opened.trace("map-chart", "words"), set(tokens_in_sight(opened).tolist())
     assert 1 in near  # the selected one stays where it is
     assert len(near & set(words["tokens"])) < len(zoomed["tokens"])
     assert len(near) < number
 
 
-def lonely_token(opened: Opened) -> tuple[int, tuple[float, float]]:
-    """Go to the last point; return the token farthest from any other, and its place on the screen."""
-    opened.page.locator("#map-chart").scroll_into_view_if_needed()
-    opened.page.locator("#point").fill(opened.page.locator("#point").get_attribute("max"))
-    at = places(3, "layer_output")
-    distances = np.linalg.norm(at[:, None] - at[None], axis=2) + np.diag(np.full(len(at), np.inf))
-    token = int(distances.min(axis=1).argmax())
-    trace, box = settled_tokens(opened), opened.page.locator("#map-chart canvas").bounding_box()
-    x, y = trace["pixels"][trace["tokens"].index(token)]
-    return token, (box["x"] + x, box["y"] + y)
-
-
-def test_pointing_at_a_token_names_it(opened: Opened) -> None:
-    token, place = lonely_token(opened)
-    opened.page.mouse.move(*place)
-    text = opened.page.locator("#map-tip:visible").inner_text()
-    row = tokens().iloc[token]
+def test_a_token_is_named_by_the_pointer_and_marked_in_all_views_by_a_click(opened: Opened) -> None:
+    page, charts, run = opened.page, ("map-chart", "mixing-chart", "steps-chart"), Run(Path())
+    before = {chart: len(opened.traces(chart)) for chart in charts}
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    distances = np.linalg.norm(places(3, "layer_output")[:, None] - places(3, "layer_output"), axis=2)
+    token = int(np.sort(distances)[:, 1].argmax())  # the farthest from any other
+    (x, y), box = pixels(opened)[token], page.locator("#map-chart canvas").bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    row, text = tokens().iloc[token], page.locator("#map-tip:visible").inner_text()
     assert visible(row["token"]) in text
     assert f"position {row['position']} of {row['document']}" in text
-    ratios = Run(Path()).ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    ratios = run.ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
     share = ratios["finetuned", row["document"], row["position"], 3]
     assert f"length ratio of others {round(100 * float(share))} %" in text
-
-
-def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
-    page, charts, sites = opened.page, ("map-chart", "mixing-chart", "steps-chart"), Run(Path()).sites
-    before = {chart: len(opened.traces(chart)) for chart in charts}
-    token, place = lonely_token(opened)
-    page.mouse.click(*place)
-    row = tokens().iloc[token]
+    page.mouse.click(box["x"] + x, box["y"] + y)
     assert visible(row["token"]) in page.locator("#selected").inner_text()
     assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
     assert page.locator("#document").input_value() == str(list(tokens()["document"].unique()).index(row["document"]))
     assert opened.trace("map-chart", "selected")
     stream = ("word_embedding", "embedding_output", "attention_norm", "layer_output")
-    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point in stream for site in sites)
+    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point in stream for site in run.sites)
     page.locator("#excursions").check()
-    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point != "attention_heads" for site in sites)
+    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point != "attention_heads" for site in run.sites)
     page.locator("#excursions").uncheck()
     methods = page.locator("#ratio-method option").count()
     assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2 * methods
@@ -296,42 +282,6 @@ def test_map_is_zoomed_fitted_and_dragged(opened: Opened) -> None:
     assert np.ptp(pixels(opened), axis=0).min() > 1.05 * np.ptp(dragged, axis=0).min()
 
 
-@pytest.mark.long
-def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
-    page, finger = shown.page, shown.context.new_cdp_session(shown.page)
-
-    def touch(kind: str, *points: tuple[float, float]) -> None:
-        fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
-        finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": fingers})
-        next_frames(page)
-
-    def centre(chart: str) -> tuple[float, float]:
-        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center'}})")
-        shown.traces(chart)
-        next_frames(page)
-        box = page.locator(f"#{chart}").bounding_box()
-        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-    for chart in ("map-chart", "mixing-chart", "steps-chart"):
-        x, y = centre(chart)
-        before = page.evaluate("scrollY")
-        touch("Start", (x, y))
-        for i in range(1, 11):
-            touch("Move", (x, y - 15 * i))
-        touch("End")
-        page.wait_for_function("before => scrollY > before + 60", arg=before)
-    x, y = centre("map-chart")
-    extent = np.ptp(pixels(shown), axis=0)
-    touch("Start", (x - 20, y))
-    touch("Start", (x - 20, y), (x + 20, y))
-    for i in range(1, 7):
-        touch("Move", (x - 20 - 5 * i, y), (x + 20 + 5 * i, y))
-    touch("End")
-    assert np.ptp(pixels(shown), axis=0) == pytest.approx(extent * 100 / 40, rel=0.02)
-    shown.close()
-
-
 LONG = pytest.mark.long
 SIZES = [([1], 3, 2), pytest.param([512], 12, 12, marks=LONG), pytest.param([60] * 40, 4, 4, marks=LONG)]
 
@@ -410,24 +360,3 @@ def test_two_texts_share_a_plane_and_a_slider(pair: Opened) -> None:
             np.testing.assert_allclose(np.polyval(scales[axis], at[:, axis]), drawn[:, axis], atol=0.1)
         assert scales[0][0] == pytest.approx(-scales[1][0], rel=1e-3)
     assert pair.page.locator("#map-chart canvas").count() == 2
-
-
-@pytest.mark.long
-def test_either_half_is_dragged_and_a_token_of_the_other_text_is_selected(pair: Opened) -> None:
-    page = pair.page
-    for half in (0, 1):
-        canvas = page.locator("#map-chart canvas").nth(half)
-        canvas.evaluate("each => each.scrollIntoView({ block: 'center' })")
-        box, before = canvas.bounding_box(), pair.trace("map-chart", "beside")["pixels"]
-        start = box["x"] + 20, box["y"] + box["height"] / 3
-        page.mouse.move(*start)
-        page.mouse.down()
-        page.mouse.move(start[0] + 30, start[1] + 40, steps=3)
-        page.mouse.up()
-        after = pair.trace("map-chart", "beside")["pixels"]
-        np.testing.assert_allclose(np.subtract(after, before), np.broadcast_to([30, 40], np.shape(after)), atol=0.01)
-    page.mouse.click(box["x"] + after[0][0], box["y"] + after[0][1])
-    assert "of test/1" in page.locator("#selected").inner_text()
-    assert page.locator("#document").input_value() == "1"
-    assert page.locator("#map-beside").input_value() == "0"
-    assert pair.trace("map-chart", "beside")["tokens"] == numbers_of(0)
