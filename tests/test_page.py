@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from browser import Opened, browser
 from conftest import COMMIT, REPOSITORY
-from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens, write_run
+from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens
 
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import largest_shares, quantise, visible
@@ -355,11 +355,9 @@ def test_page_and_figures_of_any_single_layout(copied: Path, chromium: Any, layo
     shown.close()
 
 
-def test_documents_that_do_not_fit_are_counted(
-    workspace: Any, run: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(workspace(capture={"documents": [0, 1, 2]}), run, [30, 30, 30], 3)
-    monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", 70)
+def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = tokens().groupby("document", sort=False).size()
+    monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", int(lengths.iloc[:2].sum()))
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
     shown = open_changed(chromium)
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()

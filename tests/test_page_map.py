@@ -244,18 +244,6 @@ def test_curves_steps_and_flow_are_those_of_the_choice(opened: Opened) -> None:
     assert [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]] == expected
 
 
-def test_panels_are_drawn_to_one_scale(opened: Opened) -> None:
-    curves, slopes = opened.traces("mixing-chart"), []
-    drawn = opened.page.locator("#mixing-chart path.curve")
-    paths = drawn.evaluate_all("all => all.map(each => each.getAttribute('d'))")
-    for path, curve in zip(paths, curves, strict=True):
-        heights = [float(part.split(",")[1]) for part in path.removeprefix("M").split("L")]
-        slope, start = np.polyfit(curve["y"], heights, 1)
-        assert np.abs(slope * np.array(curve["y"]) + start - heights).max() < 0.1  # pixels
-        slopes.append(slope)
-    assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-2)
-
-
 def test_map_is_zoomed_fitted_and_dragged(opened: Opened) -> None:
     page, number = opened.page, len(tokens())
     for layout in LAYOUTS:
@@ -313,7 +301,7 @@ def test_page_of_one_token_of_512_and_of_40_documents(
 def test_lines_lead_to_the_nearest_in_the_full_space(opened: Opened) -> None:
     page, run, site = opened.page, Run(Path()), Site(2, "layer_output")
     page.locator("#token-3").click()
-    page.mouse.move(0, 0)  # or the card would be that of a word that comes to lie under the mouse
+    page.mouse.move(0, 0)  # or the card would be that of the word under the mouse
     page.locator("#point").fill(str(run.sites.index(site)))
     vectors = read_features(run.activations, site).astype(float)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

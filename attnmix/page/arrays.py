@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.store.heads import DIMENSIONS, OF_HEADS, capped, weights
+from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, softmax_input, weights
 from attnmix.store.runs import row_shares
 
 Array = npt.NDArray[Any]
-Parts = Mapping[str, Array]
 
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
@@ -34,10 +33,6 @@ _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2
 _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
     code: f"⟨U+{code:04X}⟩" for code in (*_DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
 }
-SHARES_SHAPE = {"keep": int, "sources": str, "shares": str, "own": str}
-"""What `largest_shares` returns, in the notation of `attnmix.page.payload.SHAPE`."""
-HEADS_SHAPE = {"number": int, "width": int, "documents": {...: {...: {...: object}}}}
-"""What `encode_heads` returns; parts by document, checkpoint and name."""
 
 
 def encode(array: Array) -> str:
@@ -130,7 +125,7 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
 
 
 def _encode_vectors(parts: Parts) -> dict[str, Any]:
-    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in OF_HEADS}
+    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in HEAD_PARTS}
     queries_and_keys = {name: encode(parts[name]) for name in ("query", "key")}
     return {**_encode_common(parts), **queries_and_keys, "bits": 32, "vectors": vectors}
 
@@ -193,6 +188,6 @@ def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
 
 def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
     """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
-    true, scaled = weights(parts, layer, head), capped(parts, layer, products)
+    true, scaled = weights(parts, layer, head), softmax_input(parts, layer, products)
     raised = np.exp(scaled - scaled.max(-1, keepdims=True))
     return np.asarray(np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true))

@@ -11,30 +11,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import (
-    LAYER_POINTS,
-    OWN_BASIS,
-    POINTS,
-    STEP_POINTS,
-    SUBLAYER_POINTS,
-    Site,
-    in_forward_order,
-    layer_input,
-)
+from attnmix.core.points import LAYER_POINTS, OWN_BASIS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, layer_input
 from attnmix.figures import labels
 from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.arrays import (
-    HEADS_SHAPE,
-    MISSING_CODE,
-    SHARES_SHAPE,
-    encode,
-    encode_heads,
-    largest_shares,
-    quantise,
-    visible,
-)
+from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import document_note, most_and_least
 from attnmix.store.runs import Run, map_sites
 
@@ -80,9 +62,10 @@ SHAPE: Data = {
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    "contributions": {...: {...: {...: SHARES_SHAPE}}},  # by document, checkpoint and method
+    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
+    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
     "matrices": [str],
-    "attention": HEADS_SHAPE,
+    "attention": {"number": int, "width": int, "documents": {...: {...: {...: object}}}},  # of heads, as contributions
     "tokenSteps": _NAMES,  # `[layers, tokens]` by step
     "sites": [_ROW],
     # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
@@ -114,7 +97,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     contributions = _contributions(documents, run)
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
     maps = {layout: run.map(layout) for layout in run.layouts}
-    sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
+    sites = map_sites(pd.concat(maps.values()))
     classified = CAPTURED_CHECKPOINT in checkpoints
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,

@@ -36,11 +36,6 @@ Place = Path | str
 P = TypeVar("P", bound=Place)
 
 
-def inside(place: Place, name: str) -> Place:
-    """Return the place of `name` in the folder `place`."""
-    return place / name if isinstance(place, Path) else f"{place}/{name}"
-
-
 def made(path: P, stage: str) -> P:
     """Return `path`; raise `InputError` naming the `stage` that writes it where nothing is there."""
     if isinstance(path, Path) and not path.exists():
@@ -131,7 +126,7 @@ def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -
         first, last, _ = rows.indices(array.shape[0])
         for number in range(first // size, -(-last // size)):
             name = array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
-            files, chunk = url_to_fs(str(inside(path, name)))
+            files, chunk = url_to_fs(f"{path}/{name}")
             if not files.isfile(chunk) or not files.size(chunk):  # zarr would read zeros
                 raise ValueError(f"{name} is missing or empty")
         return np.asarray(array[rows])

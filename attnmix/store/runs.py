@@ -34,7 +34,7 @@ from attnmix.core.names import LAYOUTS
 from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import made, open_array, read_array, read_table, undamaged
-from attnmix.store.heads import DIMENSIONS, OF_HEADS
+from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.store.layout import Layout, contributions_folder, heads_folder
 from attnmix.store.tokens import TEXT_FIELDS
 
@@ -197,7 +197,7 @@ class Run(Layout):
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored parts of a document's heads; none where the checkpoint was not measured."""
         folder = heads_folder(checkpoint, document, self.measured)
-        names = [name for name in DIMENSIONS if name in OF_HEADS or (folder / f"{name}.zarr").is_dir()]
+        names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if folder.is_dir() else {}
 
     @property
