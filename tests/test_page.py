@@ -105,15 +105,15 @@ def test_a_text_is_named_by_its_beginning_with_a_note_of_what_was_read(opened: O
 
 def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
     page = opened.page
-    chosen = {"document": "1", "checkpoint": "pretrained", "ratio-method": "attn_n", "matrix": "attention", "head": "1"}
-    chosen |= {"shade": "ratio", "beside-choice": "2", "layout": "aligned", "step-measure": "norm"}
-    for control, option in chosen.items():
+    choices = {"document": "1", "checkpoint": "pretrained", "matrix": "attention", "head": "1", "shade": "ratio"}
+    choices |= {"ratio-method": "attn_n", "beside-choice": "2", "layout": "aligned", "step-measure": "norm"}
+    for control, option in choices.items():
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
     page.locator("#point").fill("5")
     assert page.locator("#layer").input_value() == "1"
     choose(page, "layer", "2")
-    chosen["layer"] = "2"
+    choices["layer"] = "2"
     point = page.locator("#point").input_value()
     assert str(Run(Path()).sites[int(point)]) == "layer_02/ffn_output"
     views = ("#selected", "#text-legend", "#beside-name")
@@ -124,7 +124,7 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
     page.goto("about:blank")
     page.goto(link)
     page.wait_for_selector("html[data-ready]")
-    assert {name: page.locator(f"#{name}").input_value() for name in chosen} == chosen
+    assert {name: page.locator(f"#{name}").input_value() for name in choices} == choices
     assert page.locator("#point").input_value() == point
     assert [page.locator(view).inner_text() for view in views] == texts
     page.evaluate("location.hash = 'layer=3&document=99&method=<b>&difference=true'")

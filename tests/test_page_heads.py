@@ -195,8 +195,8 @@ def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Ca
     first.click()
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowUp"):
         page.keyboard.press(key)
-    chosen = page.locator("#heads-all button[aria-pressed=true]")
-    assert chosen.get_attribute("aria-label") == "Layer 2, head 1"
+    pressed_button = page.locator("#heads-all button[aria-pressed=true]")
+    assert pressed_button.get_attribute("aria-label") == "Layer 2, head 1"
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 2, head 1"
     page.locator("#heads-lines").focus()
     page.keyboard.press("End")

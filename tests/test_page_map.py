@@ -124,12 +124,13 @@ def test_every_layout_shows_its_own_scores(opened: Opened) -> None:
         choose(page, "layout", layout)
         rows = run.map_quality.query("layout == @layout").set_index("measure")
         whole = rows[rows["point"].isna()]
-        own = rows.loc[(rows["point"] == site.point) & (rows["layer"] == site.layer), "value"]
+        by_site = rows.loc[(rows["point"] == site.point) & (rows["layer"] == site.layer), "value"]
         for name in ("trustworthiness", "neighbours_kept", "distance_spearman"):
             cells = page.locator(f'#quality tr[data-measure="{name}"] td').all_inner_texts()
-            if name not in own:  # among all points of the joint map, only the whole is scored
+            expected = [whole.loc[name, "value"], by_site.get(name), whole.loc[name, "chance"]]
+            if name not in by_site:  # among all points of the joint map, only the whole is scored
                 assert cells.pop(1) == "\N{EN DASH}"
-            expected = [whole.loc[name, "value"], *([own[name]] if name in own else []), whole.loc[name, "chance"]]
+                expected.pop(1)
             assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
     assert float(shown) == pytest.approx(run.metrics("reduce")["aligned"]["trustworthiness"], abs=5.1e-4)
@@ -211,9 +212,9 @@ def test_a_token_is_named_by_the_pointer_and_marked_in_all_views_by_a_click(open
 def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     opened.page.locator("#words").focus()
     opened.page.keyboard.press("ArrowRight")
-    own = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
+    curve = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
     rows = Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
-    assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
+    assert curve["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
     sites = (Site(0, "embedding_output"), Site(1, "layer_output"))
     before, after = (read_features(Run(Path()).activations, site)[0].astype(float) for site in sites)
     cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)

@@ -56,12 +56,12 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     """
     shares = row_shares(matrices)
     keep = min(keep, shares.shape[-1])
-    defined = np.isfinite(shares).all(axis=-1, keepdims=True)
+    has_shares = np.isfinite(shares).all(axis=-1, keepdims=True)
     own_shares = quantise(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
-    shares = np.where(defined, shares, 0)
+    shares = np.where(has_shares, shares, 0)
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     largest = np.take_along_axis(shares, order, axis=-1)
-    sources = np.where(defined, order, MISSING_CODE).astype(np.uint16)
+    sources = np.where(has_shares, order, MISSING_CODE).astype(np.uint16)
     levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(largest, 0, 1))).astype(np.uint8)
     return {"keep": keep, "sources": encode(sources), "shares": encode(levels), "own": own_shares}
 
@@ -102,9 +102,9 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
             head_bytes -= half_bytes
             documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
         elif head_bytes // (2 * tokens) >= MIN_DIMENSION_SHARE * last["query"].size // tokens:
-            kept = stored if half_bytes // 2 <= head_bytes else {name: last}
-            dimensions = head_bytes // (2 * tokens * len(kept))
-            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in kept.items()}
+            fitting = stored if half_bytes // 2 <= head_bytes else {name: last}
+            dimensions = head_bytes // (2 * tokens * len(fitting))
+            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in fitting.items()}
             head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in forms.values())
     return {"number": number, "width": width, "documents": documents}
 
@@ -188,6 +188,6 @@ def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
 
 def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
     """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
-    true, scaled = weights(parts, layer, head), softmax_input(parts, layer, products)
-    raised = np.exp(scaled - scaled.max(-1, keepdims=True))
-    return np.asarray(np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true))
+    exact, logits = weights(parts, layer, head), softmax_input(parts, layer, products)
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(np.abs(exponentials / exponentials.sum(-1, keepdims=True) * exact.sum(-1, keepdims=True) - exact))

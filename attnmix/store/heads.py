@@ -46,8 +46,9 @@ DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the softmax's input `[T, T]` of a head whose q.k are `products`; -inf where the mask leaves no key."""
     scaling, softcap = parts["scores"][layer].astype(np.float64)
-    scaled = products * scaling
-    logits = softcap * np.tanh(scaled / softcap) if softcap else scaled
+    logits = products * scaling
+    if softcap:
+        logits = softcap * np.tanh(logits / softcap)
     sources = np.arange(len(logits))
     first, last = parts["reach"][layer].T
     return np.where((sources >= first[:, None]) & (sources <= last[:, None]), logits, -np.inf)
