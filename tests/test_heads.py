@@ -16,7 +16,7 @@ from attnmix.measures.heads import RESULTS, _reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.heads import NORMS, OF_HEADS, VECTORS, scores, weights
+from attnmix.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
 from attnmix.store.layout import heads_folder
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_heads
@@ -36,7 +36,7 @@ def recorded(name: str, folder: Path) -> tuple[dict[str, Any], Reference]:
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_path: Path) -> None:
     parts, reference = recorded(name, tmp_path)
-    assert {*OF_HEADS, *VECTORS} <= set(parts)
+    assert {*HEAD_PARTS, *VECTORS} <= set(parts)
     close = {"rtol": 1e-4, "atol": 1e-5}
     for number, layer in enumerate(reference.layers):
         w, points = layer.weights, layer.points
@@ -87,8 +87,8 @@ def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tm
     assert last[1] - last[0] == 5  # sliding_window: 6
     assert (parts["scores"][:, 1] == 0).all()
     softcap = {**parts, "scores": parts["scores"] + [0, 0.5]}
-    uncapped, capped = scores(parts, 0, 0)[-1, -1], scores(softcap, 0, 0)[-1, -1]
-    assert capped == pytest.approx(0.5 * np.tanh(uncapped / 0.5))
+    uncapped, softmax_input = scores(parts, 0, 0)[-1, -1], scores(softcap, 0, 0)[-1, -1]
+    assert softmax_input == pytest.approx(0.5 * np.tanh(uncapped / 0.5))
 
 
 def test_what_is_written_is_read_and_long_texts_have_no_vectors(

@@ -195,10 +195,9 @@ def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Ca
     first.click()
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowUp"):
         page.keyboard.press(key)
-    chosen = page.locator("#heads-all button[aria-pressed=true]")
-    assert chosen.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))") == ["Layer 2, head 1"]
+    pressed_button = page.locator("#heads-all button[aria-pressed=true]")
+    assert pressed_button.get_attribute("aria-label") == "Layer 2, head 1"
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Layer 2, head 1"
-    assert page.locator("#heads-all button").count() == 3 * 4
     page.locator("#heads-lines").focus()
     page.keyboard.press("End")
     last = int(page.locator("#words [aria-selected=true]").get_attribute("data-token"))
@@ -208,7 +207,7 @@ def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Ca
         assert int(row["takes from position"]) <= int(row["position"])
     page.wait_for_selector("#heads-all[data-drawn]")
     corner = "canvas => [...canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data]"
-    assert first.locator("canvas").evaluate(corner)[:3] == [128, 128, 128]  # what the mask leaves out
+    assert first.locator("canvas").evaluate(corner)[:3] == [128, 128, 128]  # sources that the mask leaves out
     page.wait_for_url(re.compile("[#&]head=0"))
 
 

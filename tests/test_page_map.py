@@ -56,11 +56,11 @@ def pixels(opened: Opened) -> np.ndarray:
     return np.array(settled_tokens(opened)["pixels"])
 
 
-def tokens_in_sight(opened: Opened) -> list[int]:
+def tokens_in_sight(opened: Opened) -> np.ndarray:
     """Return the tokens that are within the map at its zoom."""
-    trace, box = settled_tokens(opened), opened.page.locator("#map-chart canvas").bounding_box()
-    inside = ((np.array(trace["pixels"]) >= 0) & (trace["pixels"] <= np.array([box["width"], box["height"]]))).all(1)
-    return np.array(trace["tokens"])[inside].tolist()
+    box = opened.page.locator("#map-chart canvas").bounding_box()
+    inside = (pixels(opened) >= 0) & (pixels(opened) <= [box["width"], box["height"]])
+    return np.array(settled_tokens(opened)["tokens"])[inside.all(axis=1)]
 
 
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
@@ -124,12 +124,13 @@ def test_every_layout_shows_its_own_scores(opened: Opened) -> None:
         choose(page, "layout", layout)
         rows = run.map_quality.query("layout == @layout").set_index("measure")
         whole = rows[rows["point"].isna()]
-        own = rows.loc[(rows["point"] == site.point) & (rows["layer"] == site.layer), "value"]
+        by_site = rows.loc[(rows["point"] == site.point) & (rows["layer"] == site.layer), "value"]
         for name in ("trustworthiness", "neighbours_kept", "distance_spearman"):
             cells = page.locator(f'#quality tr[data-measure="{name}"] td').all_inner_texts()
-            if name not in own:  # among all points of the joint map, only the whole is scored
+            expected = [whole.loc[name, "value"], by_site.get(name), whole.loc[name, "chance"]]
+            if name not in by_site:  # among all points of the joint map, only the whole is scored
                 assert cells.pop(1) == "\N{EN DASH}"
-            expected = [whole.loc[name, "value"], *([own[name]] if name in own else []), whole.loc[name, "chance"]]
+                expected.pop(1)
             assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in cells] == pytest.approx(expected, abs=5.1e-4)
     shown = page.locator('#quality tr[data-measure="trustworthiness"] td').first.inner_text()
     assert float(shown) == pytest.approx(run.metrics("reduce")["aligned"]["trustworthiness"], abs=5.1e-4)
@@ -170,50 +171,36 @@ def test_tokens_can_be_words_none_over_another_and_more_after_zooming_in(opened:
     page.locator("#map-chart").focus()
     for _ in range(8):
         page.keyboard.press("+")
-    zoomed, near = opened.trace("map-chart", "words"), set(tokens_in_sight(opened))
+    zoomed, near = opened.trace("map-chart", "words"), set(tokens_in_sight(opened).tolist())
     assert 1 in near  # the selected one stays where it is
     assert len(near & set(words["tokens"])) < len(zoomed["tokens"])
     assert len(near) < number
 
 
-def lonely_token(opened: Opened) -> tuple[int, tuple[float, float]]:
-    """Go to the last point; return the token farthest from any other, and its place on the screen."""
-    opened.page.locator("#map-chart").scroll_into_view_if_needed()
-    opened.page.locator("#point").fill(opened.page.locator("#point").get_attribute("max"))
-    at = places(3, "layer_output")
-    distances = np.linalg.norm(at[:, None] - at[None], axis=2) + np.diag(np.full(len(at), np.inf))
-    token = int(distances.min(axis=1).argmax())
-    trace, box = settled_tokens(opened), opened.page.locator("#map-chart canvas").bounding_box()
-    x, y = trace["pixels"][trace["tokens"].index(token)]
-    return token, (box["x"] + x, box["y"] + y)
-
-
-def test_pointing_at_a_token_names_it(opened: Opened) -> None:
-    token, place = lonely_token(opened)
-    opened.page.mouse.move(*place)
-    text = opened.page.locator("#map-tip:visible").inner_text()
-    row = tokens().iloc[token]
+def test_a_token_is_named_by_the_pointer_and_marked_in_all_views_by_a_click(opened: Opened) -> None:
+    page, charts, run = opened.page, ("map-chart", "mixing-chart", "steps-chart"), Run(Path())
+    before = {chart: len(opened.traces(chart)) for chart in charts}
+    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#point").fill(page.locator("#point").get_attribute("max"))
+    distances = np.linalg.norm(places(3, "layer_output")[:, None] - places(3, "layer_output"), axis=2)
+    token = int(np.sort(distances)[:, 1].argmax())  # the farthest from any other
+    (x, y), box = pixels(opened)[token], page.locator("#map-chart canvas").bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    row, text = tokens().iloc[token], page.locator("#map-tip:visible").inner_text()
     assert visible(row["token"]) in text
     assert f"position {row['position']} of {row['document']}" in text
-    ratios = Run(Path()).ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
+    ratios = run.ratios().set_index(["checkpoint", "document", "position", "layer"])["attnresln_n"]
     share = ratios["finetuned", row["document"], row["position"], 3]
     assert f"length ratio of others {round(100 * float(share))} %" in text
-
-
-def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
-    page, charts, sites = opened.page, ("map-chart", "mixing-chart", "steps-chart"), Run(Path()).sites
-    before = {chart: len(opened.traces(chart)) for chart in charts}
-    token, place = lonely_token(opened)
-    page.mouse.click(*place)
-    row = tokens().iloc[token]
+    page.mouse.click(box["x"] + x, box["y"] + y)
     assert visible(row["token"]) in page.locator("#selected").inner_text()
     assert page.locator("#words span[aria-selected=true]").get_attribute("id") == f"token-{token}"
     assert page.locator("#document").input_value() == str(list(tokens()["document"].unique()).index(row["document"]))
     assert opened.trace("map-chart", "selected")
     stream = ("word_embedding", "embedding_output", "attention_norm", "layer_output")
-    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point in stream for site in sites)
+    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point in stream for site in run.sites)
     page.locator("#excursions").check()
-    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point != "attention_heads" for site in sites)
+    assert len(opened.trace("map-chart", "trail")["x"]) == sum(site.point != "attention_heads" for site in run.sites)
     page.locator("#excursions").uncheck()
     methods = page.locator("#ratio-method option").count()
     assert len(opened.traces("mixing-chart")) == before["mixing-chart"] + 2 * methods
@@ -225,9 +212,9 @@ def test_a_token_selected_in_one_view_is_marked_in_all(opened: Opened) -> None:
 def test_selected_tokens_own_curves_are_its_values(opened: Opened) -> None:
     opened.page.locator("#words").focus()
     opened.page.keyboard.press("ArrowRight")
-    own = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
+    curve = [trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"][-1]
     rows = Run(Path()).ratios().query("checkpoint == 'finetuned' and document == 'test/0' and position == 0")
-    assert own["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
+    assert curve["y"] == pytest.approx(rows["attnresln_n"].tolist(), abs=1e-4)
     sites = (Site(0, "embedding_output"), Site(1, "layer_output"))
     before, after = (read_features(Run(Path()).activations, site)[0].astype(float) for site in sites)
     cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
@@ -258,18 +245,6 @@ def test_curves_steps_and_flow_are_those_of_the_choice(opened: Opened) -> None:
     assert [trace["y"] for trace in opened.traces("steps-chart") if trace["name"]] == expected
 
 
-def test_panels_are_drawn_to_one_scale(opened: Opened) -> None:
-    curves, slopes = opened.traces("mixing-chart"), []
-    drawn = opened.page.locator("#mixing-chart path.curve")
-    paths = drawn.evaluate_all("all => all.map(each => each.getAttribute('d'))")
-    for path, curve in zip(paths, curves, strict=True):
-        heights = [float(part.split(",")[1]) for part in path.removeprefix("M").split("L")]
-        slope, start = np.polyfit(curve["y"], heights, 1)
-        assert np.abs(slope * np.array(curve["y"]) + start - heights).max() < 0.1  # pixels
-        slopes.append(slope)
-    assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-2)
-
-
 def test_map_is_zoomed_fitted_and_dragged(opened: Opened) -> None:
     page, number = opened.page, len(tokens())
     for layout in LAYOUTS:
@@ -294,42 +269,6 @@ def test_map_is_zoomed_fitted_and_dragged(opened: Opened) -> None:
     page.mouse.wheel(0, -300)
     next_frames(page)
     assert np.ptp(pixels(opened), axis=0).min() > 1.05 * np.ptp(dragged, axis=0).min()
-
-
-@pytest.mark.long
-def test_a_finger_scrolls_the_page_over_the_charts_and_two_zoom(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800}, has_touch=True, is_mobile=True)
-    page, finger = shown.page, shown.context.new_cdp_session(shown.page)
-
-    def touch(kind: str, *points: tuple[float, float]) -> None:
-        fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
-        finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": fingers})
-        next_frames(page)
-
-    def centre(chart: str) -> tuple[float, float]:
-        page.evaluate(f"document.getElementById('{chart}').scrollIntoView({{block: 'center'}})")
-        shown.traces(chart)
-        next_frames(page)
-        box = page.locator(f"#{chart}").bounding_box()
-        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-    for chart in ("map-chart", "mixing-chart", "steps-chart"):
-        x, y = centre(chart)
-        before = page.evaluate("scrollY")
-        touch("Start", (x, y))
-        for i in range(1, 11):
-            touch("Move", (x, y - 15 * i))
-        touch("End")
-        page.wait_for_function("before => scrollY > before + 60", arg=before)
-    x, y = centre("map-chart")
-    extent = np.ptp(pixels(shown), axis=0)
-    touch("Start", (x - 20, y))
-    touch("Start", (x - 20, y), (x + 20, y))
-    for i in range(1, 7):
-        touch("Move", (x - 20 - 5 * i, y), (x + 20 + 5 * i, y))
-    touch("End")
-    assert np.ptp(pixels(shown), axis=0) == pytest.approx(extent * 100 / 40, rel=0.02)
-    shown.close()
 
 
 LONG = pytest.mark.long
@@ -363,7 +302,7 @@ def test_page_of_one_token_of_512_and_of_40_documents(
 def test_lines_lead_to_the_nearest_in_the_full_space(opened: Opened) -> None:
     page, run, site = opened.page, Run(Path()), Site(2, "layer_output")
     page.locator("#token-3").click()
-    page.mouse.move(0, 0)  # or the card would be that of a word that comes to lie under the mouse
+    page.mouse.move(0, 0)  # or the card would be that of the word under the mouse
     page.locator("#point").fill(str(run.sites.index(site)))
     vectors = read_features(run.activations, site).astype(float)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -410,24 +349,3 @@ def test_two_texts_share_a_plane_and_a_slider(pair: Opened) -> None:
             np.testing.assert_allclose(np.polyval(scales[axis], at[:, axis]), drawn[:, axis], atol=0.1)
         assert scales[0][0] == pytest.approx(-scales[1][0], rel=1e-3)
     assert pair.page.locator("#map-chart canvas").count() == 2
-
-
-@pytest.mark.long
-def test_either_half_is_dragged_and_a_token_of_the_other_text_is_selected(pair: Opened) -> None:
-    page = pair.page
-    for half in (0, 1):
-        canvas = page.locator("#map-chart canvas").nth(half)
-        canvas.evaluate("each => each.scrollIntoView({ block: 'center' })")
-        box, before = canvas.bounding_box(), pair.trace("map-chart", "beside")["pixels"]
-        start = box["x"] + 20, box["y"] + box["height"] / 3
-        page.mouse.move(*start)
-        page.mouse.down()
-        page.mouse.move(start[0] + 30, start[1] + 40, steps=3)
-        page.mouse.up()
-        after = pair.trace("map-chart", "beside")["pixels"]
-        np.testing.assert_allclose(np.subtract(after, before), np.broadcast_to([30, 40], np.shape(after)), atol=0.01)
-    page.mouse.click(box["x"] + after[0][0], box["y"] + after[0][1])
-    assert "of test/1" in page.locator("#selected").inner_text()
-    assert page.locator("#document").input_value() == "1"
-    assert page.locator("#map-beside").input_value() == "0"
-    assert pair.trace("map-chart", "beside")["tokens"] == numbers_of(0)

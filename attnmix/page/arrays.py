@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.store.heads import DIMENSIONS, OF_HEADS, capped, weights
+from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, softmax_input, weights
 from attnmix.store.runs import row_shares
 
 Array = npt.NDArray[Any]
-Parts = Mapping[str, Array]
 
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
@@ -34,10 +33,6 @@ _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2
 _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
     code: f"⟨U+{code:04X}⟩" for code in (*_DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
 }
-SHARES_SHAPE = {"keep": int, "sources": str, "shares": str, "own": str}
-"""What `largest_shares` returns, in the notation of `attnmix.page.payload.SHAPE`."""
-HEADS_SHAPE = {"number": int, "width": int, "documents": {...: {...: {...: object}}}}
-"""What `encode_heads` returns; parts by document, checkpoint and name."""
 
 
 def encode(array: Array) -> str:
@@ -61,12 +56,12 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     """
     shares = row_shares(matrices)
     keep = min(keep, shares.shape[-1])
-    defined = np.isfinite(shares).all(axis=-1, keepdims=True)
+    has_shares = np.isfinite(shares).all(axis=-1, keepdims=True)
     own_shares = quantise(np.diagonal(shares, axis1=-2, axis2=-1), 0, 1)
-    shares = np.where(defined, shares, 0)
+    shares = np.where(has_shares, shares, 0)
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     largest = np.take_along_axis(shares, order, axis=-1)
-    sources = np.where(defined, order, MISSING_CODE).astype(np.uint16)
+    sources = np.where(has_shares, order, MISSING_CODE).astype(np.uint16)
     levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(largest, 0, 1))).astype(np.uint8)
     return {"keep": keep, "sources": encode(sources), "shares": encode(levels), "own": own_shares}
 
@@ -107,9 +102,9 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
             head_bytes -= half_bytes
             documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
         elif head_bytes // (2 * tokens) >= MIN_DIMENSION_SHARE * last["query"].size // tokens:
-            kept = stored if half_bytes // 2 <= head_bytes else {name: last}
-            dimensions = head_bytes // (2 * tokens * len(kept))
-            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in kept.items()}
+            fitting = stored if half_bytes // 2 <= head_bytes else {name: last}
+            dimensions = head_bytes // (2 * tokens * len(fitting))
+            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in fitting.items()}
             head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in forms.values())
     return {"number": number, "width": width, "documents": documents}
 
@@ -130,7 +125,7 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
 
 
 def _encode_vectors(parts: Parts) -> dict[str, Any]:
-    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in OF_HEADS}
+    vectors = {name: encode(parts[name]) for name in DIMENSIONS if name in parts and name not in HEAD_PARTS}
     queries_and_keys = {name: encode(parts[name]) for name in ("query", "key")}
     return {**_encode_common(parts), **queries_and_keys, "bits": 32, "vectors": vectors}
 
@@ -193,6 +188,6 @@ def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
 
 def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
     """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
-    true, scaled = weights(parts, layer, head), capped(parts, layer, products)
-    raised = np.exp(scaled - scaled.max(-1, keepdims=True))
-    return np.asarray(np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true))
+    exact, logits = weights(parts, layer, head), softmax_input(parts, layer, products)
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(np.abs(exponentials / exponentials.sum(-1, keepdims=True) * exact.sum(-1, keepdims=True) - exact))

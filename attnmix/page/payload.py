@@ -11,30 +11,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import (
-    LAYER_POINTS,
-    OWN_BASIS,
-    POINTS,
-    STEP_POINTS,
-    SUBLAYER_POINTS,
-    Site,
-    in_forward_order,
-    layer_input,
-)
+from attnmix.core.points import LAYER_POINTS, OWN_BASIS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, layer_input
 from attnmix.figures import labels
 from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.arrays import (
-    HEADS_SHAPE,
-    MISSING_CODE,
-    SHARES_SHAPE,
-    encode,
-    encode_heads,
-    largest_shares,
-    quantise,
-    visible,
-)
+from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import document_note, most_and_least
 from attnmix.store.runs import Run, map_sites
 
@@ -80,9 +62,10 @@ SHAPE: Data = {
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    "contributions": {...: {...: {...: SHARES_SHAPE}}},  # by document, checkpoint and method
+    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
+    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
     "matrices": [str],
-    "attention": HEADS_SHAPE,
+    "attention": {"number": int, "width": int, "documents": {...: {...: {...: object}}}},  # of heads, as contributions
     "tokenSteps": _NAMES,  # `[layers, tokens]` by step
     "sites": [_ROW],
     # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
@@ -98,8 +81,8 @@ The number of a token, layer or site is its place in a list or array.
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Return the rows of the first whole documents, with `row` in the stores; and the number of documents left out."""
     lengths = tokens.groupby("document", sort=False).size()
-    kept = lengths[(lengths.cumsum() <= MAX_TOKENS) | (np.arange(len(lengths)) == 0)]
-    return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
+    first = lengths[(lengths.cumsum() <= MAX_TOKENS) | (np.arange(len(lengths)) == 0)]
+    return tokens[tokens["document"].isin(first.index)].reset_index(names="row"), len(lengths) - len(first)
 
 
 def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
@@ -107,15 +90,15 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     documents = tokens["document"].unique().tolist()
     curves, differences = run.mixing
     steps = run.steps.dropna(subset="mean")
-    captured = read_captured(tokens, steps)
+    texts = read_captured(tokens, steps)
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
     most, _ = most_and_least(curves)
     contributions = _contributions(documents, run)
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
     maps = {layout: run.map(layout) for layout in run.layouts}
-    sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
-    classified = CAPTURED_CHECKPOINT in checkpoints
+    sites = map_sites(pd.concat(maps.values()))
+    has_classifier = CAPTURED_CHECKPOINT in checkpoints
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
@@ -126,7 +109,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "steps": {name: mark.label for name, mark in labels.STEP_MARKS.items()},
             "stepMeasures": labels.STEP_MEASURES,
             "mapMeasures": labels.MAP_MEASURES,
-            "layers": [labels.layer_label(layer, captured.encoder) for layer in (0, *layers)],
+            "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
         "onePlane": list(ONE_PLANE),
@@ -135,7 +118,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "stepColors": {name: mark.color for name, mark in labels.STEP_MARKS.items()},
         "method": most["method"],
         "layer": int(most["layer"]),
-        "importance": _importance(tokens, run) if classified else {},
+        "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "curves": _records(curves.drop(columns=["simultaneous_low", "simultaneous_high"])),
         "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
@@ -143,8 +126,8 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "movement": _records(run.table("reduce/movement")),
         "quality": _quality(run.map_quality.round(6), sites),
         "layerParts": run.layer_parts,
-        "documents": _documents(tokens, run, classified),
-        "encoder": captured.encoder,
+        "documents": _documents(tokens, run, has_classifier),
+        "encoder": texts.encoder,
         "readings": [
             {
                 "names": [visible(piece.label, kept="") for piece in pieces],
@@ -152,11 +135,11 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
                 "apart": [int(piece.begins) for piece in pieces],
                 "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
             }
-            for pieces in captured.readings
+            for pieces in texts.readings
         ],
         # The name of a special token that the texts do not have is empty.
         "classNames": [
-            *(visible(captured.class_label(name), kept="") for name in labels.SPECIAL_LOOKS),
+            *(visible(texts.class_label(name), kept="") for name in labels.SPECIAL_LOOKS),
             *labels.WORD_CLASSES.values(),
         ],
         "ratios": _ratios(ratios, tokens),
@@ -170,8 +153,8 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             {
                 "layer": site.layer if site.point in LAYER_POINTS else 0,
                 "point": site.point,
-                "label": labels.site_label(site, captured.encoder),
-                "reading": captured.reading(site),
+                "label": labels.site_label(site, texts.encoder),
+                "reading": texts.reading(site),
             }
             for site in sites
         ],
@@ -187,16 +170,16 @@ def _records(table: pd.DataFrame) -> list[Data]:
 def _reviews(table: pd.DataFrame) -> Data:
     """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
     names = table["document"].unique()
-    shown = names[:: -(-len(names) // MAX_REVIEWS)]
+    reviews = names[:: -(-len(names) // MAX_REVIEWS)]
     values: Data = {}
-    for (checkpoint, method), rows in table[table["document"].isin(shown)].groupby(["checkpoint", "method"]):
-        grid = rows.pivot(index="layer", columns="document", values="mean")[shown]
+    for (checkpoint, method), rows in table[table["document"].isin(reviews)].groupby(["checkpoint", "method"]):
+        grid = rows.pivot(index="layer", columns="document", values="mean")[reviews]
         values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
-    return {"names": shown.tolist(), "total": len(names), "values": values}
+    return {"names": reviews.tolist(), "total": len(names), "values": values}
 
 
-def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Data]:
-    table = run.documents.merge(run.predictions, on="document") if classified else run.documents
+def _documents(tokens: pd.DataFrame, run: Run, has_classifier: bool) -> list[Data]:
+    table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
     notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
     return [
         {
@@ -293,9 +276,9 @@ def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], share
     xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)
     limits = np.stack([square_limits(xy.reshape(-1, 2))] if shared else [square_limits(each) for each in xy])
     low, high = limits[:, None, :, 0], limits[:, None, :, 1]
-    scaled = (xy - low) / (high - low)
+    fractions = (xy - low) / (high - low)
     absent = np.flatnonzero(~points.isin(wide[0].index))
-    x, y = (quantise(scaled[..., axis], 0, 1) for axis in (0, 1))
+    x, y = (quantise(fractions[..., axis], 0, 1) for axis in (0, 1))
     return {"ranges": limits.tolist(), "x": x, "y": y, "absent": absent.tolist()}
 
 
@@ -306,9 +289,9 @@ def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -
     number_of[tokens["row"]] = np.arange(len(tokens))
     token_N = pd.MultiIndex.from_frame(tokens[KEYS]).get_indexer(pd.MultiIndex.from_frame(table[KEYS]))
     site_N = pd.MultiIndex.from_tuples(sites).get_indexer(pd.MultiIndex.from_frame(table[["layer", "point"]]))
-    shown = (token_N >= 0) & (site_N >= 0)
+    on_page = (token_N >= 0) & (site_N >= 0)
     nearest = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)
-    nearest[site_N[shown], token_N[shown]] = number_of[rows_NK[shown]]
+    nearest[site_N[on_page], token_N[on_page]] = number_of[rows_NK[on_page]]
     return {"number": rows_NK.shape[1], "tokens": encode(nearest)}
 
 
@@ -329,9 +312,9 @@ def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: ra
         points = {step: STEP_POINTS[step] for step in names}
         if "ffn_skip" in names and "ffn_norm" not in names:
             points["ffn_skip"] = "layer_output"  # where no norm follows
-        captured = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
-        start = unit(before) if before in sites and captured else None
-        for step, site in captured.items():
-            if start is not None and (after := unit(site)).shape == start.shape:
-                cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * after).sum(1)
+        after = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
+        start = unit(before) if before in sites and after else None
+        for step, site in after.items():
+            if start is not None and (end := unit(site)).shape == start.shape:
+                cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
     return {step: quantise(each, -1, 1) for step, each in cosines.items()}

@@ -44,7 +44,7 @@ class Subject(NamedTuple):
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
-    curves, measured = run.mixing[0], run.metrics("measure")
+    curves, measure = run.mixing[0], run.metrics("measure")
     if subject.dataset is None:
         texts = tokens["document"].nunique()
         layers = str(curves["layer"].max())
@@ -57,10 +57,10 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
             "intervals": "" if texts == 1 else ", with 95 % intervals over texts",
             "findings": _controls(run),
             "cautions": _cautions(subject, "Other texts have other numbers.", run),
-            "computed_on": {"measures": measured["computed_on"]},
+            "computed_on": {"measures": measure["computed_on"]},
         }
-    finetuned, download = run.metrics("finetune"), run.metrics("download")
-    test = finetuned["test"]
+    finetune, download = run.metrics("finetune"), run.metrics("download")
+    test = finetune["test"]
     low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
     accuracy = f"The 95 % interval of the classifier's test accuracy is {low} to {high}."
     return {
@@ -70,16 +70,16 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
             "majority baseline": percent(test["majority_accuracy"], 1),
             "training reviews": str(download["train"]),
             "test reviews": str(download["test"]),
-            "reviews measured": str(measured["documents"]),
+            "reviews measured": str(measure["documents"]),
         },
         "headline": headline(curves),
         "lead": lead(curves),
-        "measured": f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a "
+        "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
         "few of them, and maps of the captured texts, which are examples.",
         "intervals": ", with 95 % intervals over reviews",
         "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
-        "computed_on": {"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
+        "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
 
 
@@ -113,8 +113,8 @@ def _points(difference: float) -> str:
 
 def _shown(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the one measured in its place."""
-    measured = table["checkpoint"].unique().tolist()
-    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else measured[0]
+    names = table["checkpoint"].unique().tolist()
+    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in names else names[0]
     return table[(table["checkpoint"] == checkpoint) & (table["method"] == _preferred(table))]
 
 
@@ -165,8 +165,8 @@ def document_note(row: Mapping[str, Any]) -> str:
 
 def _isolate(name: str) -> str:
     """Return a class's name so that letters written from right to left leave the sentence's order alone."""
-    shown = visible(name, kept="")
-    return shown if shown.isascii() else f"\N{FIRST STRONG ISOLATE}{shown}\N{POP DIRECTIONAL ISOLATE}"
+    text = visible(name, kept="")
+    return text if text.isascii() else f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
 
 
 def _classes(run: Run) -> list[str]:
@@ -189,35 +189,35 @@ def _largest_change(run: Run) -> pd.Series | None:
 def _controls(run: Run) -> list[str]:
     """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
     table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
-    shown = _shown(curves)
-    checkpoint, method = shown[["checkpoint", "method"]].iloc[0]
+    ratios = _shown(curves)
+    checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
     rows = table[table["method"] == method]
     control = rows.groupby(["control", "checkpoint"])["mean"].mean()
     sentences = [
         f"With random weights the ratio would be {percent(control['random_weights'].iloc[0])}, and with the words in "
         f"random order {percent(control['shuffled_words', checkpoint])} (means over the layers).",
         f"With every value replaced by the mean of its own text's values it would be "
-        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(shown['mean'].mean())}. That mean "
+        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratios['mean'].mean())}. That mean "
         "removes which token gave a value and keeps what the text says as a whole.",
     ]
     largest = _largest_change(run)
     if largest is None:
         return sentences
     interval = f"{_points(largest['simultaneous_low'])} to {_points(largest['simultaneous_high'])}"
-    known = "" if pd.isna(largest["simultaneous_low"]) else f" (95 % interval for all layers at once: {interval})"
+    bounds = "" if pd.isna(largest["simultaneous_low"]) else f" (95 % interval for all layers at once: {interval})"
     change = differences.loc[differences["method"] == method, "mean"].mean()
     sentences += [
         f"The largest change of the ratio by fine-tuning is {_points(largest['mean'])} percentage points, in layer "
-        f"{largest['layer']}{known}.",
+        f"{largest['layer']}{bounds}.",
         f"Over all layers fine-tuning changes the ratio by {_points(change)} percentage points, and with that mean in "
         f"place of the values by {_points(control['text_mean_value', 'difference'])}.",
     ]
     in_layer = rows[(rows["control"] == "text_mean_value") & (rows["layer"] == largest["layer"])]
-    less = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
-    if pd.notna(less["below_low"]):
+    contrast = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
+    if pd.notna(contrast["below_low"]):
         sentences.append(
-            f"In layer {less['layer']} the first change less the second has a 95 % interval of "
-            f"{_points(less['below_low'])} to {_points(less['below_high'])} percentage points."
+            f"In layer {contrast['layer']} the first change less the second has a 95 % interval of "
+            f"{_points(contrast['below_low'])} to {_points(contrast['below_high'])} percentage points."
         )
     return sentences
 
@@ -243,12 +243,12 @@ def derivatives(run: Run) -> list[str]:
 def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
     """Return what must not be read into the findings; `intervals` says what their intervals are over."""
     base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
-    untrained = (
+    no_training = (
         f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, pretrained "
         f"for {base}."
     )
     return [
-        *([] if subject.finetuned else [untrained]),
+        *([] if subject.finetuned else [no_training]),
         "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
         "A ratio of norms is no causal effect." + _agreement(run),
         intervals,

@@ -1,1 +1,1 @@
-"""A run's folder: `layout` says where each file lies, `runs` reads them, `writers` and `features` write them."""
+"""A run's folder: `layout` holds the paths, `runs` reads the files, `writers` and `features` write them."""

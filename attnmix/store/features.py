@@ -19,17 +19,7 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, Site, in_forward_order
-from attnmix.store.files import (
-    CHUNK_BYTES,
-    Place,
-    create_array,
-    inside,
-    open_array,
-    read_array,
-    undamaged,
-    whole,
-    writing,
-)
+from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, undamaged, whole, writing
 
 MANIFEST = "manifest.json"
 CHUNKS_IN_SHARD = 8
@@ -76,7 +66,7 @@ def place_of(store: str) -> Place:
 
 
 def _path(place: Place, site: Site) -> Place:
-    return inside(place, f"{site}.zarr")
+    return place / f"{site}.zarr" if isinstance(place, Path) else f"{place}/{site}.zarr"
 
 
 def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
@@ -127,10 +117,8 @@ def check_fits(block: Features, site: Site, dtype: str) -> None:
     """Raise `InputError` naming layer and point for a value of `block` that `dtype` cannot hold."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features hold NaN or infinite values")
-    limit, largest = float(np.finfo(dtype).max), np.abs(block).max()
-    with np.errstate(over="ignore"):
-        fits = np.isfinite(largest.astype(dtype))
-    if not fits:
+    limit, largest = np.finfo(dtype).max, np.abs(block).max()
+    if largest > limit:
         raise InputError(
             f"{site}: a feature of {largest:.6g} does not fit {dtype} (largest {limit:.6g}); "
             "set capture.dtype to float32"

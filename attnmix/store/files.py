@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 import zarr
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow.lib import ArrowException
 from zarr.codecs import Crc32cCodec
 
@@ -30,15 +31,11 @@ EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DAMAGE = (ArrowException, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors that libraries raise for a damaged local file."""
+LOCAL = LocalFileSystem()
 
 Place = Path | str
 """A path, or a URL such as `s3://bucket/run`."""
 P = TypeVar("P", bound=Place)
-
-
-def inside(place: Place, name: str) -> Place:
-    """Return the place of `name` in the folder `place`."""
-    return place / name if isinstance(place, Path) else f"{place}/{name}"
 
 
 def made(path: P, stage: str) -> P:
@@ -131,7 +128,7 @@ def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -
         first, last, _ = rows.indices(array.shape[0])
         for number in range(first // size, -(-last // size)):
             name = array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
-            files, chunk = url_to_fs(str(inside(path, name)))
+            files, chunk = (LOCAL, str(path / name)) if isinstance(path, Path) else url_to_fs(f"{path}/{name}")
             if not files.isfile(chunk) or not files.size(chunk):  # zarr would read zeros
                 raise ValueError(f"{name} is missing or empty")
         return np.asarray(array[rows])

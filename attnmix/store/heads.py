@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-OF_HEADS = {
+Parts = Mapping[str, npt.NDArray[Any]]
+HEAD_PARTS = {
     "query": ("layer", "head", "token", "width"),  # after rotary embedding, as the key
     "key": ("layer", "key_head", "token", "width"),
     "log_sums": ("layer", "head", "token"),  # log of the softmax's denominator, a sink's part included
@@ -39,27 +40,28 @@ NORMS = {
 """Further parts of such texts: the norms on the way from W_O to the result that the family has."""
 VECTOR_BYTES = 2**24
 """Size of `given` past which a text has no vectors."""
-DIMENSIONS = {**OF_HEADS, **VECTORS, **NORMS}
+DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 
-def capped(parts: Mapping[str, npt.NDArray[Any]], layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the softmax's input `[T, T]` of a head whose q.k are `products`; -inf where the mask leaves no key."""
     scaling, softcap = parts["scores"][layer].astype(np.float64)
-    scaled = products * scaling
-    logits = softcap * np.tanh(scaled / softcap) if softcap else scaled
+    logits = products * scaling
+    if softcap:
+        logits = softcap * np.tanh(logits / softcap)
     sources = np.arange(len(logits))
     first, last = parts["reach"][layer].T
     return np.where((sources >= first[:, None]) & (sources <= last[:, None]), logits, -np.inf)
 
 
-def scores(parts: Mapping[str, npt.NDArray[Any]], layer: int, head: int) -> npt.NDArray[np.float64]:
+def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return the softmax's input `[T, T]` of one head; `layer` and `head` count from 0."""
     queries, keys = parts["query"][layer], parts["key"][layer]
     query, key = queries[head], keys[head * len(keys) // len(queries)]
-    return capped(parts, layer, query.astype(np.float64) @ key.astype(np.float64).T)
+    return softmax_input(parts, layer, query.astype(np.float64) @ key.astype(np.float64).T)
 
 
-def weights(parts: Mapping[str, npt.NDArray[Any]], layer: int, head: int) -> npt.NDArray[np.float64]:
+def weights(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return a_ij `[T, T]` of one head."""
     exponents: npt.NDArray[np.float64] = scores(parts, layer, head) - parts["log_sums"][layer, head][:, None]
     return np.exp(exponents)

@@ -34,7 +34,7 @@ from attnmix.core.names import LAYOUTS
 from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import made, open_array, read_array, read_table, undamaged
-from attnmix.store.heads import DIMENSIONS, OF_HEADS
+from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.store.layout import Layout, contributions_folder, heads_folder
 from attnmix.store.tokens import TEXT_FIELDS
 
@@ -68,8 +68,8 @@ class Run(Layout):
     @cached_property
     def texts(self) -> dict[str, str]:
         """The captured texts by document."""
-        captured = [("captured", "==", True)]
-        table = read_table(self.texts_file, "tokenize", columns=["document", "text"], filters=captured)
+        columns, filters = ["document", "text"], [("captured", "==", True)]
+        table = read_table(self.texts_file, "tokenize", columns=columns, filters=filters)
         return dict(table.itertuples(index=False))
 
     @cached_property
@@ -115,14 +115,14 @@ class Run(Layout):
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
         """Return the vectors of one point, in all layers that have it or in `layers`, of one document or of all."""
-        captured = [site.layer for site in self.sites if site.point == point]
-        if not captured:
+        captured_layers = [site.layer for site in self.sites if site.point == point]
+        if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
             raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
-        layers = captured if layers is None else list(layers)
-        if not layers or not set(layers) <= set(captured):
-            wrong = ", ".join(str(layer) for layer in layers if layer not in captured) or "none"
-            raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, captured))}")
+        layers = captured_layers if layers is None else list(layers)
+        if not layers or not set(layers) <= set(captured_layers):
+            wrong = ", ".join(str(layer) for layer in layers if layer not in captured_layers) or "none"
+            raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, captured_layers))}")
         return Features(self, [Site(layer, point) for layer in layers], self.rows(document))
 
     def metrics(self, stage: str) -> dict[str, Any]:
@@ -177,11 +177,11 @@ class Run(Layout):
 
         Of two versions, it is the one that is not in the statistics.
         """
-        wanted = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
-        table = self.ratios(wanted, [("document", "in", list(documents)), *filters])
+        all_columns = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
+        table = self.ratios(all_columns, [("document", "in", list(documents)), *filters])
         versions = table.groupby("document")["in_statistics"].transform("nunique")
-        captured = table[~((versions > 1) & table["in_statistics"])]
-        return captured if columns is None else captured[columns]
+        table = table[~((versions > 1) & table["in_statistics"])]
+        return table if columns is None else table[columns]
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, tokens]` (row i, source j).
@@ -197,7 +197,7 @@ class Run(Layout):
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored parts of a document's heads; none where the checkpoint was not measured."""
         folder = heads_folder(checkpoint, document, self.measured)
-        names = [name for name in DIMENSIONS if name in OF_HEADS or (folder / f"{name}.zarr").is_dir()]
+        names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if folder.is_dir() else {}
 
     @property
