@@ -1,23 +1,27 @@
-"""Measures of many documents: what is in memory does not grow with their number, and blocks change no number."""
+"""The documents of `measure`: memory does not grow with their number, blocks change no number, words are shuffled."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Workspace, run_tokenized, write_tiny_bert
+from conftest import Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
+from families import make_tokenizer
 
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.documents import Corpus
+from attnmix.measures.controls import shuffled_words
+from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
 from attnmix.store import tokens as tokens_store
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_long_plot, write_plot
 from stages import measure
 from stages.tokenize import write_tokens
 
@@ -51,15 +55,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(name: str) -> None:
         method = getattr(BatchMeasurer, name)
 
-        def measured(self: BatchMeasurer, *arguments: Any) -> list[Any]:
+        def measured(self: BatchMeasurer, *arguments: Any) -> Iterator[Any]:
             *options, documents = arguments
             for document in documents:
-                key = (name, str(self.folder), len(document), document.measured)
+                key = (name, *options, str(self.folder), len(document), document.measured)
                 if key not in known:
                     (known[key],) = method(self, *options, [document])
-            return [known[name, str(self.folder), len(document), document.measured] for document in documents]
+                yield known[key]
 
-        monkeypatch.setattr(BatchMeasurer, name, measured)
+        monkeypatch.setattr(BatchMeasurer, name, lambda *arguments: list(measured(*arguments)))
 
     quickly("measures")
     quickly("control_sums")
@@ -126,17 +130,6 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     assert found.measured_by_block() == {0: 4, 1: 3, 2: 3}
 
 
-def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path)
-    table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
-    write_plot("measure/whole", table, run.tables)
-    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
-    assert (run.tables / "measure/parts.csv").read_bytes() == (run.tables / "measure/whole.csv").read_bytes()
-    monkeypatch.setattr("attnmix.store.runs.ROWS_AT_ONCE", 2)
-    found = run.table_rows("measure/parts", {"name": "b", "layer": 2})
-    assert found["mean"].tolist() == [0.571429]
-
-
 def test_needed_disk_is_known_before_anything_is_measured(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,3 +145,56 @@ def test_needed_disk_is_known_before_anything_is_measured(
     assert len(estimates) == 2  # before each checkpoint
     # The estimate leaves out arrays that are small beside vectors, which this model's are not.
     assert 0.6 < estimates[0] / (sums + published) < 1
+
+
+TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
+
+
+@pytest.fixture
+def document(default_weights: Path) -> Document:
+    (found,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": TEXT}, 60)
+    return found
+
+
+def test_words_are_numbered_from_the_first(document: Document, default_weights: Path) -> None:
+    tokenizer = load_tokenizer(default_weights)
+    special = np.isin(document.classes, [CLASSES.index("cls"), CLASSES.index("sep")])
+    np.testing.assert_array_equal(document.words < 0, special)
+    numbers = range(int(document.words.max()) + 1)
+    words = [tokenizer.decode(document.ids[document.words == number].tolist()) for number in numbers]
+    assert " ".join(words) == "unforgettably good , isn ' t it ? a film about forgetfulness and unforgettable endings ."
+
+
+@pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
+def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
+    (found,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
+    numbers = found.words[found.words >= 0]
+    assert np.unique(numbers).tolist() == [0, 1, 2]
+    assert (np.diff(numbers) >= 0).all()
+
+
+def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> None:
+    shuffled = shuffled_words(document, 111)
+    special = document.words < 0
+    for before, after in ((document.ids, shuffled.ids), (document.words, shuffled.words)):
+        np.testing.assert_array_equal(after[special], before[special])
+        np.testing.assert_array_equal(np.sort(after), np.sort(before))
+    assert (shuffled.ids != document.ids).sum() > len(document) / 2
+    changes = np.flatnonzero(np.diff(shuffled.words[~special]))
+    words = int(document.words.max()) + 1
+    assert len(changes) == words - 1  # each word is one stretch
+    for number in range(words):
+        here, there = document.words == number, shuffled.words == number
+        np.testing.assert_array_equal(shuffled.ids[there], document.ids[here])
+        np.testing.assert_array_equal(shuffled.classes[there], document.classes[here])
+    assert (shuffled.name, shuffled.measured) == (document.name, document.measured)
+
+
+def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
+    plain = plain_document(range(8))
+    orders = {
+        (name, seed): shuffled_words(replace(plain, name=name), seed).ids.tolist()
+        for name, seed in product(("test/0", "test/1"), (0, 1))
+    }
+    assert len(set(map(tuple, orders.values()))) == 4
+    assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from attnmix.core.ranks import rank_correlation
 from attnmix.core.statistics import Draws, Resampled, mean_product_across, resample, spearman_with_depth
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
@@ -297,3 +299,41 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
             found = draws.resample(parts)
             for one, other in zip(found, together, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_tables_of_controls_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
+    generator = np.random.default_rng(0)
+    cells = np.array([3.0, 9, 5, 4, 12])[:, None, None]
+    labels = {"layer": [1, 2], "method": ["attn_w", "attn_n"]}
+    sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
+    # A control that is the ratio but for a constant: paired, its excess is that constant in every sample.
+    blocks: dict[str, Any] = {
+        name: lambda each=each: [{"ratios": each, "control": each - 0.25 * cells}.__getitem__]
+        for name, each in sums.items()
+    }
+
+    def mean(table: str, name: str, more: Any = None) -> Mean:
+        return Mean(table, {"control": [name]} | labels, lambda block: (block(name), cells), more=more)
+
+    with io.BytesIO() as file:
+        draws = Draws([5], 300, 7, file)
+        true = resample_checkpoints(mean("mixing", "ratios"), blocks, draws)
+        means = [mean("mixing_controls", "control", partial(below, true))]
+        means.append(means[0]._replace(checkpoints=("random",)))
+        table = mean_tables(means, blocks, draws)["mixing_controls"]
+    assert tuple(table) == COLUMNS["mixing_controls"]
+    assert len(table) == 4 * 4
+    assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
+    table = table.set_index(["checkpoint", "layer", "method"]).sort_index()
+    assert table.loc["random", "below"].isna().all()
+    expected = {name: each.sum(0).ravel() / 33 - 0.25 for name, each in sums.items()}
+    expected["difference"] = expected["finetuned"] - expected["pretrained"]
+    for name, means_of_cells in expected.items():
+        rows = table.loc[list(product([name], *labels.values()))]
+        np.testing.assert_allclose(rows["mean"].to_numpy(float), means_of_cells)
+        assert (rows["ci_low"] < rows["mean"]).all()
+        assert (rows["mean"] < rows["ci_high"]).all()
+        if name != "random":
+            constant = 0 if name == "difference" else 0.25
+            excess = rows[["below", "below_low", "below_high"]].to_numpy(float)
+            np.testing.assert_allclose(excess, constant, atol=1e-12)
