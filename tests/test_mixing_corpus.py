@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from conftest import Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
 from families import make_tokenizer
 
-from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.ratios import RATIOS
@@ -46,29 +44,6 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
     return folder
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each length of a text the model is asked once; blocks are small."""
-    monkeypatch.setattr(tokens_store, "BLOCK", 10)
-    known: dict[Any, Any] = {}
-
-    def quickly(name: str) -> None:
-        method = getattr(BatchMeasurer, name)
-
-        def measured(self: BatchMeasurer, *arguments: Any) -> Iterator[Any]:
-            *options, documents = arguments
-            for document in documents:
-                key = (name, *options, str(self.folder), len(document), document.measured)
-                if key not in known:
-                    (known[key],) = method(self, *options, [document])
-                yield known[key]
-
-        monkeypatch.setattr(BatchMeasurer, name, lambda *arguments: list(measured(*arguments)))
-
-    quickly("measures")
-    quickly("control_sums")
-
-
 def peak(workspace: Workspace, documents: int) -> int:
     """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
     prepare(workspace, documents, f"of {documents}")
@@ -80,7 +55,8 @@ def peak(workspace: Workspace, documents: int) -> int:
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
+def test_memory_does_not_grow_with_the_documents(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_store, "BLOCK", 10)
     peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     # A row of the table of texts, and arrays for a moment: a twentieth of what a document's sums are.
@@ -106,28 +82,28 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_store, "BLOCK", 4)
-    numbers, texts = np.random.default_rng(0), []
+    generator, texts = np.random.default_rng(0), []
     for number in range(11):
-        text = " ".join(numbers.choice(["film", "good", "flies"], numbers.integers(1, 9)))
+        text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))
         flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10}
         texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "label_name": "a", **flags})
     texts[5]["captured"] = True
     monkeypatch.chdir(tmp_path)
     write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
-    found, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
-    assert len(found) == 11
-    assert found.captured.nonzero()[0].tolist() == [0, 5]
-    documents = [found.document(number) for number in range(11)]
+    corpus, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
+    assert len(corpus) == 11
+    assert corpus.captured.nonzero()[0].tolist() == [0, 5]
+    documents = [corpus.document(number) for number in range(11)]
     for document, text in zip(documents, texts, strict=True):
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
-    batches = [batch for block in found.blocks for batch in found.batches(block, 12, measured=True)]
+    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12, measured=True)]
     assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert found.measured_by_block() == {0: 4, 1: 3, 2: 3}
+    assert corpus.measured_by_block() == {0: 4, 1: 3, 2: 3}
 
 
 def test_needed_disk_is_known_before_anything_is_measured(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -178,20 +178,25 @@ def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
         "layer_output": e[:1],
     }
     base = load_base(tiny_bert)
+    unused: Any = (None, None)
     block = Block(base.encoder.layer[0], family_of(base.config).stacks[0])
-    nothing: Any = None
-    found = step_measures(LayerPass(block, nothing, nothing, e[:1], points))[0].numpy()
-    absent = [step for step, row in zip(STEP_POINTS, found, strict=True) if np.isnan(row).any()]
-    assert absent == ["cross_attention", "cross_attention_norm"]
-    rows = [dict(zip(STEP_MEASURES, row, strict=True)) for row in found]
-    steps = dict(zip(STEP_POINTS, rows, strict=True))
-    assert steps["output_linear"] == {"cosine_previous": 1, "cosine_input": 0, "distance_previous": 1, "norm": 2}
-    assert steps["attention_skip"]["cosine_input"] == pytest.approx(1 / 5**0.5)
-    assert steps["attention_norm"]["distance_previous"] == pytest.approx(1)
-    assert steps["feed_forward"]["norm"] == pytest.approx(3)
-    assert steps["feed_forward"]["cosine_previous"] == 0
-    assert steps["ffn_skip"]["cosine_previous"] == pytest.approx(3 / 11**0.5)
-    assert steps["ffn_norm"]["cosine_input"] == pytest.approx(1)
+    rows = step_measures(LayerPass(block, *unused, e[:1], points))[0].numpy()
+    steps = pd.DataFrame(rows, index=list(STEP_POINTS), columns=list(STEP_MEASURES))
+    assert steps.index[steps.isna().any(axis=1)].tolist() == ["cross_attention", "cross_attention_norm"]
+    expected = {
+        ("output_linear", "cosine_previous"): 1,
+        ("output_linear", "cosine_input"): 0,
+        ("output_linear", "distance_previous"): 1,
+        ("output_linear", "norm"): 2,
+        ("attention_skip", "cosine_input"): 1 / 5**0.5,
+        ("attention_norm", "distance_previous"): 1,
+        ("feed_forward", "norm"): 3,
+        ("feed_forward", "cosine_previous"): 0,
+        ("ffn_skip", "cosine_previous"): 3 / 11**0.5,
+        ("ffn_norm", "cosine_input"): 1,
+    }
+    for cell, value in expected.items():
+        assert steps.loc[cell] == pytest.approx(value), cell
 
 
 def test_bootstrap_resamples_documents_not_tokens() -> None:
@@ -301,39 +306,30 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
                 np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_tables_of_controls_are_means_over_tokens_and_differences_of_the_same_documents() -> None:
-    generator = np.random.default_rng(0)
-    cells = np.array([3.0, 9, 5, 4, 12])[:, None, None]
-    labels = {"layer": [1, 2], "method": ["attn_w", "attn_n"]}
+def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
+    generator, cells = np.random.default_rng(0), np.array([3.0, 9, 5, 4, 12])[:, None, None]
+    labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
-    # A control that is the ratio but for a constant: paired, its excess is that constant in every sample.
+    # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
     blocks: dict[str, Any] = {
-        name: lambda each=each: [{"ratios": each, "control": each - 0.25 * cells}.__getitem__]
-        for name, each in sums.items()
+        name: partial(iter, [{0: each, 1: each - cells / 4}.__getitem__]) for name, each in sums.items()
     }
 
-    def mean(table: str, name: str, more: Any = None) -> Mean:
-        return Mean(table, {"control": [name]} | labels, lambda block: (block(name), cells), more=more)
+    def mean(place: int, **options: Any) -> Mean:
+        return Mean("mixing_controls", labels, lambda block: (block(place), cells), **options)
 
     with io.BytesIO() as file:
         draws = Draws([5], 300, 7, file)
-        true = resample_checkpoints(mean("mixing", "ratios"), blocks, draws)
-        means = [mean("mixing_controls", "control", partial(below, true))]
-        means.append(means[0]._replace(checkpoints=("random",)))
+        below_true = partial(below, resample_checkpoints(mean(0), blocks, draws))
+        means = [mean(1, more=below_true), mean(1, more=below_true, checkpoints=("random",))]
         table = mean_tables(means, blocks, draws)["mixing_controls"]
     assert tuple(table) == COLUMNS["mixing_controls"]
-    assert len(table) == 4 * 4
     assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
-    table = table.set_index(["checkpoint", "layer", "method"]).sort_index()
-    assert table.loc["random", "below"].isna().all()
     expected = {name: each.sum(0).ravel() / 33 - 0.25 for name, each in sums.items()}
     expected["difference"] = expected["finetuned"] - expected["pretrained"]
-    for name, means_of_cells in expected.items():
-        rows = table.loc[list(product([name], *labels.values()))]
-        np.testing.assert_allclose(rows["mean"].to_numpy(float), means_of_cells)
-        assert (rows["ci_low"] < rows["mean"]).all()
-        assert (rows["mean"] < rows["ci_high"]).all()
-        if name != "random":
-            constant = 0 if name == "difference" else 0.25
-            excess = rows[["below", "below_low", "below_high"]].to_numpy(float)
-            np.testing.assert_allclose(excess, constant, atol=1e-12)
+    assert set(table["checkpoint"]) == set(expected)
+    for name, rows in table.groupby("checkpoint"):
+        np.testing.assert_allclose(rows["mean"], expected[name])
+        assert ((rows["ci_low"] < rows["mean"]) & (rows["mean"] < rows["ci_high"])).all()
+        constant = {"random": np.nan, "difference": 0}.get(name, 0.25)
+        np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)
