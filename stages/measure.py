@@ -235,7 +235,7 @@ class CheckpointWork:
 
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest errors of all documents `[levels, identities]`."""
-        return np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)]).max(0)
+        return np.asarray(np.max([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=0))
 
     def blocks(self) -> Iterator[Block]:
         """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""

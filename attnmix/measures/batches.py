@@ -210,7 +210,7 @@ class _BatchPass:
     def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
         """Return the errors `[B, identities]` of the embedding."""
         base, names = self.measurer.base, list(IDENTITIES)
-        words: Any = base.get_input_embeddings()(self.batch["input_ids"])
+        words: Tensor = base.get_input_embeddings()(self.batch["input_ids"])
         errors_BI = words.new_full((len(words), len(names)), torch.nan)
         captured = features.get(Site(0, "word_embedding"), words.new_empty(0))
         errors_BI[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)
