@@ -27,17 +27,14 @@ MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
-def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3) -> Path:
+def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Path:
     """A folder with so many reviews, of one length."""
-    folder = workspace(
-        name,
-        measure=SETTINGS | {"documents": documents},
-        capture={"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40},
-    )
+    capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
+    folder = workspace(name, measure=SETTINGS | {"documents": documents}, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
         write_tiny_bert(folder / "models" / checkpoint, seed=number)
-    texts = [" ".join(["the", "film", "was", "so", "very", "good", "."][i % 5 :][:length]) for i in range(documents)]
-    labels = np.arange(documents) % 2
+    words, labels = ["the", "film", "was", "so", "very", "good", "."], np.arange(documents) % 2
+    texts = [" ".join(words[i % 5 :][:3]) for i in range(documents)]
     (folder / "data/reviews").mkdir(parents=True)
     reviews = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
