@@ -97,7 +97,6 @@ class Block:
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
         self.output = _linear(layer.get_submodule(stack.output))
-        self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
