@@ -48,19 +48,11 @@ from attnmix.measures.tables import Block, by_review, derivative_tables, metrics
 from attnmix.models.capture_points import widths
 from attnmix.models.families import family_of
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from attnmix.store import writers
 from attnmix.store.files import whole, writing
 from attnmix.store.heads import VECTOR_BYTES
 from attnmix.store.layout import contributions_folder, heads_folder
 from attnmix.store.runs import Run
-from attnmix.store.writers import (
-    TokenRatios,
-    write_heads,
-    write_layer_parts,
-    write_matrix,
-    write_metrics,
-    write_plot,
-    write_ratios,
-)
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
 
@@ -121,13 +113,13 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
         derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
         tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
         for name, table in tables.items():
-            write_plot(f"measure/{name}", table, run.tables)
-        write_plot("measure/mixing_by_review", by_review(blocks, mixing.methods), run.tables)
+            writers.write_plot(f"measure/{name}", table, run.tables)
+        writers.write_plot("measure/mixing_by_review", by_review(blocks, mixing.methods), run.tables)
         machine = {"computed_on": computed_on(parameters.arithmetic)}
-        write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
-        write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
+        writers.write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
+        writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
         rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
-        write_ratios(folder / "mixing", mixing.methods, rows)
+        writers.write_ratios(folder / "mixing", mixing.methods, rows)
         publish(folder / "mixing", run.measured)
         clear(folder)
         logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
@@ -210,14 +202,14 @@ class CheckpointWork:
                 for method, matrix in measurer.contributions(document.ids).items():
                     attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
                     array = matrix.float().cpu().numpy()
-                    write_matrix(part, method, array, ("layer", "token", "source"), attributes)
+                    writers.write_matrix(part, method, array, ("layer", "token", "source"), attributes)
 
     def heads(self, measurer: DocumentMeasurer) -> None:
         """Write what goes through every head of the captured documents, as it is published."""
         for number, folder in self._remaining("heads", self._captured(heads_folder)):
             ids = self.corpus.document(number).ids
             with _whole_folder(folder) as part:
-                write_heads(part, record_heads(measurer.base, measurer.folder, ids, measurer.layers))
+                writers.write_heads(part, record_heads(measurer.base, measurer.folder, ids, measurer.layers))
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them."""
@@ -234,14 +226,14 @@ class CheckpointWork:
 
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest errors of all documents `[levels, identities]`."""
-        return np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)]).max(0)
+        return np.asarray(np.max([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=0))
 
     def blocks(self) -> Iterator[Block]:
         """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""
         for block in self.corpus.measured_by_block():
             yield partial(self._array, block)
 
-    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
+    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
         """Yield the ratios of every token of the documents in their order."""
         for block in self.corpus.blocks:
             ratios: dict[int, npt.NDArray[np.float32]] = {}
@@ -254,7 +246,7 @@ class CheckpointWork:
                 words = [None if word < 0 else word for word in document.words.tolist()]
                 classes = [CLASSES[place] for place in document.classes]
                 texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
-                yield TokenRatios(self.checkpoint, *texts, ratios.pop(number))
+                yield writers.TokenRatios(self.checkpoint, *texts, ratios.pop(number))
 
     def _array(self, block: int, name: str) -> npt.NDArray[Any]:
         """Return an array of a block's documents in the statistics, in their order."""

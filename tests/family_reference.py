@@ -1,7 +1,7 @@
 """An independent float64 computation of every family's features and measures: explicit sums, token by token.
 
 It reads a base model's configuration and state dictionary, takes one text without padding, and shares no code with
-`stages/`. A layer's arrays go by role; a role whose array a family lacks is left out of the sum, or is the identity.
+the library. A layer's arrays go by role; a role whose array a family lacks is left out of the sum, or is the identity.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def rotated(x: Array, parameters: dict[str, Any]) -> Array:
     return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles), rest], -1)
 
 
-def softmax(scores: Array, seen: Bools) -> Array:
-    scores = np.where(seen, scores, -np.inf)
+def softmax(scores: Array, visible: Bools) -> Array:
+    scores = np.where(visible, scores, -np.inf)
     return normalised(np.exp(scores - scores.max(-1, keepdims=True)))
 
 
@@ -217,7 +217,7 @@ class ReferenceLayer:
 
     weights: Weights
     x: Array
-    seen: Bools
+    visible: Bools
     rotary: dict[str, Any] | None
     memory: Array | None = None
 
@@ -230,7 +230,7 @@ class ReferenceLayer:
         if self.rotary is not None:
             query, key = rotated(query, self.rotary), rotated(key, self.rotary)
         scale = first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
-        self.attention = softmax(query @ key.transpose(0, 2, 1) * scale, self.seen)
+        self.attention = softmax(query @ key.transpose(0, 2, 1) * scale, self.visible)
         self.value_bias = w.split("value", np.zeros_like(u[:1]))
         self.points = self.rest(self.value)
         self.split(self.value)
@@ -421,16 +421,16 @@ def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool)
     """Which tokens see which in this layer, and its rotary embedding's parameters."""
     kind = config.layer_types[number] if getattr(config, "layer_types", None) else None
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
-    seen = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
+    visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
     window = getattr(config, "sliding_window", None)
     if window is not None and kind in (None, "sliding_attention"):
-        seen &= distance < window if causal else np.abs(distance) <= window
+        visible &= distance < window if causal else np.abs(distance) <= window
     rotary = getattr(config, "rope_parameters", None)
     if rotary is not None and kind in rotary:
         rotary = rotary[kind]
     if name == "smollm3" and not config.no_rope_layers[number]:
         rotary = None
-    return seen, rotary
+    return visible, rotary
 
 
 def run_reference(name: str, base: Any, ids: list[int]) -> Reference:

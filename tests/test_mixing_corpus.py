@@ -1,23 +1,27 @@
-"""Measures of many documents: what is in memory does not grow with their number, and blocks change no number."""
+"""The documents of `measure`: memory does not grow with their number, blocks change no number, words are shuffled."""
 
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
+from functools import partialmethod
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Workspace, run_tokenized, write_tiny_bert
+from conftest import Workspace, plain_document, run_tokenized, tokenized_documents, write_tiny_bert
+from families import make_tokenizer
 
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.documents import Corpus
+from attnmix.measures.controls import shuffled_words
+from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
 from attnmix.store import tokens as tokens_store
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_plot
 from stages import measure
 from stages.tokenize import write_tokens
 
@@ -25,17 +29,14 @@ MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
-def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3) -> Path:
+def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Path:
     """A folder with so many reviews, of one length."""
-    folder = workspace(
-        name,
-        measure=SETTINGS | {"documents": documents},
-        capture={"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40},
-    )
+    capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
+    folder = workspace(name, measure=SETTINGS | {"documents": documents}, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
         write_tiny_bert(folder / "models" / checkpoint, seed=number)
-    texts = [" ".join(["the", "film", "was", "so", "very", "good", "."][i % 5 :][:length]) for i in range(documents)]
-    labels = np.arange(documents) % 2
+    words, labels = ["the", "film", "was", "so", "very", "good", "."], np.arange(documents) % 2
+    texts = [" ".join(words[i % 5 :][:3]) for i in range(documents)]
     (folder / "data/reviews").mkdir(parents=True)
     reviews = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
     reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
@@ -44,25 +45,20 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each length of a text the model is asked once; blocks are small."""
+    """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
     monkeypatch.setattr(tokens_store, "BLOCK", 10)
     known: dict[Any, Any] = {}
 
-    def quickly(name: str) -> None:
-        method = getattr(BatchMeasurer, name)
+    def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
+        *options, documents = arguments
+        keys = [(name, *options, str(self.folder), len(document), document.measured) for document in documents]
+        for key, document in zip(keys, documents, strict=True):
+            if key not in known:
+                (known[key],) = method(self, *options, [document])
+        return [known[key] for key in keys]
 
-        def measured(self: BatchMeasurer, *arguments: Any) -> list[Any]:
-            *options, documents = arguments
-            for document in documents:
-                key = (name, str(self.folder), len(document), document.measured)
-                if key not in known:
-                    (known[key],) = method(self, *options, [document])
-            return [known[name, str(self.folder), len(document), document.measured] for document in documents]
-
-        monkeypatch.setattr(BatchMeasurer, name, measured)
-
-    quickly("measures")
-    quickly("control_sums")
+    for name in ("measures", "control_sums"):
+        monkeypatch.setattr(BatchMeasurer, name, partialmethod(answer, name, getattr(BatchMeasurer, name)))
 
 
 def peak(workspace: Workspace, documents: int) -> int:
@@ -102,39 +98,28 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_store, "BLOCK", 4)
-    numbers, texts = np.random.default_rng(0), []
+    generator, texts = np.random.default_rng(0), []
     for number in range(11):
-        text = " ".join(numbers.choice(["film", "good", "flies"], numbers.integers(1, 9)))
+        text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))
         flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10}
         texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "label_name": "a", **flags})
     texts[5]["captured"] = True
     monkeypatch.chdir(tmp_path)
     write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
-    found, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
-    assert len(found) == 11
-    assert found.captured.nonzero()[0].tolist() == [0, 5]
-    documents = [found.document(number) for number in range(11)]
+    corpus, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
+    assert len(corpus) == 11
+    assert corpus.captured.nonzero()[0].tolist() == [0, 5]
+    documents = [corpus.document(number) for number in range(11)]
     for document, text in zip(documents, texts, strict=True):
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
-    batches = [batch for block in found.blocks for batch in found.batches(block, 12, measured=True)]
+    batches = [batch for block in corpus.blocks for batch in corpus.batches(block, 12, measured=True)]
     assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    assert found.measured_by_block() == {0: 4, 1: 3, 2: 3}
-
-
-def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path)
-    table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
-    write_plot("measure/whole", table, run.tables)
-    write_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
-    assert (run.tables / "measure/parts.csv").read_bytes() == (run.tables / "measure/whole.csv").read_bytes()
-    monkeypatch.setattr("attnmix.store.runs.CSV_PART_ROWS", 2)
-    found = run.table_rows("measure/parts", {"name": "b", "layer": 2})
-    assert found["mean"].tolist() == [0.571429]
+    assert corpus.measured_by_block() == {0: 4, 1: 3, 2: 3}
 
 
 def test_needed_disk_is_known_before_anything_is_measured(
@@ -152,3 +137,56 @@ def test_needed_disk_is_known_before_anything_is_measured(
     assert len(estimates) == 2  # before each checkpoint
     # The estimate leaves out arrays that are small beside vectors, which this model's are not.
     assert 0.6 < estimates[0] / (sums + published) < 1
+
+
+TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettable endings."
+
+
+@pytest.fixture
+def document(default_weights: Path) -> Document:
+    (found,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": TEXT}, 60)
+    return found
+
+
+def test_words_are_numbered_from_the_first(document: Document, default_weights: Path) -> None:
+    tokenizer = load_tokenizer(default_weights)
+    special = np.isin(document.classes, [CLASSES.index("cls"), CLASSES.index("sep")])
+    np.testing.assert_array_equal(document.words < 0, special)
+    numbers = range(int(document.words.max()) + 1)
+    words = [tokenizer.decode(document.ids[document.words == number].tolist()) for number in numbers]
+    assert " ".join(words) == "unforgettably good , isn ' t it ? a film about forgetfulness and unforgettable endings ."
+
+
+@pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
+def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
+    (found,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
+    numbers = found.words[found.words >= 0]
+    assert np.unique(numbers).tolist() == [0, 1, 2]
+    assert (np.diff(numbers) >= 0).all()
+
+
+def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> None:
+    shuffled = shuffled_words(document, 111)
+    special = document.words < 0
+    for before, after in ((document.ids, shuffled.ids), (document.words, shuffled.words)):
+        np.testing.assert_array_equal(after[special], before[special])
+        np.testing.assert_array_equal(np.sort(after), np.sort(before))
+    assert (shuffled.ids != document.ids).sum() > len(document) / 2
+    changes = np.flatnonzero(np.diff(shuffled.words[~special]))
+    words = int(document.words.max()) + 1
+    assert len(changes) == words - 1  # each word is one stretch
+    for number in range(words):
+        here, there = document.words == number, shuffled.words == number
+        np.testing.assert_array_equal(shuffled.ids[there], document.ids[here])
+        np.testing.assert_array_equal(shuffled.classes[there], document.classes[here])
+    assert (shuffled.name, shuffled.measured) == (document.name, document.measured)
+
+
+def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
+    plain = plain_document(range(8))
+    orders = {
+        (name, seed): shuffled_words(replace(plain, name=name), seed).ids.tolist()
+        for name, seed in product(("test/0", "test/1"), (0, 1))
+    }
+    assert len(set(map(tuple, orders.values()))) == 4
+    assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -24,6 +25,7 @@ from attnmix.core.statistics import (
 )
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 
@@ -182,20 +184,25 @@ def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
         "layer_output": e[:1],
     }
     base = load_base(tiny_bert)
+    unused: Any = (None, None)
     block = Block(base.encoder.layer[0], family_of(base.config).stacks[0])
-    nothing: Any = None
-    found = step_measures(LayerPass(block, nothing, nothing, e[:1], points))[0].numpy()
-    absent = [step for step, row in zip(STEP_POINTS, found, strict=True) if np.isnan(row).any()]
-    assert absent == ["cross_attention", "cross_attention_norm"]
-    rows = [dict(zip(STEP_MEASURES, row, strict=True)) for row in found]
-    steps = dict(zip(STEP_POINTS, rows, strict=True))
-    assert steps["output_linear"] == {"cosine_previous": 1, "cosine_input": 0, "distance_previous": 1, "norm": 2}
-    assert steps["attention_skip"]["cosine_input"] == pytest.approx(1 / 5**0.5)
-    assert steps["attention_norm"]["distance_previous"] == pytest.approx(1)
-    assert steps["feed_forward"]["norm"] == pytest.approx(3)
-    assert steps["feed_forward"]["cosine_previous"] == 0
-    assert steps["ffn_skip"]["cosine_previous"] == pytest.approx(3 / 11**0.5)
-    assert steps["ffn_norm"]["cosine_input"] == pytest.approx(1)
+    rows = step_measures(LayerPass(block, *unused, e[:1], points))[0].numpy()
+    steps = pd.DataFrame(rows, index=list(STEP_POINTS), columns=list(STEP_MEASURES))
+    assert steps.index[steps.isna().any(axis=1)].tolist() == ["cross_attention", "cross_attention_norm"]
+    expected = {
+        ("output_linear", "cosine_previous"): 1,
+        ("output_linear", "cosine_input"): 0,
+        ("output_linear", "distance_previous"): 1,
+        ("output_linear", "norm"): 2,
+        ("attention_skip", "cosine_input"): 1 / 5**0.5,
+        ("attention_norm", "distance_previous"): 1,
+        ("feed_forward", "norm"): 3,
+        ("feed_forward", "cosine_previous"): 0,
+        ("ffn_skip", "cosine_previous"): 3 / 11**0.5,
+        ("ffn_norm", "cosine_input"): 1,
+    }
+    for cell, value in expected.items():
+        assert steps.loc[cell] == pytest.approx(value), cell
 
 
 def test_bootstrap_resamples_documents_not_tokens() -> None:
@@ -303,3 +310,32 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
             found = draws.resample(parts)
             for one, other in zip(found, together, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
+    generator, cells = np.random.default_rng(0), np.array([3.0, 9, 5, 4, 12])[:, None, None]
+    labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
+    sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
+    # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
+    blocks: dict[str, Any] = {
+        name: partial(iter, [{0: each, 1: each - cells / 4}.__getitem__]) for name, each in sums.items()
+    }
+
+    def mean(place: int, **options: Any) -> Mean:
+        return Mean("mixing_controls", labels, lambda block: (block(place), cells), **options)
+
+    with io.BytesIO() as file:
+        draws = Draws([5], 300, 7, file)
+        below_true = partial(below, resample_checkpoints(mean(0), blocks, draws))
+        means = [mean(1, more=below_true), mean(1, more=below_true, checkpoints=("random",))]
+        table = mean_tables(means, blocks, draws)["mixing_controls"]
+    assert tuple(table) == COLUMNS["mixing_controls"]
+    assert (set(table["tokens"]), set(table["documents"])) == ({33}, {5})
+    expected = {name: each.sum(0).ravel() / 33 - 0.25 for name, each in sums.items()}
+    expected["difference"] = expected["finetuned"] - expected["pretrained"]
+    assert set(table["checkpoint"]) == set(expected)
+    for name, rows in table.groupby("checkpoint"):
+        np.testing.assert_allclose(rows["mean"], expected[name])
+        assert ((rows["ci_low"] < rows["mean"]) & (rows["mean"] < rows["ci_high"])).all()
+        constant = {"random": np.nan, "difference": 0}.get(name, 0.25)
+        np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import plain_document, tokenized_documents
+from families import EACH_FAMILY, write_family
 from family_reference import rolled, run_reference
 from torch.nn.functional import gelu, layer_norm, relu
 
@@ -202,17 +203,22 @@ def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_we
         np.testing.assert_allclose(matrices[method].numpy()[rows], array[rows], atol=1e-5, rtol=1e-5, err_msg=method)
 
 
-def test_the_data_free_gain_is_the_root_mean_square_scale_of_random_vectors(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
-    attention = base.encoder.layer[1].attention
-    z = torch.randn(100_000, 25, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        # [x, 1] scaled as a whole: the constant's column is a random number too.
-        mapped = attention.output.dense(attention.self.value(z[:, :-1]))
-        constant = attention.output.dense(attention.self.value(torch.zeros(1, 24)))
-        mapped = mapped + (z[:, -1:] - 1) * constant
-    expected = float((mapped.square().sum() / z.square().sum()).sqrt())
-    assert DocumentMeasurer(base, tiny_bert, [], []).gains()[1] == pytest.approx(expected, rel=0.01)
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_the_parts_of_the_reference_sum_to_its_features(name: str, tmp_path: Path) -> None:
+    """F and T with the biases, which belong to no source, are the outputs of attention and of its norm."""
+    for layer in run_reference(name, load_base(write_family(name, tmp_path)), list(range(5, 17))).layers:
+        w, points = layer.weights, layer.points
+        bias = np.tile(w.arrays["out"][-1], (len(layer.x), 1))
+        bias = w.norm_linear("attention_output_norm", bias, w.linear("out", points["attention_heads"]))
+        np.testing.assert_allclose(layer.F.sum(1) + bias, points["attention_output"], rtol=0, atol=1e-12)
+        if layer.post_norm:
+            bias = w.norm_linear("attention_norm", bias, points["attention_residual"]) + w.arrays["attention_norm"][1]
+            np.testing.assert_allclose(layer.T.sum(1) + bias, points["attention_norm"], rtol=0, atol=1e-12)
+        if layer.plain and not layer.parallel:
+            parts, rest = layer.layer_parts()
+            np.testing.assert_allclose(parts.sum(1) + rest, points["layer_output"], rtol=0, atol=1e-6)
+        for method, matrix in layer.contributions().items():
+            assert np.abs(matrix[~layer.visible]).max(initial=0) < 1e-12, method  # what a token cannot see
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

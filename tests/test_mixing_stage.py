@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import zarr
-from conftest import Workspace, run_tokenized, tokenized_documents, write_parameters, write_reviews, write_tiny_bert
-from transformers import AutoTokenizer
+from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import STEP_MEASURES
@@ -81,12 +79,9 @@ def finished(finished_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
     table = Run(Path()).ratios()
-    assert list(table) == [
-        *("checkpoint", "document", "position", "layer"),
-        *RATIOS,
-        *("token", "word", "token_class", "in_statistics"),
-    ]
-    assert not table.duplicated(["checkpoint", "document", "position", "layer", "in_statistics"]).any()
+    keys = ["checkpoint", "document", "position", "layer"]
+    assert list(table) == [*keys, *RATIOS, "token", "word", "token_class", "in_statistics"]
+    assert not table.duplicated([*keys, "in_statistics"]).any()
     assert (table[list(RATIOS)].dtypes == np.float32).all()
     assert set(table["layer"]) == {1, 2, 3}
     assert {"test/3", "text/0"} <= set(table["document"])
@@ -99,29 +94,64 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     assert not (table["token"] == "[PAD]").any()
 
 
+def rows_of(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
+    """Check the column `mean` of a table; `means` have a column for each ratio."""
+    expected = means[list(RATIOS)].rename_axis(columns="method").stack().rename("expected")
+    merged = table.merge(expected.reset_index(), on=[*keys, "method"], validate="1:1")
+    assert len(merged) == len(table)
+    np.testing.assert_allclose(merged["mean"], merged["expected"], atol=2e-6)
+    single = merged["documents"] < 2 if "documents" in merged else np.zeros(len(merged), bool)
+    if "ci_low" in merged:
+        assert (merged["ci_low"] <= merged["mean"])[~single].all()
+        assert (merged["mean"] <= merged["ci_high"])[~single].all()
+        assert merged.loc[single, ["ci_low", "ci_high"]].isna().all(axis=None)
+
+
+def with_difference(means: pd.DataFrame) -> pd.DataFrame:
+    """The means by checkpoint, and fine-tuned minus pretrained."""
+    return pd.concat([means, pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})]).rename_axis(
+        means.index.names
+    )
+
+
 def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = Run(Path()).ratios().query("in_statistics")
-    mixing, groups = Run(Path()).table("measure/mixing"), Run(Path()).table("measure/mixing_by_group")
-    assert {name: tuple(Run(Path()).table(f"measure/{name}")) for name in COLUMNS} == COLUMNS
+    run, table = Run(Path()), Run(Path()).ratios().query("in_statistics")
+    assert {name: tuple(run.table(f"measure/{name}")) for name in COLUMNS} == COLUMNS
+    mixing, groups = run.table("measure/mixing"), run.table("measure/mixing_by_group")
+    by_layer = ["checkpoint", "layer"]
     assert len(mixing) == 3 * 3 * len(RATIOS)
-    means = table.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
-    by_class = table.groupby(["checkpoint", "layer", "token_class"])[list(RATIOS)].mean()
-    early = table[table["position"].between(4, 7)].groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
-    for row in mixing.itertuples():
-        if row.checkpoint == "difference":
-            pair = [means.loc[(name, row.layer), row.method] for name in ("finetuned", "pretrained")]
-            assert row.mean == pytest.approx(pair[0] - pair[1], abs=2e-6)
-        else:
-            assert row.mean == pytest.approx(means.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
-        assert row.ci_low <= row.mean <= row.ci_high
-        assert np.isnan([row.simultaneous_low, row.simultaneous_high]).all()  # six documents
-        assert row.documents == 6
-        assert row.tokens == len(table) / 6
-    for row in groups.query("grouping == 'token_class'").itertuples():
-        expected = by_class.loc[(row.checkpoint, row.layer, row.group), row.method]
-        assert row.mean == pytest.approx(expected, abs=2e-6)
-    for row in groups.query("grouping == 'position' and group == '4-7'").itertuples():
-        assert row.mean == pytest.approx(early.loc[(row.checkpoint, row.layer), row.method], abs=2e-6)
+    rows_of(mixing, with_difference(table.groupby(by_layer)[list(RATIOS)].mean()), by_layer)
+    assert mixing[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
+    assert set(mixing["documents"]) == {6}
+    assert set(mixing["tokens"]) == {len(table) / 6}
+    by_class = table.rename(columns={"token_class": "group"}).groupby([*by_layer, "group"])[list(RATIOS)].mean()
+    rows_of(groups.query("grouping == 'token_class'"), by_class, [*by_layer, "group"])
+    early = table[table["position"].between(4, 7)].groupby(by_layer)[list(RATIOS)].mean()
+    rows_of(groups.query("grouping == 'position' and group == '4-7'"), early, by_layer)
+    by_review = run.table("measure/mixing_by_review")
+    keys = ["checkpoint", "document", "layer"]
+    rows_of(by_review, table.groupby(keys)[list(RATIOS)].mean(), keys)
+    labels = pd.read_parquet("data/reviews/test.parquet")["label"]
+    lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
+    assert (by_review["tokens"] == by_review["document"].map(lengths)).all()
+    numbers = by_review["document"].str.removeprefix("test/").astype(int)
+    assert (by_review["label"] == numbers.map(labels)).all()
+
+
+def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished: Path) -> None:
+    table = Run(Path()).ratios().query("in_statistics")
+    weighted = Run(Path()).table("measure/mixing_weighted", dtype={"layer": str})
+    assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
+    words = table[table["token_class"].isin(["word", "subword"])]
+    kinds = {"words": words, "all": table, "without_first": table[table["position"] > 0]}
+    for tokens_of, rows in kinds.items():
+        by_token = rows.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
+        each = rows.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
+        for weight, means in (("token", by_token), ("review", each.groupby(["checkpoint", "layer"]).mean())):
+            overall = pd.concat({"all": means.groupby("checkpoint").mean()}, names=["layer"]).swaplevel()
+            means = with_difference(pd.concat([means.rename(index=str, level="layer"), overall]))
+            chosen = weighted.query(f"tokens_of == '{tokens_of}' and weight == '{weight}'")
+            rows_of(chosen, means, ["checkpoint", "layer"])
 
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
@@ -168,41 +198,21 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
                 assert table[checkpoint, control, method, layer] == pytest.approx(mean, abs=3e-6)
 
 
-def test_contributions_are_plain_zarr_for_every_captured_document(finished: Path) -> None:
-    for checkpoint in ("pretrained", "finetuned"):
-        for document in ("test/3", "text/0"):
-            tokens = Run(Path()).matrix(checkpoint, document, "attention").shape[1]
-            for path in contributions_folder(checkpoint, document, Run(Path()).measured).glob("*.zarr"):
-                array = zarr.open_array(path, mode="r")
-                assert array.metadata.zarr_format == 3
-                assert [codec.to_dict() for codec in array.compressors] == [{"name": "crc32c"}]
-            for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
-                matrix = Run(Path()).matrix(checkpoint, document, method)
-                assert matrix.shape == (3, tokens, tokens)
-                assert matrix.dtype == np.float32
-                np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
-
-
 def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(Run(finished).measured, Run(tmp_path).measured)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        shard = contributions_folder("pretrained", "test/3", Run(Path()).measured) / "alti.zarr" / "c/0/0/0"
-        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-        with pytest.raises(
-            InputError, match=r"test_3/alti\.zarr is damaged .*; force the stage measure, which writes it, to run again"
-        ):
-            Run(Path()).matrix("pretrained", "test/3", "alti")
+    shard = contributions_folder("pretrained", "test/3", Run(tmp_path).measured) / "alti.zarr" / "c/0/0/0"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage measure"):
+        Run(tmp_path).matrix("pretrained", "test/3", "alti")
 
 
-def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
-    metrics = Run(Path()).metrics("measure")
-    curves = Run(Path()).table("measure/mixing")
+def test_metrics_are_headlines_of_the_tables(finished: Path) -> None:
+    metrics, curves = Run(Path()).metrics("measure"), Run(Path()).table("measure/mixing")
     for checkpoint in ("pretrained", "finetuned"):
         assert set(metrics[checkpoint]) == {"attn_w", "attn_n", "attnresln_n", "identity_error"}
         assert 0 < metrics[checkpoint]["identity_error"] < 1e-5
-        of_layers = curves[(curves["checkpoint"] == checkpoint) & (curves["method"] == "attn_n")]["mean"]
-        assert metrics[checkpoint]["attn_n"] == pytest.approx(of_layers.mean(), abs=2e-6)
+        by_layer = curves.query(f"checkpoint == '{checkpoint}' and method == 'attn_n'")["mean"]
+        assert metrics[checkpoint]["attn_n"] == pytest.approx(by_layer.mean(), abs=2e-6)
     where = "weight == 'token' and tokens_of == 'all' and layer == 'all'"
     overall = Run(Path()).table("measure/mixing_weighted").query(where).set_index(["checkpoint", "method"])
     assert set(overall.index) == set(product(("pretrained", "finetuned", "difference"), RATIOS))
@@ -211,44 +221,44 @@ def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
     assert difference["mean"] == pytest.approx(overall.loc[("difference", "attnresln_n"), "mean"], abs=2e-6)
     assert difference["ci_low"] < difference["mean"] < difference["ci_high"]
     assert metrics["documents"] == 6
-    geometry = Run(Path()).table("measure/geometry")
-    for measure_name in ("attention_gain", "attention_to_first"):
-        layers = geometry[geometry["measure"] == measure_name].groupby("checkpoint")["layer"].apply(list)
+
+
+def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> None:
+    table = Run(Path()).table("measure/geometry")
+    for name in ("attention_gain", "attention_to_first"):
+        layers = table[table["measure"] == name].groupby("checkpoint")["layer"].apply(list)
         assert layers.tolist() == [[1, 2, 3], [1, 2, 3]]
     assert len(Run(Path()).steps) == 2 * 3 * 7 * 4
-    geometry = geometry[~geometry["measure"].isin(STEP_MEASURES) & (geometry["point"] != "attention")]
-    assert len(geometry) == 2 * (3 + 6 * 3) * 7
-    identity = geometry.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
+    clouds = table[~table["measure"].isin(STEP_MEASURES) & (table["point"] != "attention")]
+    assert len(clouds) == 2 * (3 + 6 * 3) * 7
+    identity = clouds.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
     np.testing.assert_allclose(identity["mean"], 1)
-    assert (geometry.query("measure != 'own_nearest'")["documents"] == 6).all()
-    bound = geometry.query("measure == 'effective_rank_bound'")["mean"].to_numpy()
-    assert (geometry.query("measure == 'effective_rank'")["mean"].to_numpy() <= bound).all()
+    assert (clouds.query("measure != 'own_nearest'")["documents"] == 6).all()
+    ranks = clouds.pivot(index=["checkpoint", "layer", "point"], columns="measure", values="mean")
+    assert (ranks["effective_rank"] <= ranks["effective_rank_bound"]).all()
 
 
-def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
+def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_twice(
     finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = measure.BatchMeasurer.measures
-    calls: list[int] = []
+    batches: list[tuple[Any, ...]] = []
 
     def measures(self: Any, documents: Any) -> Any:
-        calls.append(len(documents))
-        if len(calls) == 3:
+        if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
+        batches.append((self.folder, *(document.name for document in documents)))
         return original(self, documents)
 
     monkeypatch.setattr(measure.BatchMeasurer, "measures", measures)
-    folder = small(workspace)
+    folder, resumed = small(workspace), False
     with pytest.raises(KeyboardInterrupt):
         run_tokenized(measure)
     assert not (folder / "features/measure").exists()
+    resumed = True
     run_tokenized(measure)
+    assert len(batches) == len(set(batches)) > 2
     assert bytes_of(folder) == bytes_of(finished)
-    resumed = len(calls) - 1  # without the one that was killed
-    fresh = small(workspace, "fresh")
-    run_tokenized(measure)
-    assert len(calls) - 1 == 2 * resumed  # no batch was measured twice
-    assert bytes_of(fresh) == bytes_of(finished)
 
 
 def test_two_processes_divide_the_work_and_give_the_same_bytes(
@@ -273,38 +283,6 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_review_csvs_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> None:
-    table = Run(Path()).ratios().query("in_statistics")
-    reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
-    by_review = Run(Path()).table("measure/mixing_by_review")
-    assert len(by_review) == 2 * 6 * 3 * len(RATIOS)
-    own = table.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
-    lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
-    for row in by_review.itertuples():
-        assert row.mean == pytest.approx(own.loc[(row.checkpoint, row.document, row.layer), row.method], abs=2e-6)
-        assert row.label == reviews["label"][int(row.document.removeprefix("test/"))]
-        assert row.tokens == lengths[row.document]
-    words = table[table["token_class"].isin(["word", "subword"])]
-    weighted = Run(Path()).table("measure/mixing_weighted", dtype={"layer": str})
-    assert len(weighted) == 3 * 2 * 3 * 4 * len(RATIOS)
-    indexed = weighted.set_index(["checkpoint", "weight", "tokens_of", "layer", "method"]).sort_index()
-    for tokens_of, rows in (("words", words), ("all", table), ("without_first", table[table["position"] > 0])):
-        by_token = rows.groupby(["checkpoint", "layer"])[list(RATIOS)].mean()
-        each = rows.groupby(["checkpoint", "document", "layer"])[list(RATIOS)].mean()
-        for weight, means in (("token", by_token), ("review", each.groupby(["checkpoint", "layer"]).mean())):
-            for checkpoint in ("pretrained", "finetuned", "difference"):
-                of_one = (
-                    means.loc["finetuned"] - means.loc["pretrained"]
-                    if checkpoint == "difference"
-                    else means.loc[checkpoint]
-                )
-                for layer, expected in (("all", of_one.mean()), ("2", of_one.loc[2])):
-                    found = indexed.loc[(checkpoint, weight, tokens_of, layer)]
-                    np.testing.assert_allclose(found.loc[list(RATIOS), "mean"], expected, atol=2e-6)
-                    assert (found["ci_low"] <= found["mean"]).all()
-                    assert (found["mean"] <= found["ci_high"]).all()
-
-
 def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
@@ -316,19 +294,15 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     run_tokenized(measure)
     table = Run(Path()).ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
-    long = table["document"].map(sizes) > 32
     by_length = Run(Path()).table("measure/mixing_by_group").query("grouping == 'length'")
     assert 0 < (sizes > 32).sum() < 12
     assert len(by_length) == 2 * 3 * 2 * len(RATIOS)
-    means = table.groupby([np.where(long, "33-64", "1-32"), "checkpoint", "layer"])[list(RATIOS)].mean()
-    for row in by_length.itertuples():
-        assert row.mean == pytest.approx(means.loc[(row.group, row.checkpoint, row.layer), row.method], abs=2e-6)
-        chosen = sizes[(sizes > 32) == (row.group == "33-64")]
-        assert (row.tokens, row.documents) == (chosen.sum(), len(chosen))
-        if len(chosen) == 1:
-            assert np.isnan([row.ci_low, row.ci_high]).all()
-        else:
-            assert row.ci_low <= row.mean <= row.ci_high
+    groups = table.assign(group=np.where(table["document"].map(sizes) > 32, "33-64", "1-32"))
+    keys = ["group", "checkpoint", "layer"]
+    rows_of(by_length, groups.groupby(keys)[list(RATIOS)].mean(), keys)
+    for name, chosen in (("1-32", sizes[sizes <= 32]), ("33-64", sizes[sizes > 32])):
+        rows = by_length[by_length["group"] == name]
+        assert (set(rows["tokens"]), set(rows["documents"])) == ({chosen.sum()}, {len(chosen)})
 
 
 def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:
@@ -341,68 +315,50 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
         with torch.no_grad():
             states = base(**batch, output_hidden_states=True).hidden_states
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
-    found = Run(Path()).table("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
-    for layer in range(4):
+    table = Run(Path()).table("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
+    for layer, point in enumerate(["embedding_output", *["layer_output"] * 3]):
         pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
-        expected = np.concatenate([pair.ravel() for pair in pairs]).mean()
-        point = "layer_output" if layer else "embedding_output"
-        (row,) = found.query(f"layer == {layer} and point == '{point}'").itertuples()
-        assert row.mean == pytest.approx(expected, abs=3e-6)
+        (row,) = table.query(f"layer == {layer} and point == '{point}'").itertuples()
+        assert row.mean == pytest.approx(np.concatenate([pair.ravel() for pair in pairs]).mean(), abs=3e-6)
         assert row.ci_low < row.mean < row.ci_high
         assert row.documents == 6
 
 
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
-    small(workspace, measure={"gradient_documents": 0, "methods": ["attn_w", "attn_n"]}, finetune={"epochs": 0})
+    few = {"gradient_documents": 0, "methods": ["attn_w", "attn_n"], "matrices": []}
+    small(workspace, measure=few, finetune={"epochs": 0})
     shutil.rmtree("models/pretrained")
     run_tokenized(measure)
     assert set(Run(Path()).metrics("measure")) == {"finetuned", "documents", "computed_on"}
     assert set(Run(Path()).metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
     assert Run(Path()).table("measure/derivatives").empty
+    assert Run(Path()).matrices("finetuned", "test/3") == []
     assert set(Run(Path()).table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
     assert set(Run(Path()).table("measure/mixing")["checkpoint"]) == {"finetuned"}
 
 
 def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
-    assert set(Run(Path()).matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
-    alti = Run(Path()).matrix("finetuned", "test/3", "alti_rollout")
+    run = Run(Path())
+    assert set(run.matrices("finetuned", "test/3")) == set(with_rollouts(LAYER_MATRICES))
+    for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
+        tokens = len(run.ratios().query(f"document == '{document}' and checkpoint == '{checkpoint}'")) // 3
+        for method in ("attention", "alti", "globenc", "attention_rollout", "value_zeroing_rollout"):
+            matrix = run.matrix(checkpoint, document, method)
+            assert (matrix.shape, matrix.dtype) == ((3, tokens, tokens), np.float32)
+            np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
+    alti = run.matrix("finetuned", "test/3", "alti_rollout")
     small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
     run_tokenized(measure)
     assert set(Run(Path()).matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
     np.testing.assert_array_equal(Run(Path()).matrix("finetuned", "test/3", "alti_rollout"), alti)
     agreement = Run(Path()).table("measure/derivatives").query("quantity == 'agreement'")
     assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
-    small(workspace, "none", measure={"matrices": [], "gradient_documents": 0})
-    run_tokenized(measure)
-    assert not (Run(Path()).measured / "contributions").is_dir() or Run(Path()).matrices("finetuned", "test/3") == []
 
 
 def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
     small(workspace, capture={"max_length": 65})
     with pytest.raises(InputError, match=r"capture.max_length: 65 is more than the 64 tokens"):
         run_tokenized(measure)
-
-
-def test_token_classes_of_words_pieces_and_punctuation(default_weights: Path) -> None:
-    tokenizer = load_tokenizer(default_weights)
-    (document,) = tokenized_documents(tokenizer, {"text/0": "Unforgettably good, isn't it?"}, 30)
-    tokens = tokenizer.convert_ids_to_tokens(document.ids.tolist())
-    classes = dict(zip(tokens, (CLASSES[number] for number in document.classes), strict=True))
-    assert classes["[CLS]"] == "cls"
-    assert classes["[SEP]"] == "sep"
-    assert classes["good"] == classes["isn"] == classes["it"] == "word"
-    assert classes[","] == classes["?"] == classes["'"] == "punctuation"
-    pieces = tokens[1 : tokens.index("good")]
-    assert len(pieces) > 1
-    assert {classes[piece] for piece in pieces} == {"subword"}
-
-
-def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) -> None:
-    text = "a long review " * 30
-    (document,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": text}, 16)
-    expected = AutoTokenizer.from_pretrained(default_weights)(text, truncation=True, max_length=16)["input_ids"]
-    assert document.ids.tolist() == expected
-    assert document.measured
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_tiny_bert
+from family_reference import BERT, ReferenceLayer, read
 from transformers import AutoModel
 
 from attnmix.core.errors import InputError
@@ -24,6 +25,7 @@ TEXTS = (
     "[CLS] fine [SEP] cold [SEP]",
 )
 TOKENS = [text.split() for text in TEXTS]
+METHODS = ("attn_w", "attn_n", "attnres_n")
 
 
 @pytest.fixture(scope="module")
@@ -55,44 +57,27 @@ def test_segments_and_masks_are_those_of_the_authors_script(checkpoint: Path, tm
 def test_ratios_are_those_of_explicit_sums_with_segments_and_without_padding(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer, base = load_tokenizer(checkpoint), load_base(checkpoint)
     texts = published.masked(published.read_pairs(records(tmp_path), tokenizer, 992, 128), tokenizer)
-    found = published.measure(base, checkpoint, 0, ("attn_w", "attn_n", "attnres_n"), texts, batch_tokens=4096)
+    found = published.measure(base, checkpoint, 0, METHODS, texts, batch_tokens=4096)
     assert found.shape == (3, 2, sum(map(len, TOKENS)))
-    model = AutoModel.from_pretrained(checkpoint, attn_implementation="eager").double().eval()
+    model = AutoModel.from_pretrained(checkpoint).double().eval()
     expected = [explicit(model, text, layer) for text in sorted(texts, key=lambda t: len(t.ids)) for layer in (0, 1)]
     by_layer = np.stack([np.concatenate(expected[layer::2], axis=-1) for layer in (0, 1)], axis=1)
     np.testing.assert_allclose(found, by_layer, atol=2e-5)
-    without = published.measure(
-        base, checkpoint, 0, ("attn_w",), [text._replace(segments=[0] * len(text.ids)) for text in texts], 4096
-    )
+    one_segment = [text._replace(segments=[0] * len(text.ids)) for text in texts]
+    without = published.measure(base, checkpoint, 0, ("attn_w",), one_segment, 4096)
     assert np.abs(without - found[:1]).max() > 1e-3
 
 
 def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.ndarray:
-    """attn_w, attn_n and attnres_n `[3, T]` of one text, by sums over sources of vectors `[T, T, D]`."""
+    """attn_w, attn_n and attnres_n `[3, T]` of one text, by sums over sources."""
+    ids, segments = torch.tensor([text.ids]), torch.tensor([text.segments])
     with torch.no_grad():
-        output = model(
-            input_ids=torch.tensor([text.ids]),
-            token_type_ids=torch.tensor([text.segments]),
-            output_attentions=True,
-            output_hidden_states=True,
-        )
-        weights_HTT, x_TD = output.attentions[layer][0], output.hidden_states[layer][0]
-        attention = model.encoder.layer[layer].attention
-        value_TD = x_TD @ attention.self.value.weight.T + attention.self.value.bias
-        parts = torch.zeros(len(text.ids), len(text.ids), x_TD.shape[1], dtype=torch.float64)
-        width = x_TD.shape[1] // len(weights_HTT)
-        for head, a_TT in enumerate(weights_HTT):
-            own = slice(head * width, (head + 1) * width)
-            parts += a_TT[:, :, None] * (value_TD[:, own] @ attention.output.dense.weight[:, own].T)
-        with_skip = parts.clone()
-        with_skip[range(len(x_TD)), range(len(x_TD))] += x_TD
-        mean_TT = weights_HTT.mean(0)
-        ratios = [mean_TT.sum(1) - mean_TT.diagonal()]
-        for each in (parts, with_skip):
-            own = each[range(len(x_TD)), range(len(x_TD))]
-            others = (each.sum(1) - own).norm(dim=-1)
-            ratios.append(others / (others + own.norm(dim=-1)))
-    return torch.stack(ratios).numpy()
+        states = model(input_ids=ids, token_type_ids=segments, output_hidden_states=True).hidden_states
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights = read("bert", model.config, state, BERT["layer"].format(number=layer), BERT)
+    visible = np.ones((len(text.ids), len(text.ids)), dtype=bool)
+    ratios = ReferenceLayer(weights, states[layer][0].numpy(), visible, None).ratios()
+    return np.stack([ratios[method] for method in METHODS])
 
 
 def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
@@ -119,9 +104,9 @@ def test_command_parts_texts_in_two_segments_and_prints_every_row(
     options = ["--protocol", protocol, "--max-length", "32"]
     monkeypatch.setattr(sys, "argv", ["published", str(checkpoint), str(path), *options])
     published.main()
-    said = capsys.readouterr().out
-    assert f"2 texts, {tokens} tokens, 2 layers, {protocol}" in said
-    assert all(name in said for name in (*published.PUBLISHED, "attention_gain", "expansion_rate"))
+    output = capsys.readouterr().out
+    assert f"2 texts, {tokens} tokens, 2 layers, {protocol}" in output
+    assert all(name in output for name in (*published.PUBLISHED, "attention_gain", "expansion_rate"))
 
 
 def test_records_that_are_too_long_or_have_no_segments_are_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -170,15 +170,13 @@ class _BatchPass:
             tokens = np.s_[place, : len(self.documents[place])]
             part = layer_pass.document(place, len(self.documents[place]))
             counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
-            given = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
-            controls_CMT = control_ratios(self.measurer.methods, part, *given).double()
-            counted.layers.append(
-                {
-                    "steps": step_measures(part).double().sum(0),
-                    "by_head": head_ratios(part, factors_HdR).double().sum(0),
-                    **dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True)),
-                }
-            )
+            attention = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
+            controls_CMT = control_ratios(self.measurer.methods, part, *attention).double()
+            sums = {
+                "steps": step_measures(part).double().sum(0),
+                "by_head": head_ratios(part, factors_HdR).double().sum(0),
+            }
+            counted.layers.append(sums | dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True)))
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
@@ -210,7 +208,7 @@ class _BatchPass:
     def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
         """Return the errors `[B, identities]` of the embedding."""
         base, names = self.measurer.base, list(IDENTITIES)
-        words: Any = base.get_input_embeddings()(self.batch["input_ids"])
+        words: Tensor = base.get_input_embeddings()(self.batch["input_ids"])
         errors_BI = words.new_full((len(words), len(names)), torch.nan)
         captured = features.get(Site(0, "word_embedding"), words.new_empty(0))
         errors_BI[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)

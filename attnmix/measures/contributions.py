@@ -212,5 +212,6 @@ def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
     """Return each layer's mean over its rows; those that are constant or not to be trusted (NaN) are left out."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)
-    sums_L = np.where(defined_LR, rows_LR, 0).sum(-1)
-    return np.divide(sums_L, defined_LR.sum(-1), out=np.full_like(sums_L, np.nan), where=defined_LR.any(-1))
+    means_L: Doubles = np.full(len(rows_LR), np.nan)
+    np.divide(np.nansum(rows_LR, -1), defined_LR.sum(-1), out=means_L, where=defined_LR.any(-1))
+    return means_L

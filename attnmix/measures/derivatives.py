@@ -119,9 +119,7 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
             start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
             moved_RTD = _tangents(chain.embed, chain.start_TW, start_RTW)
             for place, call in enumerate(chain.layers):
-                moved_RTD = _tangents(
-                    lambda x_TD, call=call: call.whole(x_TD[None])[0], call.whole.hidden[0], moved_RTD
-                )
+                moved_RTD = _tangents(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
                 moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), -1))
                 together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
                 squares_SKT = moved_SKTD.square().sum(-1).double()

@@ -97,7 +97,6 @@ class Block:
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
         self.output = _linear(layer.get_submodule(stack.output))
-        self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
@@ -230,7 +229,9 @@ class AfterAttention:
     def stream(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` as the part of what the second skip connection carries."""
         part_ND = self.block.attention_norm.part(part_ND, self.residual_ND)
-        return part_ND if self.cross_ND is None else self.block.cross_attention_norm.part(part_ND, self._crossed_ND)
+        if self.cross_ND is None:
+            return part_ND
+        return self.block.cross_attention_norm.part(part_ND, self._attended_ND + self.cross_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
         """Return what the feed-forward network adds by a part of the stream, biases left out."""
@@ -252,7 +253,7 @@ class AfterAttention:
         stream_ND = norm.part(constant_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
-        return cross_norm.part(stream_ND + self.cross_ND, self._crossed_ND) + cross_norm.beta
+        return cross_norm.part(stream_ND + self.cross_ND, self._attended_ND + self.cross_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
@@ -270,10 +271,10 @@ class AfterAttention:
         return norm.part(projected_ND, self.block.activation(self.preactivation_NW) @ down.W + down.b)
 
     @cached_property
-    def _crossed_ND(self) -> Tensor:
-        """After attention's norm and the skip connection of cross-attention."""
+    def _attended_ND(self) -> Tensor:
+        """After attention's skip connection and its norm."""
         norm = self.block.attention_norm
-        return norm.part(self.residual_ND, self.residual_ND) + norm.beta + self.cross_ND
+        return norm.part(self.residual_ND, self.residual_ND) + norm.beta
 
     @cached_property
     def _stream_ND(self) -> Tensor:

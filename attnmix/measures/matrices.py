@@ -56,7 +56,8 @@ def _value_zeroing(block: SourceBlock) -> Tensor:
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         for vectors in (block.output_TD, block.output_without())
     )
-    return (with_j - without_j).square().sum(-1) / 2
+    distance: Tensor = (with_j - without_j).square().sum(-1)
+    return distance / 2
 
 
 _DECLARED = (

@@ -39,7 +39,7 @@ class Ratio:
     """The formula, as the documents show it."""
     source: str
     sentence: str
-    """What one value says; `{layer}` and `{share}` are filled in."""
+    """The meaning of one value; `{layer}` and `{share}` are filled in."""
     covers: Literal["attention", "layer"] = "attention"
     """The part of a layer after which it is taken."""
     points: tuple[str, ...] = ()
@@ -48,6 +48,7 @@ class Ratio:
     """Whether its mean is among the metrics."""
 
 
+_LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
 _DECLARED = (
     Ratio(
         name="attn_w",
@@ -78,16 +79,14 @@ _DECLARED = (
         formula=lambda parts: parts.residual.share(),
         definition="the same with R",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention and skip connection of layer {layer}, the length ratio of other tokens in a token's "
-        "vector is {share}",
+        sentence="After attention and skip connection" + _LENGTH_RATIO,
     ),
     Ratio(
         name="attnresln_n",
         formula=lambda parts: parts.attention_norm.share(),
         definition="the same with T",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention, skip connection and LayerNorm of layer {layer}, the length ratio of other tokens in "
-        "a token's vector is {share}",
+        sentence="After attention, skip connection and LayerNorm" + _LENGTH_RATIO,
         headline=True,
     ),
     # The feed-forward network counts in the standard deviation only (section 3.3).
@@ -96,8 +95,7 @@ _DECLARED = (
         formula=lambda parts: parts.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
-        sentence="After both skip connections and LayerNorms of layer {layer}, the length ratio of other tokens in "
-        "a token's vector is {share}",
+        sentence="After both skip connections and LayerNorms" + _LENGTH_RATIO,
         covers="layer",
     ),
     Ratio(
@@ -105,7 +103,7 @@ _DECLARED = (
         formula=lambda parts: parts.layer.share(),
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
-        sentence="After the whole of layer {layer}, the length ratio of other tokens in a token's vector is {share}",
+        sentence="After the whole" + _LENGTH_RATIO,
         covers="layer",
         points=(PREACTIVATION, "cross_attention_output"),
     ),
@@ -188,15 +186,15 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> dict[str, Te
     """Return the ratio `[..., T]` by each of `methods`, in their order."""
     diagonal_TH = layer_pass.attention.diagonal()
     weight_T = 1 - diagonal_TH.mean(-1)
-    tokens = (weight_T.unsqueeze(-1), diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
-    weight_N1, *tensors = (tensor.flatten(0, -2) for tensor in tokens)
+    tokens = (diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
+    weight_N, (diagonal_NH, x_ND, value_NE, projected_ND) = weight_T.flatten(), (each.flatten(0, -2) for each in tokens)
     points = [point for point in ratio_points(methods) if point in layer_pass.features]
     features = {point: layer_pass.features[point].flatten(0, -2) for point in points}
-    ratios = {method: weight_T.new_empty(weight_T.numel()) for method in methods}
-    for start in range(0, weight_T.numel(), BLOCK_TOKENS):
+    ratios = {method: weight_N.new_empty(len(weight_N)) for method in methods}
+    for start in range(0, len(weight_N), BLOCK_TOKENS):
         rows = slice(start, start + BLOCK_TOKENS)
-        further = {point: feature[rows] for point, feature in features.items()}
-        parts = Parts(layer_pass.block, weight_N1[rows, 0], *(tensor[rows] for tensor in tensors), further)
+        block = (weight_N[rows], diagonal_NH[rows], x_ND[rows], value_NE[rows], projected_ND[rows])
+        parts = Parts(layer_pass.block, *block, {point: feature[rows] for point, feature in features.items()})
         for method, ratio_N in ratios.items():
             ratio_N[rows] = RATIOS[method].formula(parts)
     return {method: ratio_N.view_as(weight_T) for method, ratio_N in ratios.items()}

@@ -136,7 +136,7 @@ def mixing_tables(
     heads = next(iter(blocks[checkpoints[0]]()))("by_head").shape[1]
     attention = {"layer": numbers, "point": ["attention"]}
     ratios = {"layer": numbers, "method": methods}
-    steps = {"layer": numbers, "point": STEP_POINTS, "measure": STEP_MEASURES}
+    steps = {"layer": numbers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     by_head = {"grouping": ["head"], "group": range(1, heads + 1), "layer": numbers, "method": ["attn_n"]}
     to_first = attention | {"measure": ["attention_to_first"]}
     mixing = Mean("mixing", ratios, partial(_ratios, "all"))
@@ -166,8 +166,8 @@ def mixing_tables(
         columns = dict(zip(_INTERVAL, across, strict=True)) | {"documents": np.full(len(sites), documents)}
         frames.append(_rows("geometry", name, {"site": sites, "measure": [ACROSS]}, columns))
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
-        labels = {"layer": range(len(identities[name])), "identity": IDENTITIES}
-        errors.append(_rows("identities", name, labels, {"largest_error_ppm": 1e6 * identities[name]}).dropna())
+        levels = {"layer": range(len(identities[name])), "identity": list(IDENTITIES)}
+        errors.append(_rows("identities", name, levels, {"largest_error_ppm": 1e6 * identities[name]}).dropna())
     return tables | {"geometry": pd.concat(frames), "identities": pd.concat(errors)}
 
 
@@ -234,16 +234,15 @@ def by_review(blocks: Mapping[str, Blocks], methods: Sequence[str]) -> Iterator[
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
     """Return `reports/metrics/measure.json`: the headline ratios of each checkpoint, and the change of one."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
-    overall = rows.set_index(["checkpoint", "method"])[list(_INTERVAL)]
-    headlines = [method for method in methods if RATIOS[method].headline]
-    written: dict[str, Any] = {
-        str(name): {method: overall["mean"][name, method] for method in headlines}
-        | {"identity_error": table["largest_error_ppm"].max() / 1e6}
-        for name, table in tables["identities"].groupby("checkpoint", sort=False)
-    }
+    means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
+    written: dict[str, Any] = {}
+    for name, table in tables["identities"].groupby("checkpoint", sort=False):
+        written[str(name)] = {method: means[name, method] for method in methods if RATIOS[method].headline}
+        written[str(name)]["identity_error"] = table["largest_error_ppm"].max() / 1e6
     if len(written) == 2:
         method = preferred_ratio(methods)
-        written[DIFFERENCE] = {method: overall.loc[(DIFFERENCE, method)].to_dict()}
+        change = rows[(rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)]
+        written[DIFFERENCE] = {method: change[list(_INTERVAL)].iloc[0].to_dict()}
     return written | {"documents": int(rows["documents"].iloc[0])}
 
 
@@ -278,24 +277,22 @@ def derivative_tables(
         "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *names]},
     }
     totals: dict[str, dict[str, Doubles]] = {checkpoint: {} for checkpoint in derivatives}
-    for (checkpoint, by_name), name in product(derivatives.items(), quantities):
+    rows = []
+    for (checkpoint, by_name), (name, labels) in product(derivatives.items(), quantities.items()):
         arrays = [document[name] for document in by_name.values()]  # of different numbers of tokens
-        totals[checkpoint][name] = np.stack([np.nansum(array, -1) for array in arrays])
-        totals[checkpoint][f"{name}_counts"] = np.stack(
-            [(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays]
-        )
+        sums = totals[checkpoint][name] = np.stack([np.nansum(array, -1) for array in arrays])
+        tokens = np.stack([(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays])
+        totals[checkpoint][f"{name}_counts"] = tokens
+        if name in ("level", "agreement"):
+            mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
+            labels = {"document": list(documents), "quantity": [name]} | labels
+            rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
+    blocks: dict[str, Blocks] = {name: partial(iter, [each.__getitem__]) for name, each in totals.items()}
     means = [
         Mean("derivatives", {"quantity": [name]} | labels, partial(_stored, name))
         for name, labels in quantities.items()
     ]
     means[-1] = means[-1]._replace(checkpoints=tuple(derivatives), more=_correlations)
-    blocks: dict[str, Blocks] = {name: partial(iter, [arrays.__getitem__]) for name, arrays in totals.items()}
     with io.BytesIO() as file:
         tables = mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))
-    rows = []
-    for (checkpoint, arrays), name in product(totals.items(), ("level", "agreement")):
-        sums, tokens = _stored(name, arrays.__getitem__)
-        mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
-        labels = {"document": list(documents), "quantity": [name]} | quantities[name]
-        rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
     return tables | {"derivatives_by_review": pd.concat(rows)}
