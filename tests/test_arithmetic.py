@@ -167,14 +167,15 @@ def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
     assert trained(1, "reversed") != alone
 
 
-def test_results_say_on_what_they_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(kernels, "can_be_portable", lambda: True)
-    assert kernels.computed_on(settings.PORTABLE) == "x86-64 processor, portable arithmetic"
-    assert kernels.computed_on(settings.FASTEST) == "x86_64 processor, arithmetic of this machine"
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(kernels, "can_be_portable", lambda: False)
-    assert kernels.computed_on(settings.PORTABLE) == "aarch64 processor, arithmetic of this machine"
+def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, portable, words in (
+        ("x86_64", True, "x86-64 processor, portable arithmetic"),
+        ("aarch64", False, "aarch64 processor, arithmetic of this machine"),
+    ):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        monkeypatch.setattr(kernels, "can_be_portable", lambda portable=portable: portable)
+        assert kernels.computed_on(settings.PORTABLE) == words
+        assert kernels.computed_on(settings.FASTEST) == f"{machine} processor, arithmetic of this machine"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert kernels.computed_on(settings.PORTABLE) == "NVIDIA H200"
