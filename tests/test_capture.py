@@ -152,8 +152,8 @@ def test_texts_that_are_cut_or_unknown_are_named(
     run_capture(workspace(capture={"documents": [], "texts": texts, "max_length": 20}), tiny_bert)
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warned == [
-        "cut to capture.max_length: text/0 (32 tokens)",
-        "mostly tokens that the model does not know: text/1",
+        "truncated to capture.max_length: text/0 (32 tokens)",
+        "mostly tokens that the model does not know: text/1 (5 tokens)",
     ]
 
 

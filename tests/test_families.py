@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from families import FAMILIES, write_family
 from family_reference import Reference, run_reference
 
@@ -60,17 +59,11 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
     measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id or 0)
-    documents = [
-        Document(
-            name=f"test/{number}",
-            ids=np.array(ids, np.int32),
-            classes=np.zeros(len(ids), np.int8),
-            counted=len(ids),
-            captured=False,
-            words=np.arange(len(ids), dtype=np.int32),
-        )
-        for number, ids in enumerate(texts)
-    ]
+    documents = []
+    for number, ids in enumerate(texts):
+        words, classes = np.arange(len(ids), dtype=np.int32), np.zeros(len(ids), np.int8)
+        shared: dict[str, Any] = {"counted": len(ids), "captured": False, "words": words, "classes": classes}
+        documents.append(Document(name=f"test/{number}", ids=np.array(ids, np.int32), **shared))
     return measurer, list(measurer.measures(documents))
 
 
@@ -188,21 +181,19 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
         torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
     layers = len(calls.layers)
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
-    jacobians = of_words(base, ids, encoder_layers)
+    jacobians = jacobians_by_words(base, ids, encoder_layers)
     expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])
     torch.testing.assert_close(found["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
 
 
-def of_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """The library's own forward pass from word embeddings on, differentiated backwards, `[T, D, T, W]` a layer."""
+def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
+    """Differentiate the library's own forward pass from word embeddings on backwards, `[T, D, T, W]` a layer."""
     words = base.get_input_embeddings()(ids).detach()
+    decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
     def outputs(embedded: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        inputs = {"inputs_embeds": embedded}
-        if base.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids
         with recording(base, ["layer_output"]) as features:
-            base(**inputs)
+            base(inputs_embeds=embedded, **decoder)
         return tuple(features[Site(layer, "layer_output")][0] for layer in range(1, layers + 1))
 
     return [jacobian[:, :, 0] for jacobian in torch.autograd.functional.jacobian(outputs, words)]
@@ -230,11 +221,9 @@ def test_a_wrong_entry_is_caught(
     base = load_base(folder)
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
     measured(base, folder, texts)
-    table = families.known_families()
-    table[model_type] = {**table[model_type], key: wrong}
+    entry = {**families.known_families()[model_type], key: wrong}
     if wrong is None:
-        del table[model_type][key]
-    (tmp_path / "families.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
-    monkeypatch.setattr(families, "TABLE", tmp_path / "families.yaml")
+        del entry[key]
+    monkeypatch.setitem(families.known_families(), model_type, entry)
     with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
         measured(base, folder, texts)

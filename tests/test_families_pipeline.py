@@ -178,14 +178,14 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: 
 @pytest.mark.parametrize("name", ["gpt_neox"], indirect=True)
 def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family, shown: Opened) -> None:
     page = shown.page
-    choose(page, "document", "text/1")
+    page.locator("#document").select_option(index=1)
     places = [page.locator(f"#token-{token}").bounding_box()["x"] for token in range(3)]
     assert places == sorted(places, reverse=True)
     page.locator("#token-0").click()
     page.keyboard.press("ArrowLeft")
     assert "position 1 of text/1" in page.locator("#selected").inner_text()
     assert page.locator("p.raw").evaluate("each => getComputedStyle(each).direction") == "rtl"
-    choose(page, "document", "text/2")
+    page.locator("#document").select_option(index=2)
     choose(page, "shade", "ratio")
     assert page.locator("#token-0").get_attribute("title") == "a, position 0, length ratio of others 0 %"
     assert Run(Path()).ratios().query("document == 'text/2'")["attn_n"].eq(0).all()

@@ -135,7 +135,11 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
     assert (half / "model.safetensors").exists()
-    mark_first_loss(half.parent / "checkpoint-6", 101.0)
+    # A first entry in the checkpoint's history that no training gives.
+    state_file = half.parent / "checkpoint-6/trainer_state.json"
+    state = json.loads(state_file.read_text())
+    state["log_history"][0]["loss"] = 101.0
+    state_file.write_text(json.dumps(state))
     # The newest checkpoint is whole, and the oldest is being removed.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
     assert "resumes from checkpoint-6\n" in log
@@ -154,13 +158,6 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     assert curves["loss"][0] == 101.0, "the first epoch was trained anew"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
-
-
-def mark_first_loss(checkpoint: Path, loss: float) -> None:
-    """A first entry in the checkpoint's history that no training gives."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    state["log_history"][0]["loss"] = loss
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
 
 
 def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:

@@ -156,8 +156,8 @@ def test_model_and_data_set_are_those_of_the_revision_whose_commit_is_recorded(
 def test_base_is_a_name_at_a_revision(tmp_path: Path, served: Served) -> None:
     assert served.download(tmp_path, model={"name": "owner/bert", "base": "owner/bert@v1.0"}) is None
     for folder, commit in (("pretrained", OLD), ("pretrained/own", NEW)):
-        written = (tmp_path / "models" / folder / "model.safetensors").read_bytes()
-        assert written == (served.model[commit] / "model.safetensors").read_bytes()
+        weights = (tmp_path / "models" / folder / "model.safetensors").read_bytes()
+        assert weights == (served.model[commit] / "model.safetensors").read_bytes()
     metrics = json.loads((tmp_path / "reports/metrics/download.json").read_text(encoding="utf-8"))
     assert (metrics["base_commit"], metrics["model_commit"]) == (OLD, NEW)
 

@@ -87,9 +87,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
         lacking = [name for label, name in classes.items() if label not in set(table["label"])]
         if lacking and (split == "train" or table["label"].nunique() < 2):
             problem = f"{len(table)} reviews, none of {len(lacking)} of {len(classes)} classes ({_shown(lacking)})"
-            remedy = (
-                "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
-            )
+            remedy = "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
         if lacking:
             logging.warning("the %s split has no review of %s", split, _shown(lacking))

@@ -13,18 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch.nn import Linear
-from transformers import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.models.attention import OBSERVED, AttentionCall, attention_by, observed
@@ -47,7 +39,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder / 'config.json'} is missing; the stages download and finetune write checkpoints")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     except Exception as error:  # the library raises errors of many types for a value that does not fit
         raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
     return config
@@ -60,7 +52,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -76,24 +68,29 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the checkpoint without any head, its attention observable (`attnmix.models.attention`)."""
-    return _load(AutoModel, folder, attn_implementation=OBSERVED)[0]
+    return _load(transformers.AutoModel, folder, attn_implementation=OBSERVED)[0]
 
 
-def load_classifier(folder: Path, trained: bool = False, **options: Any) -> PreTrainedModel:
+def load_classifier(
+    folder: Path, names: Mapping[Any, str] | None = None, trained: bool = False, **options: Any
+) -> PreTrainedModel:
     """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
-    `options` go to `from_pretrained` (`attn_implementation`; `id2label`, the classes: a head for another number of
-    them is replaced). Raises `InputError` for a model that cannot classify, and with `trained` for a missing head.
+    `names` are the classes by number, and a head for another number of them is replaced; without them the
+    checkpoint's own classes stay. `options` go to `from_pretrained` (`attn_implementation`). Raises `InputError` for a
+    model that cannot classify, and with `trained` for a missing head.
     """
     config = load_config(folder)
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
         raise InputError(f"model.name: {folder} {problem}")
-    model, new = _load(AutoModelForSequenceClassification, folder, **options)
+    if names is not None:
+        options |= {"id2label": dict(names), "label2id": _numbers(names), "problem_type": SINGLE_LABEL}
+    model, new = _load(transformers.AutoModelForSequenceClassification, folder, **options)
     if trained and new:
         problem = f"has no trained classification head ({_shortened(new)} are not in its weights)"
         raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
-    if "id2label" in options and new:
+    if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
     padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
     if padding >= rows:
@@ -125,9 +122,12 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in last_linear(model)[1].parameters():
             parameter.copy_(parameter[order])
-    model.config.id2label = dict(names)
-    model.config.label2id = {name: label for label, name in names.items()}
+    model.config.id2label, model.config.label2id = dict(names), _numbers(names)
     return model
+
+
+def _numbers(names: Mapping[Any, str]) -> dict[str, Any]:
+    return {name: number for number, name in names.items()}
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
