@@ -89,7 +89,7 @@ def main(parameters: Parameters) -> None:
         eval_dataset=validation,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
-        # Encoder-decoders give the encoder's vectors beside the logits.
+        # Encoder-decoders give the encoder's vectors after the logits.
         preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -148,19 +148,17 @@ def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_len
 
 
 def _scores(prediction: EvalPrediction) -> dict[str, float]:
-    chosen = np.argmax(prediction.predictions, axis=-1)
-    return {
-        "accuracy": float(accuracy_score(prediction.label_ids, chosen)),
-        "macro_f1": float(f1_score(prediction.label_ids, chosen, average="macro")),
-    }
+    classes = np.argmax(prediction.predictions, axis=-1)
+    macro_f1 = float(f1_score(prediction.label_ids, classes, average="macro"))
+    return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}
 
 
 def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
-    truth, chosen = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
-    scores = precision_recall_fscore_support(truth, chosen, labels=list(names), zero_division=np.nan)
+    truth, classes = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
+    scores = precision_recall_fscore_support(truth, classes, labels=list(names), zero_division=np.nan)
     table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
-    table = table.assign(chosen=np.bincount(chosen, minlength=len(names)))
+    table = table.assign(chosen=np.bincount(classes, minlength=len(names)))
     return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
 
 

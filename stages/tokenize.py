@@ -117,5 +117,5 @@ def _warn(names: pd.Series, counts: pd.DataFrame) -> None:
         ("mostly tokens that the model does not know", 2 * counts["unknown_tokens"] >= counts["tokens"]),
     ):
         if affected.any():
-            more = ", ..." * (affected.sum() > MAX_NAMES)
+            more = ", ..." if affected.sum() > MAX_NAMES else ""
             logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_NAMES]), more)

@@ -129,8 +129,8 @@ def test_controls_of_the_same_pass_follow_their_definition(
         assert each.counted["controls"].shape == (len(SAME_PASS), len(measurer.methods), len(reference.layers))
         for number, layer in enumerate(reference.layers):
             controls = layer.controls()
-            for control, of_methods in zip(SAME_PASS, each.counted["controls"][..., number], strict=True):
-                for method, found in zip(measurer.methods, of_methods, strict=True):
+            for control, sums in zip(SAME_PASS, each.counted["controls"][..., number], strict=True):
+                for method, found in zip(measurer.methods, sums, strict=True):
                     expected = controls[control][method].sum()
                     assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
 

@@ -30,8 +30,10 @@ def stratified_split(
     Rows of one of the `groups`, numbered from 0, stay together; then the shares are as near as whole groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
-    single = groups is None or len(np.unique(groups)) == len(groups)
-    part = stratified_draw(labels, size, seed) if single else _whole_groups(labels, groups, size, seed)
+    if groups is None or len(np.unique(groups)) == len(groups):
+        part = stratified_draw(labels, size, seed)
+    else:
+        part = _whole_groups(labels, groups, size, seed)
     return np.setdiff1d(np.arange(len(labels)), part), part
 
 

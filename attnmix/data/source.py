@@ -77,8 +77,8 @@ def read_splits(
     tables["train"], tables["validation"] = _split(tables["train"], validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     _check_splits(tables, classes)
-    chosen = ["text", "label", "label_name"]
-    return {split: table[chosen].reset_index(drop=True) for split, table in tables.items()}, commit
+    names = ["text", "label", "label_name"]
+    return {split: table[names].reset_index(drop=True) for split, table in tables.items()}, commit
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
@@ -117,7 +117,7 @@ def _read_source(
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
         return {"train": read_file(path)}, None
-    # A folder of its own, as the library would keep a copy of every dataset for ever.
+    # A temporary folder, as the library would keep a copy of every dataset for ever.
     with tempfile.TemporaryDirectory(dir=work) as cache:
         if not path.is_dir():
             if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(source):

@@ -1,7 +1,7 @@
 """A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
 
 `huggingface_hub` checks no digest, lists a repository without a timeout, does not retry a reset connection, and waits
-as long as a server asks, without a total limit. Its requests go through a client that mends the last three.
+as long as a server asks, without a total limit. Its requests go through a client that retries with backoff instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from huggingface_hub import constants, errors
 # The public reader of the listing that the client keeps leaves out the sha256 of large files.
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # its stub forgets it
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
@@ -175,14 +174,12 @@ class Backoff:
         """Return how many seconds are left of the limit."""
         return self._end - time.monotonic()
 
-    def wait(self, cause: str, requested: float = 0.0) -> None:
-        """Wait, as long as the server has `requested` at least; raise `UnavailableError` past the limit."""
-        wait = max(self._wait, requested)
-        if self.remaining() <= wait:
-            asks = f", and asks to wait {requested:.0f} s" if requested else ""
-            raise UnavailableError(f"{cause}{asks}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
-        logging.info("the hub: %s; retried in %.1f s", cause, wait)
-        time.sleep(wait)
+    def wait(self, cause: str) -> None:
+        """Wait before the next try; raise `UnavailableError` past the limit."""
+        if self.remaining() <= self._wait:
+            raise UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
+        logging.info("the hub: %s; retried in %.1f s", cause, self._wait)
+        time.sleep(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
 
 
@@ -211,7 +208,7 @@ class RetryingClient(httpx2.Client):
             if response.status_code not in TEMPORARY_STATUSES:
                 return response
             response.close()
-            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}", _requested(response))
+            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}")
 
 
 @cache
@@ -234,12 +231,3 @@ def _failure(error: httpx2.TransportError) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "it sends nothing"
     return f"the connection breaks ({first_line(list(_chain(error))[-1])})"
-
-
-def _requested(response: httpx2.Response) -> float:
-    """Return the seconds that the server asks to wait, by rate limits or Retry-After; 0 where it asks for none."""
-    limits = parse_ratelimit_headers(response.headers)
-    if response.status_code == 429 and limits and limits.remaining == 0:
-        return limits.reset_in_seconds
-    value = response.headers.get("Retry-After", "").strip()
-    return float(value) if value.isdigit() else 0.0
