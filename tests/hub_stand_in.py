@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     repository: Repository
 
     def log_message(self, *_: Any) -> None:
-        """Nothing on the tests' output."""
+        """Write nothing on the tests' output."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -227,7 +227,7 @@ class _Server(ThreadingHTTPServer):
         self.storage = self
 
     def handle_error(self, *_: Any) -> None:
-        """A client that has gone."""
+        """Ignore a client that has gone."""
 
 
 @contextmanager

@@ -195,7 +195,7 @@ def test_what_may_mislead_is_a_warning(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
-    """A byte-order mark, quotes, newlines, words for missing values and more within fields, which may be long."""
+    """Compare a byte-order mark, quotes, newlines, words for missing values and more within fields, also long ones."""
     texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>BEL</b> \x07 한' for number in range(96)]
     texts += ["NA", "None", "n/a", "long " * 300_000]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:

@@ -67,9 +67,9 @@ def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeas
     return measurer, list(measurer.measures(documents))
 
 
-def close(found: Any, true: Any, what: object) -> None:
-    assert found.shape == true.shape, what
-    assert np.abs(found - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
+def close(values: Any, true: Any, what: object) -> None:
+    assert values.shape == true.shape, what
+    assert np.abs(values - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
 
 
 def test_every_point_holds_what_an_independent_computation_says(
@@ -113,8 +113,8 @@ def test_ratios_follow_their_definition(
         for number, layer in enumerate(reference.layers):
             ratios = layer.ratios()
             assert set(ratios) == set(measurer.methods)
-            for method, found in zip(measurer.methods, each.ratios, strict=True):
-                np.testing.assert_allclose(found[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
+            for method, values in zip(measurer.methods, each.ratios, strict=True):
+                np.testing.assert_allclose(values[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:
@@ -130,9 +130,9 @@ def test_controls_of_the_same_pass_follow_their_definition(
         for number, layer in enumerate(reference.layers):
             controls = layer.controls()
             for control, sums in zip(SAME_PASS, each.counted["controls"][..., number], strict=True):
-                for method, found in zip(measurer.methods, sums, strict=True):
+                for method, values in zip(measurer.methods, sums, strict=True):
                     expected = controls[control][method].sum()
-                    assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
+                    assert values == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
 
 
 def test_random_weights_have_the_same_architecture(folder: Path, base: Any, texts: list[list[int]]) -> None:
@@ -158,12 +158,12 @@ def test_matrices_follow_their_definition(
 ) -> None:
     measurer = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
     ids, reference = np.array(texts[1], np.int32), references[1]
-    found = measurer.contributions(ids)
+    values = measurer.contributions(ids)
     for number, layer in enumerate(reference.layers):
         matrices = layer.contributions()
         assert set(matrices) == set(measurer.matrices)
         for name, matrix in matrices.items():
-            array = found[name][number].numpy()
+            array = values[name][number].numpy()
             np.testing.assert_allclose(array, matrix, atol=1e-5, rtol=1e-5, err_msg=name)
 
 
@@ -171,8 +171,8 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
     ids = torch.tensor([texts[1][:4]])
     calls = document_calls(base, ids)
     with torch.no_grad():
-        found = {name: jacobian_norms(calls, name, 1000, seed=0) for name in ("layer_input", "word_embedding")}
-    for call, norms in zip(calls.layers, found["layer_input"], strict=True):
+        values = {name: jacobian_norms(calls, name, 1000, seed=0) for name in ("layer_input", "word_embedding")}
+    for call, norms in zip(calls.layers, values["layer_input"], strict=True):
 
         def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
             return call.whole(x)[0]
@@ -183,7 +183,7 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
     jacobians = jacobians_by_words(base, ids, encoder_layers)
     expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])
-    torch.testing.assert_close(found["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(values["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:

@@ -42,7 +42,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def texts_for(folder: Path) -> list[str]:
-    """Texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
+    """Return texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
     tokenizer = load_tokenizer(folder)
     names = " ".join(tokenizer.all_special_tokens)
     return [

@@ -1,4 +1,4 @@
-"""Fine-tuning learns, keeps the best epoch, says what it found, and gives the same bytes after a kill."""
+"""Fine-tuning learns, keeps the best epoch, reports its scores, and gives the same bytes after a kill."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path
 
 
 def logits_of_the_kept_model(folder: Path, reviews: pd.DataFrame) -> torch.Tensor:
-    """As anyone loads it who knows nothing of this project, text by text."""
+    """Compute them text by text, as anyone does who knows nothing of this project."""
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     assert model.config.id2label == {0: "negative", 1: "positive"}
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")

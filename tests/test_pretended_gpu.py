@@ -37,7 +37,7 @@ KINDS = ("albert", "modernbert", "gpt2", "opt", "gemma3_text", "olmo2")  # for t
 
 
 def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
-    """All that `measure` makes of a batch and of a document, on the device of `ids`."""
+    """Compute all that `measure` makes of a batch and of a document, on the device of `ids`."""
     family, mask = family_of(base.config), torch.ones_like(ids)
     methods = family.present(RATIOS)
     declared = [LAYER_MATRICES[name] for name in family.present(LAYER_MATRICES)]

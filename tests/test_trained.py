@@ -32,7 +32,7 @@ NAMES = {0: "negative", 1: "positive"}
 
 
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Stages on a little input, in this process."""
+    """Run stages on a little input, in this process; return `folder`."""
     folder.mkdir()
     toy_reviews(60, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv(folder / "reviews.csv")
     write_parameters(folder, **(LITTLE | changes))
