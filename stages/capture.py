@@ -110,7 +110,7 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
 def _write_unit(
     folder: Path, unit: int, place: Place, rows: slice, features: dict[Site, store.Features], with_digests: bool
 ) -> None:
-    """Write a unit of rows to all stores, and after that that it is done, with the digests of its rows."""
+    """Write a unit of rows to all stores, then a file that says that it is done, with digests of the rows."""
     with ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(lambda site: store.write_block(place, site, rows, features[site]), features))
     digests = {str(site): hashlib.sha256(each.data).hexdigest() for site, each in features.items() if with_digests}
@@ -122,21 +122,19 @@ def _write_unit(
 def _sites(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
     """Return the sites to capture and their widths, and log why a point is absent; `InputError` where all are."""
     family = family_of(base.config)
-    for point in points:
-        if point in family.absent():
-            logging.info("%s: absent in the model family %s: %s", point, family.model_type, family.absent()[point])
+    for point, reason in family.absent().items():
+        if point in points:
+            logging.info("%s: absent in the model family %s: %s", point, family.model_type, reason)
     if not family.present(points):
-        raise InputError(
-            f"capture.points: the model family {family.model_type} has none of {', '.join(points)}; "
-            f"allowed: {', '.join(family.present(POINTS))}"
-        )
+        problem = f"the model family {family.model_type} has none of {', '.join(points)}"
+        raise InputError(f"capture.points: {problem}; allowed: {', '.join(family.present(POINTS))}")
     return widths(base, points)
 
 
 def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
-    fields = [("document", pa.string()), ("position", pa.int32()), ("token_id", pa.int32()), ("token", pa.string())]
-    schema = pa.schema(fields)
+    types = {"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()}
+    schema = pa.schema(types)
     with (
         writing(store.tokens_file(folder / "stores")) as path,
         pq.ParquetWriter(path, schema, **CHECKED) as writer,

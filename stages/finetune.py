@@ -23,27 +23,18 @@ from zipfile import is_zipfile
 import numpy as np
 import pandas as pd
 import torch
+import transformers
 from accelerate.utils import broadcast_object_list
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
-from transformers import (
-    DataCollatorWithPadding,
-    EvalPrediction,
-    PreTrainedTokenizerFast,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
 from attnmix.models.encoding import encode
-from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
+from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
@@ -62,11 +53,9 @@ def main(parameters: Parameters) -> None:
     parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters, run.root)
 
-    set_seed(parameters.seed)
+    transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    numbers = {name: label for label, name in names.items()}
-    classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": SINGLE_LABEL}
-    model = load_classifier(run.initial, **classes) if finetune.epochs else load_trained(run.initial, names)
+    model = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
@@ -98,12 +87,12 @@ def main(parameters: Parameters) -> None:
         ),
         train_dataset=train,
         eval_dataset=validation,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
-        # Encoder-decoders give the encoder's vectors beside the logits.
+        # Encoder-decoders give the encoder's vectors after the logits.
         preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)
     if finetune.epochs:
         trainer.add_callback(TrainingGuard)
         trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
@@ -137,7 +126,7 @@ def _check(parameters: Parameters, checkpoint: Path) -> None:
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
 
 
-class TrainingGuard(TrainerCallback):
+class TrainingGuard(transformers.TrainerCallback):
     """Stop where the loss explodes, and keep the processes of one run in step."""
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
@@ -159,19 +148,17 @@ def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_len
 
 
 def _scores(prediction: EvalPrediction) -> dict[str, float]:
-    chosen = np.argmax(prediction.predictions, axis=-1)
-    return {
-        "accuracy": float(accuracy_score(prediction.label_ids, chosen)),
-        "macro_f1": float(f1_score(prediction.label_ids, chosen, average="macro")),
-    }
+    classes = np.argmax(prediction.predictions, axis=-1)
+    macro_f1 = float(f1_score(prediction.label_ids, classes, average="macro"))
+    return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}
 
 
 def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
-    truth, chosen = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
-    scores = precision_recall_fscore_support(truth, chosen, labels=list(names), zero_division=np.nan)
+    truth, classes = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
+    scores = precision_recall_fscore_support(truth, classes, labels=list(names), zero_division=np.nan)
     table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
-    table = table.assign(chosen=np.bincount(chosen, minlength=len(names)))
+    table = table.assign(chosen=np.bincount(classes, minlength=len(names)))
     return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
 
 

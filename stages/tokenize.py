@@ -111,12 +111,11 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:
     """Log which captured texts the model does not see whole, or hardly knows a word of."""
-    cut = counts["tokens"] < counts["whole_tokens"]
-    problems = {
-        "cut to capture.max_length": (names + " (" + counts["whole_tokens"].astype(str) + " tokens)")[cut].tolist(),
-        "mostly tokens that the model does not know": names[2 * counts["unknown_tokens"] >= counts["tokens"]].tolist(),
-    }
-    for problem, texts in problems.items():
-        if texts:
-            more = f" and {len(texts) - MAX_NAMES} more" if len(texts) > MAX_NAMES else ""
-            logging.warning("%s: %s%s", problem, ", ".join(texts[:MAX_NAMES]), more)
+    labels = names + " (" + counts["whole_tokens"].astype(str) + " tokens)"
+    for problem, affected in (
+        ("truncated to capture.max_length", counts["tokens"] < counts["whole_tokens"]),
+        ("mostly tokens that the model does not know", 2 * counts["unknown_tokens"] >= counts["tokens"]),
+    ):
+        if affected.any():
+            more = ", ..." if affected.sum() > MAX_NAMES else ""
+            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_NAMES]), more)

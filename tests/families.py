@@ -38,7 +38,7 @@ TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in TINY.items()}
 
 
 def corpus() -> list[str]:
-    """Every word of the toy reviews, most of them often."""
+    """Return texts with every word of the toy reviews, most of them often."""
     return [" ".join(word.removeprefix("##") for word in WORDS), *toy_reviews(48, seed=1)["text"]]
 
 
@@ -46,43 +46,37 @@ def wordpiece(special: list[str]) -> Tokenizer:
     vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     return tokenizer
 
 
 def unigram(special: list[str]) -> Tokenizer:
-    """Whole words before single letters, the order that a trained model's scores give."""
+    """Return a tokenizer that takes whole words before single letters, as a trained model's scores make it."""
     texts = corpus()
     words = sorted({f"▁{word}" for text in texts for word in text.split()})
     pieces = sorted({"▁", *"".join(words)} - set(words))
     scores = [*((token, 0.0) for token in special), *((word, -4.0) for word in words), *((p, -8.0) for p in pieces)]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=special.index("<unk>")))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return tokenizer
 
 
 def pair_encoding(special: list[str], unknown: str | None) -> Tokenizer:
-    """Byte-level merges, or with a token for what is unknown SentencePiece's kind with the visible space."""
+    """Return byte-level merges, or with a token for what is unknown SentencePiece's kind with the visible space."""
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
-    alphabet = []
     if unknown is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if unknown is None else []
+    options: dict[str, Any] = {"vocab_size": 400, "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(corpus(), trainers.BpeTrainer(special_tokens=special, **options))
     return tokenizer
 
 
 def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The family's kind of tokenizer, over the words of the toy reviews."""
+    """Return the family's kind of tokenizer, over the words of the toy reviews."""
     tokens = TOKENS[name]
     special = tokens.special.split()
     first = [] if tokens.at_end else special
@@ -96,17 +90,12 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
         tokenizer.post_processor = processors.TemplateProcessing(single=tokens.template, special_tokens=used)
     roles = {f"{role}_token": token for role, token in tokens.roles.items()}
     inputs = ["input_ids", *(["token_type_ids"] if name in SEGMENTED else []), "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        padding_side=tokens.padding_side,
-        model_max_length=60,
-        model_input_names=inputs,
-        **roles,
-    )
+    options: dict[str, Any] = {"padding_side": tokens.padding_side, "model_max_length": 60, "model_input_names": inputs}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **roles)
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Every parameter far from its initial value, norms' weights around the one that leaves lengths as they are."""
+    """Set every parameter far from its initial value, norms' weights around 1, which leaves lengths as they are."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -117,7 +106,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def write_family(name: str, folder: Path, seed: int = 0) -> Path:
-    """A randomly initialised classifier of the family `name` with its tokenizer, in `folder`."""
+    """Write a randomly initialised classifier of the family `name` with its tokenizer; return `folder`."""
     tokenizer = make_tokenizer(name)
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}

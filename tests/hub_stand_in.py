@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     repository: Repository
 
     def log_message(self, *_: Any) -> None:
-        """Nothing on the tests' output."""
+        """Write nothing on the tests' output."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -172,8 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         spoilt = content[:middle] + bytes(byte ^ 1 for byte in content[middle : middle + 1]) + content[middle + 1 :]
         answers: dict[str | None, tuple[int, bytes, dict[str, str]]] = {
             None: (status, content, headers),
-            "429": (429, b"", {"Retry-After": "1"}),
-            "429 by its limits": (429, b"", {"RateLimit": '"api";r=0;t=3600'}),
+            "429": (429, b"", {"Retry-After": "3600", "RateLimit": '"api";r=0;t=3600'}),
             "portal": (200, PORTAL, {"Content-Type": "text/html"}),
             "corrupt": (status, spoilt, headers),
             "short": (status, content[:-1], headers),
@@ -228,7 +227,7 @@ class _Server(ThreadingHTTPServer):
         self.storage = self
 
     def handle_error(self, *_: Any) -> None:
-        """A client that has gone."""
+        """Ignore a client that has gone."""
 
 
 @contextmanager

@@ -55,9 +55,9 @@ def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     x = numbers(33, 7, dtype=dtype) * 0.9
-    found = {name: getattr(torch, name)(x) for name in kernels.UNARY}
-    found |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
-    return found | {"in place": x.clone().exp_().sqrt_(), "into": torch.exp(x.T, out=torch.empty(0, dtype=dtype))}
+    results = {name: getattr(torch, name)(x) for name in kernels.UNARY}
+    results |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
+    return results | {"in place": x.clone().exp_().sqrt_(), "into": torch.exp(x.T, out=torch.empty(0, dtype=dtype))}
 
 
 def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -65,14 +65,14 @@ def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
     mask[0, :, :, 20:] = -torch.inf
     mask[1, :, 5] = -torch.inf  # a row that sees nothing
-    found = {}
+    results = {}
     for name, options in {"plain": {}, "causal": {"is_causal": True}, "masked": {"attn_mask": mask}}.items():
-        found[f"{name} heads"], found[f"{name} sums"] = FUSED(query, key, value, 0.0, **options)
+        results[f"{name} heads"], results[f"{name} sums"] = FUSED(query, key, value, 0.0, **options)
         if dtype != torch.bfloat16:
             leaves = [each.clone().requires_grad_() for each in (query, key, value)]
             FUSED(*leaves, 0.0, **options)[0].square().sum().backward()
-            found |= {f"{name} gradient {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None}
-    return found
+            results |= {f"{name} gradient {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None}
+    return results
 
 
 def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -91,8 +91,8 @@ def decompositions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     q, r = torch.linalg.qr(tall)
     values, vectors = torch.linalg.eigh(tall.T @ tall)
     # Each vector's sign is free.
-    found = {"q": q.abs(), "r": r.abs(), "r alone": torch.linalg.qr(tall, mode="r").R.abs()}
-    return found | {"values": values, "values alone": torch.linalg.eigvalsh(tall.T @ tall), "vectors": vectors.abs()}
+    results = {"q": q.abs(), "r": r.abs(), "r alone": torch.linalg.qr(tall, mode="r").R.abs()}
+    return results | {"values": values, "values alone": torch.linalg.eigvalsh(tall.T @ tall), "vectors": vectors.abs()}
 
 
 CASES = [(make, dtype) for make in (products, functions, attention) for dtype in TOLERANCE]
@@ -103,11 +103,11 @@ CASES += [(derivatives, torch.float32), (derivatives, torch.float64), (decomposi
 def test_kernels_compute_what_torchs_own_do(make, dtype: torch.dtype, by_torch: None) -> None:
     expected = make(dtype)
     kernels.use(settings.PORTABLE)
-    found = make(dtype)
+    results = make(dtype)
     for name, values in expected.items():
-        assert found[name].dtype == values.dtype, name
+        assert results[name].dtype == values.dtype, name
         tolerance = TOLERANCE[dtype]
-        torch.testing.assert_close(found[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
+        torch.testing.assert_close(results[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
     kernels.use(settings.FASTEST)
     for name, values in make(dtype).items():
         assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
@@ -167,14 +167,15 @@ def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
     assert trained(1, "reversed") != alone
 
 
-def test_results_say_on_what_they_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(kernels, "can_be_portable", lambda: True)
-    assert kernels.computed_on(settings.PORTABLE) == "x86-64 processor, portable arithmetic"
-    assert kernels.computed_on(settings.FASTEST) == "x86_64 processor, arithmetic of this machine"
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(kernels, "can_be_portable", lambda: False)
-    assert kernels.computed_on(settings.PORTABLE) == "aarch64 processor, arithmetic of this machine"
+def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, portable, words in (
+        ("x86_64", True, "x86-64 processor, portable arithmetic"),
+        ("aarch64", False, "aarch64 processor, arithmetic of this machine"),
+    ):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        monkeypatch.setattr(kernels, "can_be_portable", lambda portable=portable: portable)
+        assert kernels.computed_on(settings.PORTABLE) == words
+        assert kernels.computed_on(settings.FASTEST) == f"{machine} processor, arithmetic of this machine"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert kernels.computed_on(settings.PORTABLE) == "NVIDIA H200"

@@ -195,7 +195,7 @@ def test_what_may_mislead_is_a_warning(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
-    """A byte-order mark, quotes, newlines, words for missing values and more within fields, which may be long."""
+    """Compare a byte-order mark, quotes, newlines, words for missing values and more within fields, also long ones."""
     texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>BEL</b> \x07 한' for number in range(96)]
     texts += ["NA", "None", "n/a", "long " * 300_000]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
@@ -233,6 +233,16 @@ def test_an_unusable_file_is_one_error(tmp_path: Path, name: str, content: bytes
     assert "\n" not in str(raised.value)
 
 
+def test_a_missing_source_and_broken_utf8_are_one_error(tmp_path: Path) -> None:
+    for name in ("no/such/folder/at/all", "missing.csv", "../missing"):
+        with pytest.raises(InputError, match=r"dataset\.name: there is no file or folder"):
+            read(name)
+    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"caf\xe9", b"b"]).buffers())
+    pq.write_table(pa.table({"text": broken, "label": [0, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: .*Invalid UTF8"):
+        read(tmp_path / "a.parquet")
+
+
 def test_a_class_or_group_that_cannot_be_split_is_one_error(tmp_path: Path) -> None:
     frame = with_labels(["x", "y"]).assign(film="the only one")
     path = write_file(tmp_path, ".csv", frame)
@@ -241,13 +251,6 @@ def test_a_class_or_group_that_cannot_be_split_is_one_error(tmp_path: Path) -> N
     frame.loc[7, "label"] = "rare"
     with pytest.raises(InputError, match=r"the train split would have \d+ reviews, none of 1 of 3 classes \('rare'\)"):
         read(write_file(tmp_path, ".csv", frame))
-
-
-def test_a_parquet_file_with_broken_utf8_is_one_error(tmp_path: Path) -> None:
-    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"caf\xe9", b"b"]).buffers())
-    pq.write_table(pa.table({"text": broken, "label": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: .*Invalid UTF8"):
-        read(tmp_path / "a.parquet")
 
 
 def with_configurations(folder: Path) -> Path:
@@ -303,20 +306,6 @@ def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
     (tmp_path / "test.csv").write_bytes("text,label\nschön,0\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"dataset\.name: .*test\.csv: 'utf-8' codec"):  # the bad file is named
         read(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["no/such/folder/at/all", "missing.csv", "../missing"])
-def test_missing_source_is_one_error(name: str) -> None:
-    with pytest.raises(InputError, match=r"dataset\.name: there is no file or folder"):
-        read(name)
-
-
-def test_real_reviews_in_the_hubs_layout_are_drawn_in_equal_shares(imdb_folder: Path) -> None:
-    splits = read(imdb_folder, train_limit=100, test_limit=50)
-    assert sizes(splits) == {"train": 80, "validation": 20, "test": 50}
-    for rows in splits.values():
-        assert rows["label"].mean() == 0.5
-        assert (rows["label_name"] == rows["label"].map({0: "neg", 1: "pos"})).all()
 
 
 @pytest.mark.parametrize(
@@ -412,24 +401,12 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: (own / "model.safetensors").write_bytes(b"cut"), r"own: the model cannot be loaded: "),
     (lambda own: (own / "tokenizer.json").write_text("{"), r"own: no usable tokenizer: "),
     (lambda own: change_config(own, model_type="nothing_of_the_kind"), r"own: no usable config\.json"),
-    (
-        lambda own: add_token(own, special=False),
-        rf"knows 1 tokens .* of {ROWS} rows does not have, the first '<i",
-    ),
-    (
-        lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)),
-        "own gives NaN or infinite val",
-    ),
+    (lambda own: add_token(own, special=False), rf"knows 1 tokens .* {ROWS} rows does not have, the first '<image>'"),
+    (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own gives NaN or infinite"),
     (know_other_words, r"own has no token for 100\.0 % of the words of 9 reviews, such as 'the', '\w+', '\w+'; al"),
     (lambda own: change_config(own, model_type="bloom"), "'bloom' cannot be looked into: it does not call"),
-    (
-        lambda own: (own / "config.json").write_text('{"model_type": "t5"}'),
-        "'t5' cannot be looked into; known: bert, roberta",
-    ),
-    (
-        lambda own: change_config(own, model_type="opt", do_layer_norm_before=False),
-        "only models with do_layer_norm",
-    ),
+    (lambda own: (own / "config.json").write_text('{"model_type": "t5"}'), "'t5' cannot be looked into; known: bert"),
+    (lambda own: change_config(own, model_type="opt", do_layer_norm_before=False), "only models with do_layer_norm"),
 ]
 
 

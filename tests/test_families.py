@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from families import FAMILIES, write_family
 from family_reference import Reference, run_reference
 
@@ -60,21 +59,16 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
     measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id or 0)
-    documents = [
-        Document(
-            name=f"test/{number}",
-            ids=np.array(ids, np.int32),
-            classes=np.zeros(len(ids), np.int8),
-            words=np.arange(len(ids), dtype=np.int32),
-        )
-        for number, ids in enumerate(texts)
-    ]
+    documents = []
+    for number, ids in enumerate(texts):
+        words, classes = np.arange(len(ids), dtype=np.int32), np.zeros(len(ids), np.int8)
+        documents.append(Document(f"test/{number}", np.array(ids, np.int32), classes, words))
     return measurer, list(measurer.measures(documents))
 
 
-def close(found: Any, true: Any, what: object) -> None:
-    assert found.shape == true.shape, what
-    assert np.abs(found - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
+def close(values: Any, true: Any, what: object) -> None:
+    assert values.shape == true.shape, what
+    assert np.abs(values - true).max() <= TOLERANCE * max(1, np.abs(true).max()), what
 
 
 def test_every_point_holds_what_an_independent_computation_says(
@@ -118,8 +112,8 @@ def test_ratios_follow_their_definition(
         for number, layer in enumerate(reference.layers):
             ratios = layer.ratios()
             assert set(ratios) == set(measurer.methods)
-            for method, found in zip(measurer.methods, each.ratios, strict=True):
-                np.testing.assert_allclose(found[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
+            for method, values in zip(measurer.methods, each.ratios, strict=True):
+                np.testing.assert_allclose(values[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:
@@ -134,9 +128,9 @@ def test_controls_of_the_same_pass_follow_their_definition(
         for number, layer in enumerate(reference.layers):
             controls = layer.controls()
             for control in SAME_PASS:
-                for method, found in zip(measurer.methods, each.counted[control][number], strict=True):
+                for method, values in zip(measurer.methods, each.counted[control][number], strict=True):
                     expected = controls[control][method].sum()
-                    assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
+                    assert values == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
 
 
 def test_random_weights_have_the_same_architecture(folder: Path, base: Any, texts: list[list[int]]) -> None:
@@ -162,12 +156,12 @@ def test_matrices_follow_their_definition(
 ) -> None:
     measurer = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
     ids, reference = np.array(texts[1], np.int32), references[1]
-    found = measurer.contributions(ids)
+    values = measurer.contributions(ids)
     for number, layer in enumerate(reference.layers):
         matrices = layer.contributions()
         assert set(matrices) == set(measurer.matrices)
         for name, matrix in matrices.items():
-            array = found[name][number].numpy()
+            array = values[name][number].numpy()
             np.testing.assert_allclose(array, matrix, atol=1e-5, rtol=1e-5, err_msg=name)
 
 
@@ -176,10 +170,10 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
     chains = document_chains(base, ids)
     calls = [call for chain in chains for call in chain.layers]
     with torch.no_grad():
-        found = {
+        values = {
             name: derivative_norms(chains, name, 1000, seed=0).entries_LTT for name in ("layer_input", "word_embedding")
         }
-    for call, norms in zip(calls, found["layer_input"], strict=True):
+    for call, norms in zip(calls, values["layer_input"], strict=True):
 
         def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
             return call.whole(x)[0]
@@ -188,21 +182,19 @@ def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
         torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
     layers = len(calls)
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
-    jacobians = of_words(base, ids, encoder_layers)
+    jacobians = jacobians_by_words(base, ids, encoder_layers)
     expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])
-    torch.testing.assert_close(found["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(values["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
 
 
-def of_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """The library's own forward pass from word embeddings on, differentiated backwards, `[T, D, T, W]` a layer."""
+def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
+    """Differentiate the library's own forward pass from word embeddings on backwards, `[T, D, T, W]` a layer."""
     words = base.get_input_embeddings()(ids).detach()
+    decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
     def outputs(embedded: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        inputs = {"inputs_embeds": embedded}
-        if base.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids
         with recording(base, ["layer_output"]) as features:
-            base(**inputs)
+            base(inputs_embeds=embedded, **decoder)
         return tuple(features[Site(layer, "layer_output")][0] for layer in range(1, layers + 1))
 
     return [jacobian[:, :, 0] for jacobian in torch.autograd.functional.jacobian(outputs, words)]
@@ -230,11 +222,9 @@ def test_a_wrong_entry_is_caught(
     base = load_base(folder)
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
     measured(base, folder, texts)
-    table = families.known_families()
-    table[model_type] = {**table[model_type], key: wrong}
+    entry = {**families.known_families()[model_type], key: wrong}
     if wrong is None:
-        del table[model_type][key]
-    (tmp_path / "families.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
-    monkeypatch.setattr(families, "TABLE", tmp_path / "families.yaml")
+        del entry[key]
+    monkeypatch.setitem(families.known_families(), model_type, entry)
     with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
         measured(base, folder, texts)

@@ -1,66 +1,192 @@
-"""From reviews to page on a tiny model of every family: what a family has is made, what it lacks is not."""
+"""From reviews to page on a tiny model of every family: what a family has is made and shown, what it lacks is not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import Workspace, toy_reviews
+from browser import Opened
+from conftest import toy_reviews, write_parameters
 from families import EACH_FAMILY, write_family
 from transformers import AutoConfig
 
-from attnmix.core.points import EMBEDDING_POINTS, LAYER_POINTS, POINTS
+from attnmix.core.points import EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.models.families import family_of
-from attnmix.store.features import stored_sites
+from attnmix.models.families import Family, family_of
+from attnmix.store.features import open_store, stored_sites
 from attnmix.store.layout import ACTIVATIONS
-from attnmix.store.runs import Run
+from attnmix.store.runs import Run, map_sites
 from stages.common.parameters import read_parameters
 
 STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
+ARABIC = "الفيلم رائع IMAX"
+TEXTS = ["the film was very good , the film", ARABIC, "a"]
 
 
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_family_goes_through_every_stage(workspace: Workspace, name: str) -> None:
-    """Every stage in this process; parameters name all that any family has."""
-    folder = workspace(
+@pytest.fixture(scope="module", params=EACH_FAMILY)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    """A family whose run is in the current folder; parameters name all that any family has."""
+    folder = tmp_path_factory.mktemp(name)
+    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
+    write_family(name, folder / "model")
+    write_parameters(
+        folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
-        capture={
-            **{"documents": [], "texts": ["time flies like an arrow"], "max_length": 40},
-            **{"points": list(POINTS), "dtype": "float32"},
-        },
-        measure={
-            "documents": 2,
-            "methods": list(RATIOS),
-            "matrices": list(LAYER_MATRICES),
-            "gradient_documents": 1,
-            "gradient_max_length": 8,
-        },
+        capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
+        measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
         faithfulness={"documents": 2, "max_length": 20},
-        umap={"layouts": ["joint", "separate"], "stability_seeds": []},
-        render={"formats": ["png"], "dpi": 30},
+        umap={"stability_seeds": []},
+        render={"formats": ["svg"], "dpi": 30},
     )
-    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
-    write_family(name, folder / "model")
-    for stage in STAGES:
-        import_module(f"stages.{stage}").main(read_parameters())
-    config = AutoConfig.from_pretrained("model")
-    family, layers = family_of(config), 4 if name == "bart" else config.num_hidden_layers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in STAGES:
+            import_module(f"stages.{stage}").main(read_parameters())
+        yield family_of(AutoConfig.from_pretrained("model"))
+
+
+@pytest.fixture
+def shown(family: Family, chromium: Any) -> Iterator[Opened]:
+    """The family's page; at the end it may not have complained."""
+    opened = Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900})
+    yield opened
+    opened.close()
+
+
+def points_of_other_widths() -> set[str]:
+    """Return the points that are not as wide as the residual stream."""
+    widths = {site.point: open_store(ACTIVATIONS, site).shape[1] for site in stored_sites(ACTIVATIONS)}
+    return {point for point, width in widths.items() if width != widths["layer_output"]}
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    page.locator(f"#{label}").select_option(option)
+
+
+def options(page: Any, label: str) -> list[str]:
+    values: list[str] = page.locator(f"#{label} option").evaluate_all("all => all.map(each => each.value)")
+    return values
+
+
+def test_every_stage_makes_what_the_family_has(name: str, family: Family) -> None:
+    layers = 4 if name == "bart" else AutoConfig.from_pretrained("model").num_hidden_layers
     points = {layer: {site.point for site in stored_sites(ACTIVATIONS) if site.layer == layer} for layer in range(5)}
     in_layers = set(family.present(LAYER_POINTS))
     assert points[0] == set(family.present(EMBEDDING_POINTS))
     assert points[layers] == in_layers
     assert points[1] == {point for point in in_layers if not point.startswith("cross")}
     assert all(points[layer] for layer in range(layers))
-
     mixing = pd.read_csv("reports/plots/measure/mixing.csv")
     assert set(mixing["method"]) == set(family.present(RATIOS))
     assert set(mixing["layer"]) == set(range(1, layers + 1))
     assert mixing.query("checkpoint != 'difference'")["mean"].between(0, 1).all()
-    assert set(Run(folder).ratios().columns) & set(RATIOS) == set(family.present(RATIOS))
-    assert set(Run(folder).matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
-    assert (folder / "reports/index.html").stat().st_size > 100_000
+    run = Run(Path())
+    assert set(run.ratios().columns) & set(RATIOS) == set(family.present(RATIOS))
+    assert set(run.matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
+
+
+def test_figures_name_what_the_family_has(family: Family) -> None:
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
+    assert not [mark for mark in ("Ġ", "▁", "##") if mark in "".join(drawn.values())]
+    present = family.present([*POINTS, *LAYER_MATRICES])
+    for label, matrix in (("Attention", "attention"), ("Value Zeroing", "value_zeroing"), ("ALTI", "alti")):
+        assert (f">{label}<" in drawn["mixing_contributions_text_0_finetuned"]) == (matrix in present)
+    assert (">LayerNorm<" in drawn["mixing_steps"]) == ("attention_norm" in present)
+    assert (">Skip<" in drawn["mixing_steps"]) == ("attention_residual" in present)
+    assert (">Attention heads<" in drawn["mixing_steps"]) == ("attention_heads" not in points_of_other_widths())
+    assert ">the<" in drawn["atlas"]
+    pages = list((Run(Path()).figures / "joint").glob("*.svg"))
+    assert len(pages) == len([site for site in stored_sites(ACTIVATIONS) if site.point not in points_of_other_widths()])
+
+
+def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:
+    page, sites = shown.page, map_sites(Run(Path()).map("separate"))
+    tokens = int(Run(Path()).documents.query("captured")["tokens"].sum())
+    page.locator("#token-3").click()
+    assert options(page, "ratio-method") == family.present(RATIOS)
+    assert [each for each in options(page, "matrix") if not each.endswith("_rollout")] == family.present(LAYER_MATRICES)
+    for matrix in options(page, "matrix"):
+        choose(page, "matrix", matrix)
+        assert page.locator("#sources li").count() >= 1
+    for method in options(page, "ratio-method"):
+        choose(page, "ratio-method", method)
+        assert shown.traces("mixing-chart")
+    assert sites == stored_sites(ACTIVATIONS)
+    for layout in ("separate", "aligned", "joint"):
+        choose(page, "layout", layout)
+        for number, site in enumerate(sites):
+            page.locator("#point").fill(str(number))
+            has_place = layout == "separate" or site.point not in points_of_other_widths()
+            drawn = [len(trace["x"]) for trace in shown.traces("map-chart") if trace["name"] == "tokens"]
+            assert sum(drawn) == tokens * has_place, site
+            note = f"The {layout} layout leaves this capture point out."
+            assert page.locator("#map-note").inner_text() == ("" if has_place else note)
+    text = page.locator("body").inner_text()
+    assert ("LayerNorm" in text) == ("attnresln_n" in family.present(RATIOS))
+    assert not [mark for mark in ("Ġ", "NaN", "undefined") if mark in text]
+
+
+@pytest.mark.parametrize("name", ["qwen3"], indirect=True)
+def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened) -> None:
+    run, sites = Run(Path()), stored_sites(ACTIVATIONS)
+    assert points_of_other_widths() == {"attention_heads"}
+    in_stream = [site for site in sites if site.point != "attention_heads"]
+    assert map_sites(run.map("separate")) == sites
+    for layout in ("joint", "aligned"):
+        assert map_sites(run.map(layout)) == in_stream
+    counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
+    assert counts == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
+    (note,) = shown.page.locator("#map .note").all_inner_texts()
+    assert note.startswith("Not on the joint and the aligned map: attention heads.")
+    assert "no cosine to it" in shown.page.locator("#steps").inner_text()
+
+
+@pytest.mark.parametrize("name", ["bart"], indirect=True)
+def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
+    page = shown.page
+    assert page.locator("#layer option").all_inner_texts() == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
+    words = {}
+    for layer in ("1", "3"):
+        choose(page, "layer", layer)
+        words[layer] = page.locator("#words").inner_text()
+    assert words["1"] == f"<s> {TEXTS[0]} </s>"
+    assert words["3"] == f"</s> {words['1'].removesuffix(' </s>')}"
+    sites = map_sites(Run(Path()).map("joint"))
+    for site, start in (
+        (Site(2, "layer_output"), "Encoder 2: Layer output ("),
+        (Site(2, "decoder_embedding_output"), "Decoder embedding output ("),
+        (Site(3, "cross_attention_output"), "Decoder 1: Cross-attention output ("),
+    ):
+        page.locator("#point").fill(str(sites.index(site)))
+        assert page.locator("#point-name").inner_text().startswith(start)
+    crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
+    assert crossing["x"] == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["gpt_neox"], indirect=True)
+def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family, shown: Opened) -> None:
+    page, documents = shown.page, Run(Path()).tokens["document"].tolist()
+    first, alone = documents.index("text/1"), documents.index("text/2")
+    page.locator("#document").select_option(index=1)
+    places = [page.locator(f"#token-{first + token}").bounding_box()["x"] for token in range(3)]
+    assert places == sorted(places, reverse=True)
+    page.locator(f"#token-{first}").click()
+    page.keyboard.press("ArrowLeft")
+    assert "position 1 of text/1" in page.locator("#selected").inner_text()
+    assert page.locator("p.raw").nth(1).evaluate("each => getComputedStyle(each).direction") == "rtl"
+    page.locator("#document").select_option(index=2)
+    choose(page, "shade", "ratio")
+    assert page.locator(f"#token-{alone}").get_attribute("title") == "a, position 0, length ratio of others 0 %"
+    assert Run(Path()).ratios().query("document == 'text/2'")["attn_n"].lt(1e-5).all()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import SHORT, Workspace, toy_reviews
 from families import EACH_FAMILY, FAMILIES, TOKENS, corpus, make_tokenizer, write_family
-from tokenizers import pre_tokenizers, processors
+from tokenizers import processors
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -42,7 +42,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def texts_for(folder: Path) -> list[str]:
-    """Texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
+    """Return texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
     tokenizer = load_tokenizer(folder)
     names = " ".join(tokenizer.all_special_tokens)
     return [
@@ -79,9 +79,8 @@ def test_padding_does_not_touch_a_text_and_a_decoder_reads_its_last_token(family
 def test_checkpoint_of_half_precision_is_loaded_in_float32_and_without_a_cache(
     family: tuple[str, Path], tmp_path: Path
 ) -> None:
-    _, folder = family
-    load_tokenizer(folder).save_pretrained(tmp_path)
-    load_classifier(folder).to(torch.bfloat16).save_pretrained(tmp_path)
+    load_tokenizer(family[1]).save_pretrained(tmp_path)
+    load_classifier(family[1]).to(torch.bfloat16).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     for model in (load_classifier(tmp_path), load_base(tmp_path)):
         tensors = [*model.parameters(), *model.buffers()]
@@ -137,15 +136,16 @@ def write_slow_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer"}')
 
 
+def write_image_model(folder: Path) -> None:
+    AutoConfig.for_model("vit").save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("write", "expected"),
     [
         (break_padding, r"its tokenizer pads with token \d+, but its embedding has only \d+ rows"),
         (write_slow_tokenizer, r"its tokenizer has no fast version \(tokenizer\.json\), which is needed"),
-        (
-            lambda folder: AutoConfig.for_model("vit").save_pretrained(folder),
-            r"^model\.name: .* of the family 'vit', wh",
-        ),
+        (write_image_model, r"^model\.name: .* of the family 'vit', wh"),
     ],
 )
 def test_a_model_without_what_a_classifier_needs_is_one_error(tmp_path: Path, write: Any, expected: str) -> None:
@@ -178,51 +178,35 @@ def test_padding_token_is_one_that_ends_no_text(
             load_tokenizer(tmp_path)
         return
     loaded = load_tokenizer(tmp_path)
-    assert loaded.pad_token == padding
-    batch = loaded.pad({"input_ids": encode(loaded, ["the film", "good"], 60)})
-    ends = [ids[sum(mask) - 1] for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    assert batch["attention_mask"][1][0] == 1
-    assert loaded.pad_token_id not in ends
+    assert (loaded.pad_token, loaded.padding_side) == (padding, "right")
+    assert all(ids[-1] != loaded.pad_token_id for ids in encode(loaded, ["the film", "good"], 60))
 
 
-def classes_of(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[Any, list[str]]:
-    (tokenized,) = tokenize_texts(tokenizer, ["text/0"], [text], 200)
-    return tokenizer([text]).encodings[0], tokenized.table["token_class"].tolist()
-
-
-def expected_class(own: list[set[int]], position: int) -> str:
-    """By the words in the text that each token reaches into, not by what its tokenizer calls a word."""
-    words = own[position]
+def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
+    """Return the class by the words that each token reaches into, not by what its tokenizer calls a word."""
+    words = words_of_tokens[position]
     if not words:
         return "punctuation"
-    return "subword" if sum(bool(each & words) for each in own) > 1 else "word"
+    return "subword" if sum(bool(each & words) for each in words_of_tokens) > 1 else "word"
 
 
 def test_token_classes_follow_the_words_of_the_text_in_any_tokenizer(family: tuple[str, Path]) -> None:
     name, folder = family
     text = "The film isn't unforgettably good,great  time (10€) \n\nflies! … 2009 naïve."
-    encoding, classes = classes_of(load_tokenizer(folder), text)
+    tokenizer = load_tokenizer(folder)
+    (tokenized,) = tokenize_texts(tokenizer, ["text/0"], [text], 200)
+    encoding, classes = tokenizer([text]).encodings[0], tokenized.table["token_class"].tolist()
     before, after = (part.split() for part in TOKENS[name].template.split("$A"))
     inner = slice(len(before), len(classes) - len(after))
     assert classes[: inner.start] == ["cls"] * len(before)
     assert classes[inner.stop :] == ["sep"] * len(after)
     word_at = {i: word.start() for word in re.finditer(r"\w+", text) for i in range(*word.span())}
-    own = []
+    reached = []
     for start, end in encoding.offsets[inner]:
         leads = text[start:end] == " " or start == end  # the space alone, before the first piece of a word
-        own.append({word_at[i] for i in range(start, end + leads) if i in word_at})
-    assert classes[inner] == [expected_class(own, position) for position in range(len(own))]
+        reached.append({word_at[i] for i in range(start, end + leads) if i in word_at})
+    assert classes[inner] == [expected_class(reached, position) for position in range(len(reached))]
     assert {"punctuation", "word"} <= set(classes)
-
-
-def test_token_classes_where_the_tokenizer_takes_the_whole_text_for_one_word(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_family("llama", tmp_path))
-    text = "the film was very good , unforgettable ! time flies"
-    _, split = classes_of(tokenizer, text)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
-    whole, classes = classes_of(tokenizer, text)
-    assert set(whole.word_ids) == {None, 0}
-    assert classes == split
 
 
 def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
@@ -236,7 +220,6 @@ def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], w
         reviews.loc[: len(texts) - 1, "text"] = texts
         reviews.to_parquet(folder / f"data/reviews/{split}.parquet", index=False)
     finetune.main(read_parameters())
-    tested = json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]
     # As anyone loads it who knows nothing of this project.
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
@@ -244,12 +227,12 @@ def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], w
     ids = tokenizer(reviews["text"].tolist(), truncation=True, max_length=60)["input_ids"]
     logits = torch.cat([logits_of(model, [text], tokenizer.pad_token_id) for text in ids])
     labels = torch.tensor(reviews["label"].to_numpy())
+    tested = json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]
     assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
     assert tested["accuracy"] == float((logits.argmax(-1) == labels).double().mean())
-    # It was trained, and its head is read where the first one was.
-    before = load_classifier(checkpoint)
-    assert not np.allclose(logits_of(before, ids, tokenizer.pad_token_id), logits, atol=1e-4)
-    base, classifier = load_base(folder / "models/finetuned"), load_classifier(folder / "models/finetuned")
+    # It was trained, and the base model that is measured is the classifier's.
+    assert not np.allclose(logits_of(load_classifier(checkpoint), ids, tokenizer.pad_token_id), logits, atol=1e-4)
+    models = load_base(folder / "models/finetuned"), load_classifier(folder / "models/finetuned").base_model
     with torch.no_grad():
-        vectors = [each(torch.tensor(ids[:1])).last_hidden_state for each in (base, classifier.base_model)]
-    torch.testing.assert_close(vectors[0], vectors[1], atol=1e-4, rtol=0)
+        vectors = [each(torch.tensor(ids[:1])).last_hidden_state for each in models]
+    torch.testing.assert_close(*vectors, atol=1e-4, rtol=0)

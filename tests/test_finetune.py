@@ -1,10 +1,9 @@
-"""Fine-tuning learns, keeps the best epoch, says what it found, and gives the same bytes after a kill."""
+"""Fine-tuning learns, keeps the best epoch, reports its scores, and gives the same bytes after a kill."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import REPOSITORY, SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
+from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
 from safetensors.torch import load_file
-from stage_process import run_stage, run_to_its_end
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from stage_process import run_stage
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
 
 from attnmix.core.errors import InputError
 from stages import finetune
@@ -43,7 +42,7 @@ def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path
 
 
 def logits_of_the_kept_model(folder: Path, reviews: pd.DataFrame) -> torch.Tensor:
-    """As anyone loads it who knows nothing of this project, text by text."""
+    """Compute them text by text, as anyone does who knows nothing of this project."""
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     assert model.config.id2label == {0: "negative", 1: "positive"}
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
@@ -116,22 +115,15 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
 
 
-@pytest.mark.long
-def test_processes_that_dropout_brought_out_of_step_draw_one_order(tmp_path: Path) -> None:
-    (tmp_path / "order.py").write_text(
-        "import torch\n"
-        "from accelerate import PartialState\n"
-        "from stages.finetune import TrainingGuard\n"
-        "state = PartialState(cpu=True)\n"
-        "torch.manual_seed(state.process_index)\n"
-        "TrainingGuard().on_epoch_begin(type('Arguments', (), {'world_size': 2}))\n"
-        "open(f'{state.process_index}.txt', 'w').write(str(torch.randperm(99).tolist()))\n",
-        encoding="utf-8",
-    )
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "order.py"]
-    run = run_to_its_end([sys.executable, *launcher], tmp_path, {"PYTHONPATH": str(REPOSITORY)})
-    assert run.returncode == 0, run.stderr
-    assert (tmp_path / "0.txt").read_text() == (tmp_path / "1.txt").read_text() != ""
+def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, expected = torch.manual_seed(1).get_state(), torch.randperm(99)
+    torch.manual_seed(2)
+    monkeypatch.setattr(finetune, "broadcast_object_list", lambda _: [state])  # that of the first process
+    finetune.TrainingGuard().on_epoch_begin(TrainingArguments(), None, None)
+    assert not torch.equal(torch.randperm(99), expected)  # alone, a process keeps its own
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    finetune.TrainingGuard().on_epoch_begin(TrainingArguments(), None, None)
+    assert torch.equal(torch.randperm(99), expected)
 
 
 @pytest.mark.long
@@ -143,18 +135,22 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
     assert (half / "model.safetensors").exists()
-    mark_first_loss(half.parent / "checkpoint-6", 101.0)
+    # A first entry in the checkpoint's history that no training gives.
+    state_file = half.parent / "checkpoint-6/trainer_state.json"
+    state = json.loads(state_file.read_text())
+    state["log_history"][0]["loss"] = 101.0
+    state_file.write_text(json.dumps(state))
     # The newest checkpoint is whole, and the oldest is being removed.
-    said = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
-    assert "resumes from checkpoint-6\n" in said
+    log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
+    assert "resumes from checkpoint-6\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
     # The model is published, and the unfinished work not yet removed; DVC removes the outputs.
-    said = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
-    assert f"resumes from {newest.name}\n" in said
+    log = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
+    assert f"resumes from {newest.name}\n" in log
     for output in OUTPUTS:
         shutil.rmtree(folder / output)
-    said = run_stage(folder, "finetune")
-    assert "resumes from checkpoint-48\n" in said
+    log = run_stage(folder, "finetune")
+    assert "resumes from checkpoint-48\n" in log
     assert not (folder / UNFINISHED).exists()
     for output in ("models/finetuned", "reports/metrics"):
         assert digest(folder / output) == digest(finetuned / output), output
@@ -164,13 +160,6 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
 
 
-def mark_first_loss(checkpoint: Path, loss: float) -> None:
-    """A first entry in the checkpoint's history that no training gives."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    state["log_history"][0]["loss"] = loss
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-
-
 def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:
     folder = prepared(workspace(finetune=RECIPE | {"precision": "bf16", "epochs": 1}, **SHORT), tiny_bert)
     finetune.main(read_parameters())
@@ -178,25 +167,21 @@ def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> No
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("section", "changes", "expected"),
-    [
-        ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be dealt out evenly to 2 proc"),
-        ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
-        ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
-        # What later stages would refuse.
-        ("capture", {"documents": [500]}, r"capture\.documents: there is no test review 500; rows 0 to \d+ are"),
-        ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
-    ],
-)
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("finetune", {"batch_size": 7}, r"finetune\.batch_size: 7 texts cannot be dealt out evenly to 2 proc"),
+    ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
+    ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 is more than the 64 tokens"),
+    # What later stages would refuse.
+    ("capture", {"documents": [500]}, r"capture\.documents: there is no test review 500; rows 0 to \d+ are"),
+    ("capture", {"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_cannot_work_is_one_error_before_the_training(
-    workspace: Workspace,
-    tiny_bert: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    section: str,
-    changes: dict[str, Any],
-    expected: str,
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, mistake: tuple[str, dict[str, Any], str]
 ) -> None:
+    section, changes, expected = mistake
     parameters = {"finetune": RECIPE, **SHORT}
     prepared(workspace(**parameters | {section: parameters[section] | changes}), tiny_bert)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,8 +82,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A repository with stand-ins for all stages but `sources`, which ran on a file and a folder next to it."""
     root = tmp_path_factory.mktemp("sources")
     made = new_repository(root / "run")
-    (made.folder / ".ci").mkdir()
-    shutil.copy(REPOSITORY / ".ci/stale.py", made.folder / ".ci/stale.py")
     entry = made.folder / "stages/__main__.py"
     program = entry.read_text(encoding="utf-8")
     entry.write_text(program.replace("= ()", '= ("sources",)'), encoding="utf-8")
@@ -101,8 +98,6 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(repository: Reposit
     root = repository.folder.parent
     assert stages_run(repository.dvc("repro")) == []
     assert repository.git("status", "--short") == ""
-    stale = repository.run(sys.executable, ".ci/stale.py").stdout
-    assert stale == "dvc.lock is of this commit's code, parameters and results.\n"
     for file in (root / "reviews.csv", root / "bert/model.safetensors"):
         before = file.read_bytes()
         file.write_bytes(before[:-3] + b"0" + before[-2:])
@@ -111,17 +106,6 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(repository: Reposit
         file.write_bytes(before)
     repository.dvc("repro")
     assert repository.git("status", "--short") == ""
-
-
-def test_a_clone_without_the_sources_goes_on_from_what_lies_elsewhere(repository: Repository, tmp_path: Path) -> None:
-    repository.dvc("remote", "add", "--force", "--default", "store", str(tmp_path / "remote"))
-    repository.dvc("push")
-    repository.commit("A remote")
-    clone = repository.clone(tmp_path / "clone")
-    text = (clone.folder / "params.yaml").read_text(encoding="utf-8")
-    (clone.folder / "params.yaml").write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
-    assert stages_run(clone.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
-    assert clone.git("diff", "--name-only", "reports/sources.json") == ""
 
 
 @pytest.mark.long  # half a minute

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +32,7 @@ NAMES = {0: "negative", 1: "positive"}
 
 
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Stages on a little input, in this process."""
+    """Run stages on a little input, in this process; return `folder`."""
     folder.mkdir()
     toy_reviews(60, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv(folder / "reviews.csv")
     write_parameters(folder, **(LITTLE | changes))
@@ -81,12 +80,10 @@ def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Pat
     assert set(pd.read_csv(folder / "reports/plots/measure/mixing.csv")["checkpoint"]) == {"finetuned"}
     (row,) = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").itertuples(index=False)
     assert (row.step, row.epoch, row.split) == (0, 0, "validation")
-    text = (folder / "reports/index.html").read_text(encoding="utf-8")
-    words = re.sub(r"\s+", " ", text)
+    words = " ".join((folder / "reports/index.html").read_text(encoding="utf-8").split())
     assert "taken as it is, and tested on" in words
     assert "Nothing was fine-tuned here (finetune.epochs: 0)" in words
     assert "fine-tuned on" not in words
-    assert {path.name for path in (folder / "reports/figures").iterdir()} >= {"atlas.png", "joint.gif"}
 
 
 @pytest.fixture
@@ -95,11 +92,6 @@ def prepared(workspace: Workspace, tiny_bert: Path) -> Path:
     folder = workspace(finetune={"epochs": 0, "max_length": 40}, **SHORT)
     write_reviews(folder / "data/reviews")
     return shutil.copytree(tiny_bert, folder / "models/pretrained")
-
-
-def set_config(folder: Path, **values: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | values))
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
@@ -133,15 +125,19 @@ def write_three_classes(folder: Path) -> None:
     BertForSequenceClassification(config).save_pretrained(folder)
 
 
+def write_many_labels(folder: Path) -> None:
+    BertConfig.from_pretrained(folder, problem_type="multi_label_classification").save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (
             write_headless,
-            r"has no trained classification head \(classifier\.bias, classifier\.weight are not in its we",
+            r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it",
         ),
         (write_three_classes, r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)"),
-        (lambda folder: set_config(folder, problem_type="multi_label_classification"), "is made for multi_label_cla"),
+        (write_many_labels, "is made for multi_label_cla"),
     ],
 )
 def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(prepared: Path, change: Any, expected: str) -> None:
@@ -152,14 +148,12 @@ def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(prepared: Path, chan
 
 
 def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
-    prepared: Path, workspace: Workspace, caplog: pytest.LogCaptureFixture
+    prepared: Path, workspace: Workspace
 ) -> None:
-    caplog.set_level("INFO")
     workspace(finetune={"epochs": 1, "max_length": 40}, **SHORT)
     write_three_classes(prepared)
     finetune.main(read_parameters())
     assert load_classifier(Path("models/finetuned")).config.id2label == NAMES
-    assert any("new classification head" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,8 @@ def use(arithmetic: str) -> None:
         _registered.pop()._destroy()
 
 
-def portable() -> bool:
-    """Return True where `use` has chosen the portable arithmetic."""
-    return bool(_registered)
-
-
 def computed_on(arithmetic: str) -> str:
-    """Return what decides the last digits of a result, in words that stand beside it."""
+    """Return, in words, what decides the last digits of a result."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     if arithmetic == PORTABLE and can_be_portable():

@@ -9,10 +9,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
-    """Return `size` row numbers, sorted, in which every class has its share of `labels`, to within one row.
+    """Return `size` row numbers (at most all), sorted, in which every class has its share of `labels`, within one row.
 
-    All rows where `size` is not smaller than their number. No class is left out where `size` is not smaller than
-    the number of classes: the largest ones then give the rows that the smallest lack.
+    No class is left out where `size` allows it: the largest ones then give the rows that the smallest lack.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -26,10 +25,9 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
 def stratified_split(
     labels: npt.NDArray[np.int64], fraction: float, seed: int, groups: npt.NDArray[np.int64] | None = None
 ) -> tuple[Rows, Rows]:
-    """Return the row numbers of the rest and of the split-off part.
+    """Return the row numbers of the rest and of a part, `fraction` of the rows and at least one per class.
 
-    The part holds `fraction` of the rows, and at least one per class. Rows of one of the `groups`, numbered from 0,
-    stay on one side; then the shares are as near as whole groups allow.
+    Rows of one of the `groups`, numbered from 0, stay together; then the shares are as near as whole groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
     if groups is None or len(np.unique(groups)) == len(groups):

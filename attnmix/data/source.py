@@ -77,8 +77,8 @@ def read_splits(
     tables["train"], tables["validation"] = _split(tables["train"], validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     _check_splits(tables, classes)
-    chosen = ["text", "label", "label_name"]
-    return {split: table[chosen].reset_index(drop=True) for split, table in tables.items()}, commit
+    names = ["text", "label", "label_name"]
+    return {split: table[names].reset_index(drop=True) for split, table in tables.items()}, commit
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
@@ -111,13 +111,13 @@ def _read_source(
     name: str, revision: str | None, splits: dict[str, str], label_column: str, work: Path | None
 ) -> tuple[Tables, str | None]:
     """Return `train`, and `test` where the source has one, and the commit of a hub dataset."""
-    source, _, configuration = name.partition(":")
-    path, repository = Path(source), None
+    source, repository = name.partition(":")[0], None
+    path = Path(source)
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(f"dataset.name: {path} is no {', '.join(SUFFIXES)} file")
         return {"train": read_file(path)}, None
-    # A folder of its own, as the library would keep a copy of every dataset for ever.
+    # A temporary folder, as the library would keep a copy of every dataset for ever.
     with tempfile.TemporaryDirectory(dir=work) as cache:
         if not path.is_dir():
             if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(source):
@@ -129,7 +129,7 @@ def _read_source(
                 (path / each).touch()
             _fill(path, repository, {*DESCRIPTIONS} & {*repository.paths})
         try:
-            tables = _load_dataset(name, path, configuration or None, splits, label_column, cache, repository)
+            tables = _load_dataset(name, path, splits, label_column, cache, repository)
         except InputError:
             raise
         except Exception as error:  # the library raises dozens of types for an unusable source
@@ -141,13 +141,7 @@ def _read_source(
 
 
 def _load_dataset(
-    name: str,
-    folder: Path,
-    configuration: str | None,
-    splits: dict[str, str],
-    label_column: str,
-    cache: str,
-    repository: Repository | None,
+    name: str, folder: Path, splits: dict[str, str], label_column: str, cache: str, repository: Repository | None
 ) -> Tables:
     """Read a folder by `datasets`, which finds the files of a configuration by their names and the descriptions.
 
@@ -156,7 +150,7 @@ def _load_dataset(
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are reported by the caller
-    builder = datasets.load_dataset_builder(str(folder), name=configuration, cache_dir=cache)
+    builder = datasets.load_dataset_builder(str(folder), name=name.partition(":")[2] or None, cache_dir=cache)
     files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
     if repository:
         paths = [Path(file) for each in files.values() for file in each]

@@ -1,7 +1,7 @@
 """A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
 
 `huggingface_hub` checks no digest, lists a repository without a timeout, does not retry a reset connection, and waits
-as long as a server asks, without a total limit. Its requests go through a client that mends the last three.
+as long as a server asks, without a total limit. Its requests go through a client that retries with backoff instead.
 """
 
 from __future__ import annotations
@@ -18,29 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
-from huggingface_hub import (
-    constants,
-    get_session,
-    get_token,
-    hf_hub_download,
-    is_offline_mode,
-    resolve_revision,
-    set_client_factory,
-    snapshot_download,
-)
+import huggingface_hub as client
+from huggingface_hub import constants, errors
 
 # The public reader of the listing that the client keeps leaves out the sha256 of large files.
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
-from huggingface_hub.errors import (
-    FileMetadataError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # its stub forgets it
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
@@ -64,10 +47,10 @@ class Repository:
         self.kind, self.name, self._revision = kind, name, revision
         _use_retries()
         with self._errors_in_words():
-            self.commit = resolve_revision(name, revision=revision, repo_type=kind).resolved
+            self.commit = client.resolve_revision(name, revision=revision, repo_type=kind).resolved
             # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
             options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(lambda: None, disable=True)}
-            snapshot_download(name, revision=self.commit, repo_type=kind, **options)
+            client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
@@ -92,7 +75,7 @@ class Repository:
         while spoilt < 2:
             options: dict[str, Any] = {"repo_type": self.kind, "tqdm_class": bar}
             try:
-                file = Path(hf_hub_download(self.name, path, revision=self.commit, **options))
+                file = Path(client.hf_hub_download(self.name, path, revision=self.commit, **options))
             except httpx2.TransportError as error:
                 backoff.wait(_failure(error))  # the client then resumes where it broke
                 continue
@@ -114,7 +97,7 @@ class Repository:
         """Turn every error of the client into an `InputError` of one line."""
         try:
             yield
-        except HFValidationError:
+        except errors.HFValidationError:
             raise InputError(f"{self.kind}.name: there is no folder {self.name}, and it is no hub identifier") from None
         except Exception as error:  # the client raises its transport's types, and a page that is no hub any other
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
@@ -126,27 +109,27 @@ class Repository:
     def _reason(self, error: BaseException) -> str:
         causes = list(_chain(error))
         for each in causes:
-            if isinstance(each, HfHubHTTPError):
+            if isinstance(each, errors.HfHubHTTPError):
                 return self._refusal(each)
-            if isinstance(each, UnavailableError) and not is_offline_mode():
+            if isinstance(each, UnavailableError) and not client.is_offline_mode():
                 return str(each)
-        if is_offline_mode():
+        if client.is_offline_mode():
             return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
-        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
+        if any(isinstance(each, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
             remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
             return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
         return first_line(causes[-1])
 
-    def _refusal(self, error: HfHubHTTPError) -> str:
+    def _refusal(self, error: errors.HfHubHTTPError) -> str:
         status = error.response.status_code
         address = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
-        if isinstance(error, GatedRepoError):
+        if isinstance(error, errors.GatedRepoError):
             return f"it is gated; accept its terms at {address} and {LOGIN}"
-        if isinstance(error, RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             return f"it has no such branch, tag or commit; {address} lists those that it has"
-        if status == 401 and get_token() and not isinstance(error, RepositoryNotFoundError):
+        if status == 401 and client.get_token() and not isinstance(error, errors.RepositoryNotFoundError):
             return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} again"
-        if status == 401 or isinstance(error, RepositoryNotFoundError):
+        if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
             return f"it shows no {self.kind} of that name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
             return f"the hub forbids it; {LOGIN} with the right to read it"
@@ -191,14 +174,12 @@ class Backoff:
         """Return how many seconds are left of the limit."""
         return self._end - time.monotonic()
 
-    def wait(self, cause: str, requested: float = 0.0) -> None:
-        """Wait, as long as the server has `requested` at least; raise `UnavailableError` past the limit."""
-        wait = max(self._wait, requested)
-        if self.remaining() <= wait:
-            asks = f", and asks to wait {requested:.0f} s" if requested else ""
-            raise UnavailableError(f"{cause}{asks}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
-        logging.info("the hub: %s; retried in %.1f s", cause, wait)
-        time.sleep(wait)
+    def wait(self, cause: str) -> None:
+        """Wait before the next try; raise `UnavailableError` past the limit."""
+        if self.remaining() <= self._wait:
+            raise UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
+        logging.info("the hub: %s; retried in %.1f s", cause, self._wait)
+        time.sleep(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
 
 
@@ -227,14 +208,14 @@ class RetryingClient(httpx2.Client):
             if response.status_code not in TEMPORARY_STATUSES:
                 return response
             response.close()
-            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}", _requested(response))
+            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}")
 
 
 @cache
 def _use_retries() -> None:
     """Send all requests of `huggingface_hub` by a `RetryingClient` from now on."""
-    hooks = get_session().event_hooks  # they keep HF_HUB_OFFLINE
-    set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))
+    hooks = client.get_session().event_hooks  # they keep HF_HUB_OFFLINE
+    client.set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -250,12 +231,3 @@ def _failure(error: httpx2.TransportError) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "it sends nothing"
     return f"the connection breaks ({first_line(list(_chain(error))[-1])})"
-
-
-def _requested(response: httpx2.Response) -> float:
-    """Return the seconds that the server asks to wait, by rate limits or Retry-After; 0 where it asks for none."""
-    limits = parse_ratelimit_headers(response.headers)
-    if response.status_code == 429 and limits and limits.remaining == 0:
-        return limits.reset_in_seconds
-    value = response.headers.get("Retry-After", "").strip()
-    return float(value) if value.isdigit() else 0.0

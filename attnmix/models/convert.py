@@ -28,7 +28,8 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     except (AttributeError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise InputError(f"{file}: {type(error).__name__}; allowed: a state dict, which holds tensors alone") from error
     labels = {name: number for number, name in enumerate(classes)}
-    config = AutoConfig.from_pretrained(like, id2label=dict(enumerate(classes)), label2id=labels)
+    names = dict(enumerate(classes))
+    config = AutoConfig.from_pretrained(like, id2label=names, label2id=labels, trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
@@ -43,7 +44,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
     folder.mkdir(parents=True)  # raises where it exists
-    AutoTokenizer.from_pretrained(like).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(like, trust_remote_code=False).save_pretrained(folder)
     model.save_pretrained(folder)
 
 

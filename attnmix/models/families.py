@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -58,8 +58,7 @@ class Stack:
 
     def parts(self) -> list[str]:
         """Return the norms of a layer by their names here, and `parallel` where its sublayers are parallel."""
-        norms = [field.name for field in fields(self) if field.name.endswith("_norm") and getattr(self, field.name)]
-        return [*norms, *(["parallel"] if self.parallel else [])]
+        return [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
 
     @property
     def plain(self) -> bool:
