@@ -175,7 +175,7 @@ class Weights:
         return parts / np.expand_dims(deviation, tuple(range(1, parts.ndim))) * self.arrays[role][0]
 
     def split(self, role: str, x: Array) -> Array:
-        """[heads, tokens, head size] of a query, key or value; a key that several heads share stands there for each."""
+        """[heads, tokens, head size] of a query, key or value; a key that several heads share is repeated for each."""
         x = self.linear(role, x)
         if f"{role}_norm" in self.arrays:  # over one head, or (OLMo 2) over all of them
             x = self.norm(f"{role}_norm", x.reshape(-1, self.arrays[f"{role}_norm"].shape[1])).reshape(x.shape)
@@ -282,26 +282,26 @@ class ReferenceLayer:
     def ratios(self) -> dict[str, Array]:
         """Of the measures that the family has, one value for each token."""
         own = np.array([[self.attention[h, i, i] for h in range(self.weights.heads)] for i in range(len(self.x))])
-        found = {"attn_w": 1 - own.mean(1), "attn_n": mixing_ratio(self.F)}
+        values = {"attn_w": 1 - own.mean(1), "attn_n": mixing_ratio(self.F)}
         if not self.parallel:
-            found |= {"attnres_w": (1 - own.mean(1)) / 2, "attnres_n": mixing_ratio(self.R)}
+            values |= {"attnres_w": (1 - own.mean(1)) / 2, "attnres_n": mixing_ratio(self.R)}
         if self.post_norm:
-            found |= {"attnresln_n": mixing_ratio(self.T), "enc_n": mixing_ratio(self.E)}
+            values |= {"attnresln_n": mixing_ratio(self.T), "enc_n": mixing_ratio(self.E)}
         if self.plain and not self.parallel:
-            found["layer_n"] = mixing_ratio(self.layer_parts()[0])
-        return found
+            values["layer_n"] = mixing_ratio(self.layer_parts()[0])
+        return values
 
     def controls(self) -> dict[str, dict[str, Array]]:
         """The ratios with other values in the place of the layer's own."""
-        found = {}
+        values = {}
         if self.plain and not self.parallel:
             self.layer_parts()  # the copies keep the activation's slopes of the true pass
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
         for name, value in {"text_mean_value": common, "without_value_bias": self.value - self.value_bias}.items():
             other = copy(self)
             other.split(value)
-            found[name] = other.ratios()
-        return found
+            values[name] = other.ratios()
+        return values
 
     @property
     def plain(self) -> bool:
@@ -337,7 +337,7 @@ class ReferenceLayer:
 
     def contributions(self) -> dict[str, Array]:
         """Of the measures that the family has, one matrix [token, source]."""
-        found = {
+        values = {
             "attention": self.attention.mean(0),
             "norm": np.linalg.norm(self.F, axis=-1),
             "value_zeroing": normalised(self.value_zeroing()),
@@ -347,21 +347,21 @@ class ReferenceLayer:
             if self.post_norm:
                 y, parts = self.points["attention_norm"], self.T
             alti = np.abs(y).sum(-1)[:, None] - np.abs(y[:, None] - parts).sum(-1)
-            found["alti"] = normalised(np.maximum(alti, 0))
+            values["alti"] = normalised(np.maximum(alti, 0))
         if self.post_norm:
-            found["globenc"] = normalised(np.linalg.norm(self.E, axis=-1))
-        return found
+            values["globenc"] = normalised(np.linalg.norm(self.E, axis=-1))
+        return values
 
     def value_zeroing(self) -> Array:
         """1 - cos of the layer's outputs, run again with one value at a time set to zero; rows as they are."""
         tokens, output = len(self.x), self.points["layer_output"]
-        found = np.zeros((tokens, tokens))
+        values = np.zeros((tokens, tokens))
         for j in range(tokens):
             value = self.value.copy()
             value[:, j] = 0
             without = self.rest(value)["layer_output"]
-            found[:, j] = [1 - cosine(output[i], without[i]) for i in range(tokens)]
-        return found
+            values[:, j] = [1 - cosine(output[i], without[i]) for i in range(tokens)]
+        return values
 
 
 def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
@@ -383,12 +383,12 @@ def rolled(matrices: Sequence[Array]) -> Array:
 
 def mixing_ratio(parts: Array) -> Array:
     """|sum of the others' parts| over that and |its own|, where there is anything."""
-    found = np.zeros(len(parts))
+    values = np.zeros(len(parts))
     for i in range(len(parts)):
         others = sum((parts[i, j] for j in range(len(parts)) if j != i), np.zeros(parts.shape[-1]))
         mixing, keeping = np.linalg.norm(others), np.linalg.norm(parts[i, i])
-        found[i] = mixing / (mixing + keeping) if mixing + keeping else 0
-    return found
+        values[i] = mixing / (mixing + keeping) if mixing + keeping else 0
+    return values
 
 
 @dataclass
@@ -436,7 +436,7 @@ def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool)
 def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
     """The base model of the family `name` (its `model_type`), run by hand on one text."""
     state = {key: tensor.detach().double().numpy() for key, tensor in base.state_dict().items()}
-    config, memory, found = base.config, None, Reference({}, [])
+    config, memory, reference = base.config, None, Reference({}, [])
     for side in ("encoder", "decoder") if name == "bart" else ("",):
         names = {role: template.replace("{side}", side) for role, template in NAMES[name].items()}
         if side == "decoder":
@@ -445,7 +445,7 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
         points = embedded(read(name, config, state, "", ends), state, names, ids)
         if side == "decoder":
             points = {"decoder_embedding_output": points["embedding_output"]}
-        found.features |= {(0, point): array for point, array in points.items()}
+        reference.features |= {(0, point): array for point, array in points.items()}
         x = list(points.values())[-1]
         count = getattr(config, f"{side}_layers", config.num_hidden_layers)
         for number in range(count):
@@ -453,8 +453,8 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
             weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
             layer = ReferenceLayer(weights, x, *surroundings(name, config, number, len(ids), causal), memory)
-            found.layers.append(layer)
-            found.features |= {(len(found.layers), point): array for point, array in layer.points.items()}
+            reference.layers.append(layer)
+            reference.features |= {(len(reference.layers), point): array for point, array in layer.points.items()}
             x = layer.points["layer_output"]
         memory = x
-    return found
+    return reference

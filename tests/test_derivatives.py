@@ -144,11 +144,11 @@ def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     chains, directions, seeds = document_chains(base, IDS), 4, 60
     with torch.no_grad():
         exact = derivative_norms(chains, "layer_input", WIDTH, seed=0)
-        found = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
-    for part, whole in zip(zip(*found, strict=True), exact, strict=True):
+        actual = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
+    for part, whole in zip(zip(*actual, strict=True), exact, strict=True):
         by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
         assert abs(float(by_seed.mean()) - 1) < 0.009  # the root alone: 0.0115 and 0.0100
-    excess = torch.stack([levels(each) for each in found]).mean(0) - levels(exact)
+    excess = torch.stack([levels(each) for each in actual]).mean(0) - levels(exact)
     assert excess.mean(-1).abs().max() < 0.01
 
 
@@ -159,8 +159,8 @@ def test_blocks_of_directions_and_sources_give_the_same_norms(base: Any, monkeyp
             whole = derivative_norms(chains, reference, 5, seed=1)
             for pass_tokens in (5, 15):
                 monkeypatch.setattr(module, "PASS_TOKENS", pass_tokens)
-                for found, expected in zip(derivative_norms(chains, reference, 5, seed=1), whole, strict=True):
-                    torch.testing.assert_close(found, expected)
+                for actual, expected in zip(derivative_norms(chains, reference, 5, seed=1), whole, strict=True):
+                    torch.testing.assert_close(actual, expected)
             monkeypatch.undo()
 
 
@@ -170,11 +170,11 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     base = load_base(folder)
     ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
     measurer = DocumentMeasurer(base, folder, ["attn_w"], list(LAYER_MATRICES))
-    found = measurer.derivatives(ids, directions=2, seed=0)
+    actual = measurer.derivatives(ids, directions=2, seed=0)
     layers = [layer.contributions() for layer in run_reference(name, base, ids.tolist()).layers]
     stacks = [layers[:2], layers[2:]] if name == "bart" else [layers]
     rollouts = [rollout for rollout in ROLLOUTS if rollout.removesuffix("_rollout") in measurer.matrices]
-    assert found["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
+    assert actual["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
     for place, rollout in enumerate(rollouts):
         expected = []
         for stack in stacks:  # a decoder's tokens are its own: it starts again
@@ -182,7 +182,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
             if rollout == "attention_rollout":
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
             expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
-        np.testing.assert_allclose(found["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
+        np.testing.assert_allclose(actual["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])

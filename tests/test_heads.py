@@ -43,8 +43,8 @@ def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_pat
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
         f = np.stack([layer.value[h] @ W_O[h] for h in range(w.heads)])
         for head in range(w.heads):
-            found = weights(parts, number, head)
-            np.testing.assert_allclose(found, layer.attention[head], atol=1e-5)
+            actual = weights(parts, number, head)
+            np.testing.assert_allclose(actual, layer.attention[head], atol=1e-5)
             value = parts["value"][number][head * len(parts["value"][number]) // w.heads]
             np.testing.assert_allclose(value, layer.value[head], **close)
             np.testing.assert_allclose(parts["given"][number, head], layer.attention[head] @ f[head], **close)

@@ -144,8 +144,8 @@ TEXT = "Unforgettably good, isn't it? A film about forgetfulness and unforgettab
 
 @pytest.fixture
 def document(default_weights: Path) -> Document:
-    (found,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": TEXT}, 60)
-    return found
+    (actual,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": TEXT}, 60)
+    return actual
 
 
 def test_words_are_numbered_from_the_first(document: Document, default_weights: Path) -> None:
@@ -159,8 +159,8 @@ def test_words_are_numbered_from_the_first(document: Document, default_weights: 
 
 @pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
 def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
-    (found,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
-    numbers = found.words[found.words >= 0]
+    (actual,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
+    numbers = actual.words[actual.words >= 0]
     assert np.unique(numbers).tolist() == [0, 1, 2]
     assert (np.diff(numbers) >= 0).all()
 
@@ -176,9 +176,9 @@ def test_shuffled_words_stay_whole_and_specials_in_place(document: Document) -> 
     words = int(document.words.max()) + 1
     assert len(changes) == words - 1  # each word is one stretch
     for number in range(words):
-        here, there = document.words == number, shuffled.words == number
-        np.testing.assert_array_equal(shuffled.ids[there], document.ids[here])
-        np.testing.assert_array_equal(shuffled.classes[there], document.classes[here])
+        before, after = document.words == number, shuffled.words == number
+        np.testing.assert_array_equal(shuffled.ids[after], document.ids[before])
+        np.testing.assert_array_equal(shuffled.classes[after], document.classes[before])
     assert (shuffled.name, shuffled.measured) == (document.name, document.measured)
 
 

@@ -66,7 +66,7 @@ def test_geometry_agrees_with_explicit_formulas(tokens: int) -> None:
     ids = np.arange(tokens) + 5
     words[3], ids[3] = words[1], ids[1]
     x[2] = words[2] + 0.01 * x[2]
-    found = measured(x, start, words, ids)
+    actual = measured(x, start, words, ids)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     everyone = range(tokens)
     centred = x - x.mean(0)
@@ -86,7 +86,7 @@ def test_geometry_agrees_with_explicit_formulas(tokens: int) -> None:
     }
     assert expected["own_nearest"] > 0
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-9), name
+        assert actual[name] == pytest.approx(value, rel=1e-9), name
 
 
 @pytest.mark.parametrize("widths", [(7, 12), (12, 7), (30, 40), (40, 7)])
@@ -95,8 +95,8 @@ def test_cka_of_clouds_of_other_widths(widths: tuple[int, int]) -> None:
     hidden = generator.normal(size=(20, 5))
     x, start = (hidden @ generator.normal(size=(5, width)) + generator.normal(size=(20, width)) for width in widths)
     expected = unbiased_hsic(x, start) / np.sqrt(unbiased_hsic(x, x) * unbiased_hsic(start, start))
-    found = geometry(Cloud(torch.tensor(x)), Cloud(torch.tensor(start)), None)[GEOMETRY_MEASURES.index("cka_input")]
-    assert float(found) == pytest.approx(expected, rel=1e-9)
+    actual = geometry(Cloud(torch.tensor(x)), Cloud(torch.tensor(start)), None)[GEOMETRY_MEASURES.index("cka_input")]
+    assert float(actual) == pytest.approx(expected, rel=1e-9)
 
 
 def test_geometry_of_planted_clouds() -> None:
@@ -123,13 +123,13 @@ def test_geometry_of_planted_clouds() -> None:
 def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) -> None:
     same = torch.full((tokens, 6), 0.1)
     other = torch.randn(tokens, 6, generator=torch.Generator().manual_seed(0))
-    found = measured(same, other, same, torch.zeros(tokens, dtype=torch.long))
-    assert found["residual_share"] == pytest.approx(0, abs=1e-12)
-    assert found["own_nearest"] == 1
-    assert found["effective_rank_bound"] == tokens - 1
-    assert np.isnan(found["effective_rank"])
-    assert np.isnan(found["cka_input"])
-    assert np.isnan(found["mean_cosine"]) if tokens == 1 else found["mean_cosine"] == pytest.approx(1)
+    actual = measured(same, other, same, torch.zeros(tokens, dtype=torch.long))
+    assert actual["residual_share"] == pytest.approx(0, abs=1e-12)
+    assert actual["own_nearest"] == 1
+    assert actual["effective_rank_bound"] == tokens - 1
+    assert np.isnan(actual["effective_rank"])
+    assert np.isnan(actual["cka_input"])
+    assert np.isnan(actual["mean_cosine"]) if tokens == 1 else actual["mean_cosine"] == pytest.approx(1)
     assert np.isnan(measured(other[:3], other[:3], other[:3], torch.arange(len(other[:3])))["cka_input"])
 
 
@@ -139,17 +139,19 @@ def test_mean_product_across_documents_is_that_of_all_their_pairs() -> None:
     vectors = [generator.normal(size=(count, 2, 4)) + 0.5 for count in counts]
     units = [each / np.linalg.norm(each, axis=-1, keepdims=True) for each in vectors]
 
-    def by_pairs(chosen: list[int], site: int) -> float:
-        pairs = [(a, b) for d in chosen for e in chosen if d != e for a in units[d][:, site] for b in units[e][:, site]]
+    def by_pairs(documents: list[int], site: int) -> float:
+        pairs = [
+            (a, b) for d in documents for e in documents if d != e for a in units[d][:, site] for b in units[e][:, site]
+        ]
         return float(np.mean([a @ b for a, b in pairs]))
 
-    found = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units))
+    actual = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units))
     for site in (0, 1):
-        assert found.mean[site] == pytest.approx(by_pairs([0, 1, 2, 3], site))
+        assert actual.mean[site] == pytest.approx(by_pairs([0, 1, 2, 3], site))
         without = np.array([by_pairs([e for e in range(4) if e != d], site) for d in range(4)])
         error = np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
-        assert found.high[site] - found.mean[site] == pytest.approx(3.182446 * error, rel=1e-6)
-        assert found.mean[site] - found.low[site] == pytest.approx(3.182446 * error, rel=1e-6)
+        assert actual.high[site] - actual.mean[site] == pytest.approx(3.182446 * error, rel=1e-6)
+        assert actual.mean[site] - actual.low[site] == pytest.approx(3.182446 * error, rel=1e-6)
     two = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:2]))
     assert two.mean[0] == pytest.approx(by_pairs([0, 1], 0))
     one = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:1]))
@@ -163,8 +165,8 @@ def test_the_interval_across_documents_covers() -> None:
     truth = float(np.mean(_circle(generator, 200_000, 1)[:, 0, 0]) ** 2)
     for _ in range(300):
         units = _circle(generator, 25, 4)
-        found = mean_product_across(partial(zip, units.sum(1), [4] * 25))
-        covered += bool(found.low <= truth <= found.high)
+        actual = mean_product_across(partial(zip, units.sum(1), [4] * 25))
+        covered += bool(actual.low <= truth <= actual.high)
     assert 0.91 < covered / 300 < 0.985
 
 
@@ -219,25 +221,25 @@ def test_bootstrap_resamples_documents_not_tokens() -> None:
 @pytest.mark.parametrize("documents", [4, 8, 40])
 def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) -> None:
     values = np.random.default_rng(0).normal(size=(documents, 3000))  # as many trials
-    found = resample(values, np.ones((documents, 1)), 500, 0)
-    interval = found.interval()
+    actual = resample(values, np.ones((documents, 1)), 500, 0)
+    interval = actual.interval()
     assert ((interval.low <= 0) & (interval.high >= 0)).mean() == pytest.approx(0.95, abs=0.02)
 
 
 def test_one_document_has_no_interval() -> None:
     sums, counts = np.tile([[3.0, 0.0], [5.0, 0.0]], (10, 1)), np.tile([1.0, 0.0], (20, 1))
     sums[0, 1], counts[0, 1] = 4.0, 1.0
-    found = resample(sums, counts, 100, 0)
-    for each in (found.interval(), found.simultaneous()):
+    actual = resample(sums, counts, 100, 0)
+    for each in (actual.interval(), actual.simultaneous()):
         assert np.isfinite([each.low[0], each.high[0]]).all()
         assert np.isnan([each.low[1], each.high[1]]).all()
-    assert found.mean.tolist() == [4.0, 4.0]
+    assert actual.mean.tolist() == [4.0, 4.0]
 
 
 def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     samples = np.tile(np.array([[0.1, 0.9], [0.2, 0.5], [0.9, 0.4]]), (50, 1, 1))
-    found = spearman_with_depth(Resampled(samples[0], samples, np.full((3, 2), 9.0)))
-    np.testing.assert_allclose(found.mean, [1, -1])
+    actual = spearman_with_depth(Resampled(samples[0], samples, np.full((3, 2), 9.0)))
+    np.testing.assert_allclose(actual.mean, [1, -1])
     constant = np.full((50, 3, 1), 0.4)
     assert np.isnan(spearman_with_depth(Resampled(constant[0], constant, np.full((3, 1), 9.0))).mean[0])
 
@@ -249,8 +251,8 @@ def test_simultaneous_intervals_hold_for_all_cells_at_once() -> None:
     for trial in range(200):
         values = generator.normal(size=(60, 6, 5)) + generator.normal(size=(60, 1, 1))
         values *= 10.0 ** np.arange(6)[:, None]  # cells of other scales count alike
-        found = resample(values, np.ones((60, 1, 1)), 300, trial)
-        every, each = found.simultaneous(), found.interval()
+        actual = resample(values, np.ones((60, 1, 1)), 300, trial)
+        every, each = actual.simultaneous(), actual.interval()
         both += bool(((every.low <= 0) & (every.high >= 0)).all())
         single += bool(((each.low <= 0) & (each.high >= 0)).all())
     assert 0.88 < both / 200 < 0.985
@@ -266,9 +268,9 @@ def test_simultaneous_intervals_of_few_documents_raise_no_more_false_alarms_than
         for trial in range(400):
             own, common = generator.normal(size=(documents, 42)), generator.normal(size=(documents, 1))
             values = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
-            found = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
-            assert np.isnan(found.low).all() == np.isnan(found.high).all() == (documents < 20)
-            alarms += bool(((found.low > 0) | (found.high < 0)).any())
+            actual = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
+            assert np.isnan(actual.low).all() == np.isnan(actual.high).all() == (documents < 20)
+            alarms += bool(((actual.low > 0) | (actual.high < 0)).any())
         assert alarms / 400 < 0.09
 
 
@@ -276,9 +278,9 @@ def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documen
     # One of 40 documents and one of 20: both have the family's level in their own Student's t.
     values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
     counts[20:, 1] = values[20:, 1] = 0
-    found = resample(values, counts, 4000, 0)
-    every, number = found.simultaneous(), np.array([40, 20])
-    level = stats.t.cdf((every.high - every.mean) / found.samples.std(0) / np.sqrt(number / (number - 1)), number - 1)
+    actual = resample(values, counts, 4000, 0)
+    every, number = actual.simultaneous(), np.array([40, 20])
+    level = stats.t.cdf((every.high - every.mean) / actual.samples.std(0) / np.sqrt(number / (number - 1)), number - 1)
     assert level[0] == pytest.approx(level[1])
     assert level[0] == pytest.approx((1 + 0.95**0.5) / 2, abs=0.003)  # two independent cells
 
@@ -286,8 +288,8 @@ def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documen
 def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:
     generator = np.random.default_rng(0)
     values = np.stack([generator.normal(size=50), np.full(50, 0.3)], axis=1)
-    found = resample(values, np.ones((50, 1)), 4000, 0)
-    every, each = found.simultaneous(), found.interval()
+    actual = resample(values, np.ones((50, 1)), 4000, 0)
+    every, each = actual.simultaneous(), actual.interval()
     assert every.high[0] - every.low[0] == pytest.approx(each.high[0] - each.low[0], rel=0.05)
     assert np.isnan([every.low[1], every.high[1]]).all()
     constant = resample(values[:, 1:], np.ones((50, 1)), 100, 0).simultaneous()
@@ -307,8 +309,8 @@ def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -
         draws = Draws([4, 2, 3], 50, 7, file)
         for _ in range(2):
             parts = zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True)
-            found = draws.resample(parts)
-            for one, other in zip(found, together, strict=True):
+            actual = draws.resample(parts)
+            for one, other in zip(actual, together, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-12)
 
 

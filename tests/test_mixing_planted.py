@@ -230,12 +230,12 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 )
 def test_slopes_are_integrated_gradients_from_zero(activation: Any, at_zero: float) -> None:
     before = torch.cat([random(20), torch.zeros(2).double()])
-    found = slopes(activation, before, activation(before))
+    actual = slopes(activation, before, activation(before))
     steps = (torch.arange(4000).double() + 0.5) / 4000
     path = (steps.unsqueeze(-1) * before[:20]).requires_grad_()
     (gradients,) = torch.autograd.grad(activation(path).sum(), path)
-    torch.testing.assert_close(found[:20], gradients.mean(0), rtol=0, atol=1e-6)
-    torch.testing.assert_close(found[20:], torch.full((2,), at_zero).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual[:20], gradients.mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual[20:], torch.full((2,), at_zero).double(), rtol=0, atol=1e-6)
 
 
 def norm(seed: int) -> Norm:

@@ -94,7 +94,7 @@ def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_la
     assert not (table["token"] == "[PAD]").any()
 
 
-def rows_of(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
+def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
     """Check the column `mean` of a table; `means` have a column for each ratio."""
     expected = means[list(RATIOS)].rename_axis(columns="method").stack().rename("expected")
     merged = table.merge(expected.reset_index(), on=[*keys, "method"], validate="1:1")
@@ -120,17 +120,17 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
     mixing, groups = run.table("measure/mixing"), run.table("measure/mixing_by_group")
     by_layer = ["checkpoint", "layer"]
     assert len(mixing) == 3 * 3 * len(RATIOS)
-    rows_of(mixing, with_difference(table.groupby(by_layer)[list(RATIOS)].mean()), by_layer)
+    check_means(mixing, with_difference(table.groupby(by_layer)[list(RATIOS)].mean()), by_layer)
     assert mixing[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
     assert set(mixing["documents"]) == {6}
     assert set(mixing["tokens"]) == {len(table) / 6}
     by_class = table.rename(columns={"token_class": "group"}).groupby([*by_layer, "group"])[list(RATIOS)].mean()
-    rows_of(groups.query("grouping == 'token_class'"), by_class, [*by_layer, "group"])
+    check_means(groups.query("grouping == 'token_class'"), by_class, [*by_layer, "group"])
     early = table[table["position"].between(4, 7)].groupby(by_layer)[list(RATIOS)].mean()
-    rows_of(groups.query("grouping == 'position' and group == '4-7'"), early, by_layer)
+    check_means(groups.query("grouping == 'position' and group == '4-7'"), early, by_layer)
     by_review = run.table("measure/mixing_by_review")
     keys = ["checkpoint", "document", "layer"]
-    rows_of(by_review, table.groupby(keys)[list(RATIOS)].mean(), keys)
+    check_means(by_review, table.groupby(keys)[list(RATIOS)].mean(), keys)
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     lengths = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
     assert (by_review["tokens"] == by_review["document"].map(lengths)).all()
@@ -150,8 +150,8 @@ def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished:
         for weight, means in (("token", by_token), ("review", each.groupby(["checkpoint", "layer"]).mean())):
             overall = pd.concat({"all": means.groupby("checkpoint").mean()}, names=["layer"]).swaplevel()
             means = with_difference(pd.concat([means.rename(index=str, level="layer"), overall]))
-            chosen = weighted.query(f"tokens_of == '{tokens_of}' and weight == '{weight}'")
-            rows_of(chosen, means, ["checkpoint", "layer"])
+            rows_of_kind = weighted.query(f"tokens_of == '{tokens_of}' and weight == '{weight}'")
+            check_means(rows_of_kind, means, ["checkpoint", "layer"])
 
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
@@ -184,15 +184,15 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
     models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
     for checkpoint, control in (("pretrained", "shuffled_words"), ("random", "random_weights")):
         measurer = BatchMeasurer(models[checkpoint], Path("models/pretrained"), list(RATIOS), 0)
-        found = []
+        actual = []
         for name, rows in tokens.groupby("document", sort=False):
             ids = np.array(tokenizer.convert_tokens_to_ids(rows["token"].tolist()), np.int32)
             words = rows["word"].fillna(-1).to_numpy(np.int32)
             document = Document(str(name), ids, np.zeros(len(ids), np.int8), words)
             if control == "shuffled_words":
                 document = shuffled_words(document, seed)
-            found.append(measurer.ratios([document])[:, :, 0])  # [layers, methods, tokens]
-        means = torch.cat(found, dim=-1).mean(-1)
+            actual.append(measurer.ratios([document])[:, :, 0])  # [layers, methods, tokens]
+        means = torch.cat(actual, dim=-1).mean(-1)
         for layer, of_methods in enumerate(means.tolist(), start=1):
             for method, mean in zip(RATIOS, of_methods, strict=True):
                 assert table[checkpoint, control, method, layer] == pytest.approx(mean, abs=3e-6)
@@ -299,10 +299,10 @@ def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     assert len(by_length) == 2 * 3 * 2 * len(RATIOS)
     groups = table.assign(group=np.where(table["document"].map(sizes) > 32, "33-64", "1-32"))
     keys = ["group", "checkpoint", "layer"]
-    rows_of(by_length, groups.groupby(keys)[list(RATIOS)].mean(), keys)
-    for name, chosen in (("1-32", sizes[sizes <= 32]), ("33-64", sizes[sizes > 32])):
+    check_means(by_length, groups.groupby(keys)[list(RATIOS)].mean(), keys)
+    for name, lengths in (("1-32", sizes[sizes <= 32]), ("33-64", sizes[sizes > 32])):
         rows = by_length[by_length["group"] == name]
-        assert (set(rows["tokens"]), set(rows["documents"])) == ({chosen.sum()}, {len(chosen)})
+        assert (set(rows["tokens"]), set(rows["documents"])) == ({lengths.sum()}, {len(lengths)})
 
 
 def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Path) -> None:

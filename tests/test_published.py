@@ -57,15 +57,15 @@ def test_segments_and_masks_are_those_of_the_authors_script(checkpoint: Path, tm
 def test_ratios_are_those_of_explicit_sums_with_segments_and_without_padding(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer, base = load_tokenizer(checkpoint), load_base(checkpoint)
     texts = published.masked(published.read_pairs(records(tmp_path), tokenizer, 992, 128), tokenizer)
-    found = published.measure(base, checkpoint, 0, METHODS, texts, batch_tokens=4096)
-    assert found.shape == (3, 2, sum(map(len, TOKENS)))
+    actual = published.measure(base, checkpoint, 0, METHODS, texts, batch_tokens=4096)
+    assert actual.shape == (3, 2, sum(map(len, TOKENS)))
     model = AutoModel.from_pretrained(checkpoint).double().eval()
     expected = [explicit(model, text, layer) for text in sorted(texts, key=lambda t: len(t.ids)) for layer in (0, 1)]
     by_layer = np.stack([np.concatenate(expected[layer::2], axis=-1) for layer in (0, 1)], axis=1)
-    np.testing.assert_allclose(found, by_layer, atol=2e-5)
+    np.testing.assert_allclose(actual, by_layer, atol=2e-5)
     one_segment = [text._replace(segments=[0] * len(text.ids)) for text in texts]
     without = published.measure(base, checkpoint, 0, ("attn_w",), one_segment, 4096)
-    assert np.abs(without - found[:1]).max() > 1e-3
+    assert np.abs(without - actual[:1]).max() > 1e-3
 
 
 def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.ndarray:
@@ -81,7 +81,7 @@ def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.nda
 
 
 def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
-    found = published.gains(load_base(checkpoint), checkpoint)
+    actual = published.gains(load_base(checkpoint), checkpoint)
     model = AutoModel.from_pretrained(checkpoint).double()
     for number, layer in enumerate(model.encoder.layer):
         parts = (layer.attention.self.value, layer.attention.output.dense)
@@ -92,7 +92,7 @@ def test_both_gains_are_norms_of_their_matrices(checkpoint: Path) -> None:
         affine = np.concatenate([W_V.T @ W_O.T, (b_V @ W_O.T + b_O)[None]])
         for name, matrix in (("expansion_rate", first @ second), ("attention_gain", affine)):
             expected = np.linalg.norm(matrix) / np.sqrt(size + 1)
-            assert found[name][number] == pytest.approx(expected, rel=1e-5)
+            assert actual[name][number] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("protocol", "tokens"), [("published", 15), ("plain", 13)])

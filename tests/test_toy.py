@@ -68,8 +68,8 @@ def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
     measurer = DocumentMeasurer(base, TOY, list(RATIOS), list(LAYER_MATRICES))
-    found = measurer.contributions(np.array(ids, np.int32))
-    return {name: matrix.numpy() for name, matrix in found.items()}
+    actual = measurer.contributions(np.array(ids, np.int32))
+    return {name: matrix.numpy() for name, matrix in actual.items()}
 
 
 def both_rows(own: float, other: float) -> list[list[float]]:
@@ -90,33 +90,33 @@ def test_ratios_of_two_orthogonal_tokens() -> None:
     # F_ii = x_i / 2 and F_ij = x_j / 2; with the skip 3/2 x_i. Both norms are of centred vectors.
     expected = {"attn_w": 0.5, "attnres_w": 0.25, "attn_n": 0.5, "attnres_n": 0.25, "attnresln_n": 0.25, "enc_n": 0.25}
     expected["layer_n"] = 0.25  # the feed-forward network is zero
-    found = ratios(toy(), X1, X2)
+    actual = ratios(toy(), X1, X2)
     assert set(expected) == set(RATIOS)
     for method, value in expected.items():
-        np.testing.assert_allclose(found[method], value, atol=1e-6, err_msg=method)
+        np.testing.assert_allclose(actual[method], value, atol=1e-6, err_msg=method)
 
 
 def test_matrices_of_two_orthogonal_tokens() -> None:
-    found = matrices(toy(), X1, X2)
-    np.testing.assert_allclose(found["attention"][0], both_rows(0.5, 0.5), atol=1e-6)
-    np.testing.assert_allclose(found["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
+    actual = matrices(toy(), X1, X2)
+    np.testing.assert_allclose(actual["attention"][0], both_rows(0.5, 0.5), atol=1e-6)
+    np.testing.assert_allclose(actual["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
     for method in ("alti", "globenc"):
-        np.testing.assert_allclose(found[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
+        np.testing.assert_allclose(actual[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
     # In units of x_1 and x_2: (3, 1) as it is, (2, 1) without value 1, (3, 0) without value 2. Its own value on top
     # of the skip connection hardly turns a token: the larger part is the other's.
     own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
     assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
     expected = both_rows(own / (own + other), other / (own + other))
-    np.testing.assert_allclose(found["value_zeroing"][0], expected, atol=1e-6)
+    np.testing.assert_allclose(actual["value_zeroing"][0], expected, atol=1e-6)
 
 
 def test_rollouts_over_six_layers() -> None:
     # [[3, 1], [1, 3]] / 4 has the eigenvalues 1 and 1/2.
-    found = matrices(toy(layers=6), X1, X2)
+    actual = matrices(toy(layers=6), X1, X2)
     own = (1 + 0.5**6) / 2
     assert own == pytest.approx(0.5078, abs=5e-5)
     for method in ("attention_rollout", "alti_rollout", "globenc_rollout"):
-        np.testing.assert_allclose(found[method][-1], both_rows(own, 1 - own), atol=1e-5, err_msg=method)
+        np.testing.assert_allclose(actual[method][-1], both_rows(own, 1 - own), atol=1e-5, err_msg=method)
 
 
 def test_derivatives_of_two_orthogonal_tokens() -> None:
@@ -125,10 +125,10 @@ def test_derivatives_of_two_orthogonal_tokens() -> None:
     base = toy().double()
     chains = document_chains(base, torch.tensor([[X1, X2]]))
     with torch.no_grad():
-        found = derivative_norms(chains, "layer_input", directions=HIDDEN, seed=0).entries_LTT
+        actual = derivative_norms(chains, "layer_input", directions=HIDDEN, seed=0).entries_LTT
     own, other = (weight * 2**0.5 / (5**0.5 / 2) for weight in (1.5, 0.5))
     assert (own, other) == pytest.approx((1.8974, 0.6325), abs=5e-5)
-    torch.testing.assert_close(found[0], torch.tensor(both_rows(own, other)).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual[0], torch.tensor(both_rows(own, other)).double(), atol=1e-6, rtol=0)
 
 
 def test_attention_to_oneself_mixes_nothing() -> None:
@@ -142,12 +142,12 @@ def test_attention_to_oneself_mixes_nothing() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16])
 def test_equal_tokens_under_uniform_attention(tokens: int) -> None:
-    found = ratios(toy(), *[X1] * tokens)
+    actual = ratios(toy(), *[X1] * tokens)
     others = (tokens - 1) / tokens
     for method in ("attn_w", "attn_n"):
-        np.testing.assert_allclose(found[method], others, atol=1e-6)
+        np.testing.assert_allclose(actual[method], others, atol=1e-6)
     for method in ("attnres_w", "attnres_n", "attnresln_n", "enc_n"):
-        np.testing.assert_allclose(found[method], others / 2, atol=1e-6, err_msg=method)
+        np.testing.assert_allclose(actual[method], others / 2, atol=1e-6, err_msg=method)
 
 
 def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> None:
@@ -182,26 +182,26 @@ def test_values_of_nothing_but_a_bias_mix_only_until_it_is_taken_out() -> None:
     base.encoder.layer[0].attention.output.dense.bias.copy_(torch.tensor([7.0, 0.1, 0.3, -2.0]))
     # No token depends on another, and still half of what attention adds counts as another's.
     np.testing.assert_allclose(ratios(base, X1, X2)["attn_n"], 0.5, atol=1e-6)
-    found = controls(base, X1, X2)
-    assert found["text_mean_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
+    actual = controls(base, X1, X2)
+    assert actual["text_mean_value"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n"):
-        assert found["without_value_bias"][method] == 0, method
-    assert found["without_value_bias"]["attn_w"] == 0.5
+        assert actual["without_value_bias"][method] == 0, method
+    assert actual["without_value_bias"]["attn_w"] == 0.5
 
 
 def test_equal_values_are_their_own_control() -> None:
-    found, true = controls(randomised(), X2, X2, X2), ratios(randomised(), X2, X2, X2)
+    actual, true = controls(randomised(), X2, X2, X2), ratios(randomised(), X2, X2, X2)
     for method in RATIOS:
-        assert found["text_mean_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
+        assert actual["text_mean_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
 
 
 def test_the_text_mean_value_of_two_opposite_tokens_is_nothing() -> None:
     base = toy()
     base.embeddings.word_embeddings.weight[4] = -torch.tensor(VECTORS[X1])
-    found = controls(base, X1, 4)
+    actual = controls(base, X1, 4)
     np.testing.assert_allclose(ratios(base, X1, 4)["attn_n"], 0.5, atol=1e-6)
-    assert found["text_mean_value"]["attnres_n"] == 0
-    assert found["without_value_bias"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
+    assert actual["text_mean_value"]["attnres_n"] == 0
+    assert actual["without_value_bias"]["attn_n"] == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
