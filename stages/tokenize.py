@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.options import CaptureParameters, Parameters
-from attnmix.data.draw import Rows, stratified_draw
+from attnmix.data.draw import Rows, stratified_draw, typical_reviews
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.loading import check_max_length, load_config, load_tokenizer
 from attnmix.store import tokens as store
+from attnmix.store.files import read_table
 from attnmix.store.layout import Layout
 from attnmix.store.reviews import read_split, read_texts
 from attnmix.store.runs import Run
@@ -33,22 +34,25 @@ Text = dict[str, Any]
 def main(parameters: Parameters) -> None:
     run = Run(Path())
     check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
-    write_tokens(chosen_texts(parameters, run.reviews), parameters.capture.max_length, run.finetuned, run)
+    write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
 
 
-def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
+def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
     """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
 
-    `InputError` for the number of a review of `folder` that is past the end, and where nothing is to be captured.
+    Without any choice `typical_reviews` are captured. `InputError` for the number of a review that is past the end.
     """
-    capture, seed = parameters.capture, parameters.seed
+    capture, seed, folder = parameters.capture, parameters.seed, layout.reviews
     reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
 
     def draw(size: int) -> Rows:
         return stratified_draw(reviews["label"].to_numpy(), size, seed) if size else np.array([], np.int64)
 
-    named, drawn = np.array(capture.documents, np.int64), draw(capture.drawn)
+    numbers = capture.documents
+    if not (numbers or capture.drawn or capture.texts):
+        numbers = typical_reviews(read_table(layout.test_predictions_file, "finetune"))
+    named, drawn = np.array(numbers, np.int64), draw(capture.drawn)
     measured, removed = draw(parameters.measure.documents), draw(parameters.faithfulness.documents)
     sets = {"captured": {*named.tolist(), *drawn.tolist()}}
     sets |= {"measured": set(measured.tolist()), "removed": set(removed.tolist())}
@@ -59,7 +63,7 @@ def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
         return {"document": f"test/{row}", "text": text, "label": label, "label_name": name, **flags}
 
     texts = dict(_reviews(np.sort(named), folder))
-    yield from (review(row, texts[row]) for row in capture.documents)
+    yield from (review(row, texts[row]) for row in numbers)
     yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
     yield from free_texts(capture)
     others = np.setdiff1d(measured, list(sets["captured"]))

@@ -130,7 +130,7 @@ class FinetuneParameters(_Section):
 
 
 class CaptureParameters(_Section):
-    documents: list[Annotated[int, Field(ge=0)]] = [3]
+    documents: list[Annotated[int, Field(ge=0)]] = []
     drawn: Annotated[int, Field(ge=0)] = 0
     texts: list[Annotated[str, AfterValidator(_check_text)]] = []
     points: Annotated[list[Point], Field(min_length=1)] = [
@@ -159,15 +159,11 @@ class CaptureParameters(_Section):
         return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
-        """Raise `InputError` for a row number past the end of that many reviews, and where no text is chosen."""
+        """Raise `InputError` for a row number past the end of that many reviews."""
         outside = [str(number) for number in self.documents if number >= reviews]
         if outside:
             raise InputError(
                 f"capture.documents: there is no test review {', '.join(outside)}; rows 0 to {reviews - 1} are allowed"
-            )
-        if not (self.documents or self.drawn or self.texts):
-            raise InputError(
-                "capture.documents and capture.texts are empty and capture.drawn is 0; name at least one review or text"
             )
 
 
