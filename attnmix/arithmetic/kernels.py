@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ Tensor = torch.Tensor
 Array = npt.NDArray[Any]
 ROWS = 192  # of a product, for one thread
 ONE_THREAD_MULTIPLICATIONS = 2**21  # in a product that is not worth a second thread
-BLOCK_ELEMENTS = 2**22  # in the largest block of attention weights
+BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
+BLOCK_HEADS = 4  # at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -112,10 +114,8 @@ def _for_blas(matrices: Tensor) -> Tensor:
 
 def _added(product: Tensor, to: Tensor, beta: float, alpha: float) -> Tensor:
     if alpha != 1:
-        product = product * alpha
-    if beta == 0:
-        return product
-    return product + (to if beta == 1 else to * beta)
+        product.mul_(alpha)
+    return product.add_(to if beta == 1 else to * beta) if beta else product
 
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -155,17 +155,12 @@ def _attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
-    batch, heads, tokens, width = query.shape
-    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
-    made = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
-    log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
-    size = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[-2]))
-    for start in range(0, tokens, size):
-        rows = slice(start, min(start + size, tokens))
-        scores = _scores(query, key, rows, is_causal, attn_mask, scale)
-        weights, log_sums[..., rows] = _softmax(scores)
-        made[:, :, rows] = weights @ value
-    return made, log_sums
+    heads = query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
+    log_sums = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+    for block in _attention_blocks(query, key, value, dropout_p, is_causal, attn_mask, scale):
+        heads[block.place] = _product(block.weights, block.value).view(heads[block.place].shape)
+        log_sums[block.place] = block.log_sums.view(log_sums[block.place].shape)
+    return heads, log_sums
 
 
 def _attention_backward(
@@ -181,43 +176,82 @@ def _attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    own_heads = key.shape[1]
-    key, value = (each.repeat_interleave(query.shape[1] // own_heads, dim=1) for each in (key, value))
-    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
-    size = max(1, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[-2]))
-    for start in range(0, query.shape[-2], size):
-        rows = slice(start, min(start + size, query.shape[-2]))
-        weights, _ = _softmax(_scores(query, key, rows, is_causal, attn_mask, scale))
-        grad = grad_out[:, :, rows]
-        pulled = grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)
-        pulled = weights * pulled * factor
-        grad_query[:, :, rows] = pulled @ key
-        grad_key.add_(pulled.mT @ query[:, :, rows])
-        grad_value.add_(weights.mT @ grad)
-    of_groups = (each.unflatten(1, (own_heads, -1)).sum(2) for each in (grad_key, grad_value))
-    return grad_query, *of_groups
+    """Return the derivatives by query, key and value, in their shapes."""
+    every_head = (*query.shape[:2], *key.shape[2:])
+    grad_query, grad_key, grad_value = (
+        query.new_zeros(query.shape),
+        key.new_zeros(every_head),
+        key.new_zeros(every_head),
+    )
+    for block in _attention_blocks(query, key, value, dropout_p, is_causal, attn_mask, scale):
+        texts_and_heads, shape = block.place[:2], grad_key[block.place[:2]].shape
+        grad, attended = (each[block.place].flatten(0, 1).to(block.query.dtype) for each in (grad_out, out))
+        grad_scores = _product(grad, block.value.mT).sub_((grad * attended).sum(-1, keepdim=True))
+        grad_scores.mul_(block.weights).mul_(_factor(query, scale))
+        grad_query[block.place] = _product(grad_scores, block.key).view(grad_query[block.place].shape)
+        grad_key[texts_and_heads] += _product(grad_scores.mT, block.query).view(shape)
+        grad_value[texts_and_heads] += _product(block.weights.mT, grad).view(shape)
+    groups = (each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (grad_key, grad_value))
+    return grad_query, *groups
 
 
-def _scores(query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
-    scores = query[:, :, rows] @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is not None:
-        scores = scores + mask[..., rows, :]
-    if causal:
-        tokens = torch.arange(key.shape[-2])
-        scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
-    return scores
+class _AttentionBlock(NamedTuple):
+    """The attention of some heads and rows: G heads of one or more texts, N rows, S keys, width d."""
+
+    place: tuple[slice, slice, slice]  # texts, heads, rows
+    query: Tensor  # [G, N, d]
+    key: Tensor  # [G, S, d]
+    value: Tensor  # [G, S, d]
+    weights: Tensor  # [G, N, S], 0 in rows that see no key
+    log_sums: Tensor  # [G, N], the logarithm of the softmax's denominator; 0 in rows that see no key
 
 
-def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights and the logarithm of their denominator, from the largest score; 0 for empty rows."""
-    largest, place = scores.max(-1)
-    empty = largest == -torch.inf
-    weights = scores.softmax(-1)
-    log_sums = largest - weights.gather(-1, place.unsqueeze(-1)).squeeze(-1).log()
-    if empty.any():
-        weights = weights.masked_fill(empty.unsqueeze(-1), 0)
-    return weights, log_sums.masked_fill(empty, 0)
+def _attention_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+) -> Iterator[_AttentionBlock]:
+    """Yield blocks of at most `BLOCK_ELEMENTS` weights, which stay in a processor's cache.
+
+    How a text is divided depends on its length only, not on the batch or the number of cores.
+    """
+    if dropout_p:
+        raise NotImplementedError("the portable attention has no dropout")
+    (batch, heads, tokens, _), keys = query.shape, key.shape[-2]
+    kind = torch.promote_types(query.dtype, torch.float32)
+    if key.shape[1] < heads:  # grouped heads
+        key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
+    rows = min(tokens, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
+    group = min(heads, max(1, BLOCK_ELEMENTS // (rows * keys)))
+    texts = max(1, BLOCK_ELEMENTS // (rows * keys * heads))
+    starts = product(range(0, batch, texts), range(0, heads, group), range(0, tokens, rows))
+    for text, head, row in starts:
+        place = np.s_[text : text + texts, head : head + group, row : row + rows]
+        q, k, v = (each.flatten(0, 1).to(kind) for each in (query[place], key[place[:2]], value[place[:2]]))
+        scores = _product(q, k.mT.contiguous()).mul_(_factor(query, scale))
+        if mask is not None:
+            scores.view(-1, min(group, heads - head), *scores.shape[1:]).add_(
+                mask.expand(batch, heads, tokens, keys)[place]
+            )
+        if is_causal:
+            positions = torch.arange(keys)
+            scores.masked_fill_(positions > positions[place[2]].unsqueeze(-1), -torch.inf)
+        largest = scores.amax(-1)
+        weights = torch.softmax(scores, -1, out=scores)
+        log_sums = largest - weights.amax(-1).log()
+        empty = largest == -torch.inf
+        if empty.any():
+            weights.masked_fill_(empty.unsqueeze(-1), 0)
+            log_sums.masked_fill_(empty, 0)
+        yield _AttentionBlock(place, q, k, v, weights, log_sums)
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
