@@ -38,16 +38,16 @@ EMULATOR_WARNING = "TCG doesn't support requested feature"
 
 
 class Surroundings(NamedTuple):
-    """What a clone has of its own, and what must not show in a result."""
+    """The environment of a clone, which must not show in a result."""
 
-    name: str  # of the clone's folder too
+    name: str  # also of the clone's folder
     threads: int
     umask: int
     variables: dict[str, str]
-    cpu: str | None = None  # by qemu's name for it; None is this machine's
+    cpu: str | None = None  # qemu's name for it; None is this machine's
 
 
-# The time zones are 25 hours apart, so the dates differ at any moment. Paths may hold spaces and letters beyond ASCII.
+# The time zones are 25 hours apart, so the dates always differ. Paths may hold spaces and letters beyond ASCII.
 SURROUNDINGS = (
     Surroundings("one thread", 1, 0o022, {"TZ": "<-11>11", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}),
     Surroundings("two threads é", 2, 0o077, {"TZ": "<+14>-14", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "4711"}),
@@ -177,7 +177,7 @@ def file_difference(first: Path, second: Path, file: Path) -> str:
     one, other = first / file, second / file
     store = next((parent for parent in file.parents if parent.suffix == ".zarr"), None)
     difference = None
-    with suppress(OSError, ValueError, yaml.YAMLError):  # A damaged file can only be compared by its bytes.
+    with suppress(OSError, ValueError, yaml.YAMLError):  # a damaged file can only be compared by its bytes
         if store:
             difference = array_difference(first / store, second / store)
         elif file.suffix in (".csv", ".parquet"):

@@ -39,19 +39,18 @@ def output(*command: str) -> str:
 
 
 def changed_plots(base: str) -> list[str]:
-    """The plots that dvc.yaml names, of data or pictures that differ; pictures that `base` has lost count as such."""
+    """Return the plots in dvc.yaml whose data or picture differs; without the pictures of `base`, all of them do."""
     data = set(output("git", "diff", "--name-only", base).splitlines())
     diff = json.loads(output("dvc", "diff", "--json", base, "--targets", FIGURES))
     # DVC prints `{}` where no figure differs.
     pictures = {each["path"] for kind in ("added", "modified") for each in diff.get(kind, ())}
-    found = []
+    plots = []
     for plot in yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["plots"]:
         if isinstance(plot, str):
-            changed = plot in pictures or pictures == {FIGURES}
-            found += [plot] if changed else []
+            plots += [plot] if plot in pictures or pictures == {FIGURES} else []
         else:
-            found += [title for title, content in plot.items() if data & set(content["y"])]
-    return found
+            plots += [title for title, content in plot.items() if data & set(content["y"])]
+    return plots
 
 
 if __name__ == "__main__":

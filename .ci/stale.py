@@ -15,22 +15,20 @@ ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
 
 
 def main() -> None:
-    found = subprocess.run(["dvc", "status", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(found).items()}
-    lines = [f"- `{stage}`: {', '.join(what)}" for stage, what in stale.items() if what]
+    status = subprocess.run(["dvc", "status", "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    stale = {stage: list(dict.fromkeys(changes(entries))) for stage, entries in json.loads(status).items()}
+    lines = [f"- `{stage}`: {', '.join(names)}" for stage, names in stale.items() if names]
     if lines:
-        print("## Stages that dvc.lock does not know as they are", *lines, "", ADVICE, sep="\n")
+        print("## Stages that differ from dvc.lock", *lines, "", ADVICE, sep="\n")
         sys.exit(1)
-    print("dvc.lock is of this commit's code, parameters and results.")
+    print("dvc.lock matches this commit's code, parameters and results.")
 
 
 def changes(entries: list[Any]) -> Iterator[str]:
-    """What `dvc status` found of one stage, but for data that is not here."""
+    """Yield the changes that `dvc status` lists for one stage, but for data that is not here."""
     for entry in entries:
         if isinstance(entry, str):
-            if (
-                entry != "always changed"
-            ):  # said of `sources@own`, which looks at every run whether a file of one's own has changed
+            if entry != "always changed":  # `sources@own`, which compares the user's files at every run
                 yield entry
         else:
             for paths in entry.values():
@@ -42,7 +40,7 @@ def changes(entries: list[Any]) -> Iterator[str]:
 
 
 def is_kept_by_dvc(path: str) -> bool:
-    """Whether git ignores it, as a file or as a folder that may be missing."""
+    """Return whether git ignores it, as a file or as a folder that may be missing."""
     command = ["git", "check-ignore", path, f"{path}/"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 

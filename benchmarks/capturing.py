@@ -1,8 +1,8 @@
-"""Capture beside bare forward passes, a plain writer, and two libraries that look into models, each with that writer.
+"""Capture compared with bare forward passes, a plain writer, and two interpretability libraries with the same writer.
 
 Every way is a process of its own; its time begins once everything is imported and ends when all is written: each loads
 the model and tokenizes the texts, the stage makes sure of its inputs too. All read the same texts and take the same
-batches; only the stage's begin anew with each shard. The libraries are in no lock: `peers` needs a Python with them,
+batches; only the stage starts a batch with each shard. The libraries are in no lock: `peers` needs a Python with them,
 
     some/other/python -m benchmarks.stages --cases peers
 """
@@ -276,18 +276,18 @@ HIDDEN = ("output_hidden_states, numpy.save", hidden_states)
 
 
 def case(model: str, folder: str) -> Case:
-    """The stage beside what one would write by hand."""
+    """Compare the stage with what one would write by hand."""
     whole = (f"forward passes padded to {PADDED}", partial(forward, length=PADDED))
     return Case(f"Capture, {model}", folder, same, _ways(FORWARD, STAGE, HIDDEN, HOOKS, whole))
 
 
 def peers(model: str, folder: str) -> Case:
-    """The stage beside libraries that are made for looking into models."""
+    """Compare the stage with interpretability libraries."""
     ways = []
     for name, way in zip(PEERS, (nnsight, transformer_lens), strict=True):
         try:
             ways.append((f"{name} {version(name)}, numpy.save", way))
         except PackageNotFoundError:
             continue
-    title = f"Capture, {model}, beside nnsight and TransformerLens"
+    title = f"Capture, {model}, compared with nnsight and TransformerLens"
     return Case(title, folder, same, _ways(FORWARD, STAGE, HOOKS, *ways))

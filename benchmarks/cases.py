@@ -38,11 +38,16 @@ def vectors() -> list[Any]:
 # Maps.
 
 
+def map_options() -> dict[str, Any]:
+    """The parameters of one map, in the order of `fit_map`."""
+    umap = read_parameters().umap
+    return {name: getattr(umap, name) for name in ("metric", "n_neighbors", "min_dist", "seed")}
+
+
 def joint_pipeline() -> None:
     from attnmix.maps.layouts import fit_map
 
-    umap = read_parameters().umap
-    np.save("joint_pipeline.npy", fit_map(np.concatenate(vectors()), umap, umap.seed))
+    np.save("joint_pipeline.npy", fit_map(np.concatenate(vectors()), **map_options()))
 
 
 def joint_plain(name: str, seeded: bool) -> None:
@@ -70,8 +75,7 @@ def separate_pipeline() -> None:
     from attnmix.maps.layouts import fit_map
     from attnmix.maps.parallel import in_parallel
 
-    umap = read_parameters().umap
-    calls = [(array, umap, umap.seed) for array in vectors()]
+    calls = [(array, *map_options().values()) for array in vectors()]
     np.save("separate_pipeline.npy", np.stack(in_parallel(fit_map, calls, "maps")))
 
 
@@ -95,7 +99,7 @@ def maps_worth(case: str) -> str:
     worth = []
     for number, x in enumerate(spaces):
         maps = [xy.reshape(len(spaces), len(x), 2)[number] for xy in layouts.values()]
-        worth.append([score_map(x, [xy], umap).loc["trustworthiness", "value"] for xy in maps])
+        worth.append([score_map(x, [xy], umap.metric, umap.seed).loc["trustworthiness", "value"] for xy in maps])
     named = ", ".join(f"{name} {value:.4f}" for name, value in zip(layouts, np.mean(worth, axis=0), strict=True))
     return (
         f"{len(arrays)} x {len(arrays[0])} vectors of {arrays[0].shape[1]}, {N_EPOCHS} epochs, exact neighbours. "
@@ -125,11 +129,12 @@ def layouts_made() -> str:
 
 
 def pages_pipeline() -> None:
-    from attnmix.figures.joint_pages import draw_joint_pages
+    from attnmix.figures.maps import write_joint_pages
     from attnmix.figures.style import paper_style
 
+    figures = read_parameters().render
     with paper_style():
-        draw_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", read_parameters().render)
+        write_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", figures.formats, figures.dpi)
 
 
 def pages_plain(name: str, one_figure: bool) -> None:

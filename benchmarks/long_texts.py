@@ -1,4 +1,4 @@
-"""Time and memory of the six ratios of one long text beside the bare forward pass: a case of `benchmarks.stages`.
+"""Time and memory of the six ratios of one long text and of the bare forward pass: a case of `benchmarks.stages`.
 
     python -m benchmarks.stages --cases long
 
@@ -58,7 +58,7 @@ def ratios(length: int, identities: bool) -> None:
 
     measurer = BatchMeasurer(_base(), Path("random weights"), SIX, 0)
     words = np.arange(length, dtype=np.int32)
-    document = Document("text/0", _ids(length), np.zeros(length, dtype=np.int8), 0, captured=False, words=words)
+    document = Document("text/0", _ids(length), np.zeros(length, dtype=np.int8), words, measured=False)
     if identities:
         (measured,) = measurer.measures([document])
         found = measured.ratios

@@ -1,4 +1,4 @@
-"""Time of the mixing ratios beside the bare forward passes of the same batches: cases of `benchmarks.stages`.
+"""Time of the mixing ratios compared with bare forward passes of the same batches: cases of `benchmarks.stages`.
 
     python -m benchmarks.stages --cases mixing mixing-bert
 

@@ -85,7 +85,7 @@ def measure(browser: Any, path: Path) -> dict[str, float]:
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})  # not the wall's
 
     def busy(act: str, argument: Any = None) -> float:
-        """Milliseconds of tasks beside those of an equally long rest."""
+        """Return the milliseconds of tasks, and those of an equally long rest."""
         spent = []
         for each in ("() => 0", act):
             before = tasks(devtools)

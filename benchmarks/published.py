@@ -7,7 +7,7 @@ most 128 tokens, 12 % of their tokens masked. `<texts>` is a json file of record
 `[CLS] A [SEP] B [SEP]`, or a parquet, csv or jsonl file with the columns `first` and `second`, or `text`, or a plain
 file with one text a line: a text is parted in the middle of its words. `--protocol plain` takes the texts as they are,
 one segment, nothing masked. Prints each method's mean, largest and smallest value over all tokens and layers in per
-cent, beside what Kobayashi et al. (EMNLP 2021) give for BERT-base and RoBERTa-base on Wikipedia, and each layer's
+cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and each layer's
 `attention_gain` and `expansion_rate`.
 """
 
@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
-from attnmix.data.files import SUFFIXES, read_file
+from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
 from attnmix.models.encoding import batches_by_tokens, padded

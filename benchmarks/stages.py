@@ -1,4 +1,4 @@
-"""Time and memory of the stages beside the strongest plain way to the same thing that one can write.
+"""Time and memory of the stages compared with the strongest plain way to the same result.
 
     python -m benchmarks.stages                                   # everything, which takes an hour
     python -m benchmarks.stages --cases joint pages --repeats 3   # some cases
@@ -54,7 +54,7 @@ class Size(NamedTuple):
 
 
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2)
-HEAD = """# Stages beside the plain way
+HEAD = """# Stages compared with the plain way
 
 Every run is a fresh process, imports included, after one that is not timed; the ways of a case in turn. Ratios are of
 medians; peak memory is the median over the runs, workers included. With *nothing compiled* numba finds an empty folder,

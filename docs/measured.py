@@ -9,7 +9,7 @@ from typing import NamedTuple
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 PLAN = ("work", "tokens a second", "core-hours", "kept")
 CAPTURE = ("way", "time", "ratio", "written", "peak memory")
-PEERS = "Capture, default model, beside nnsight and TransformerLens"
+PEERS = "Capture, default model, compared with nnsight and TransformerLens"
 BILLION = 10**9
 SECONDS = 3600
 FLOAT16 = 2  # bytes
@@ -40,7 +40,7 @@ def plan() -> list[tuple[str, ...]]:
 
 
 def capture() -> list[tuple[str, ...]]:
-    """A row for each way beside libraries that look into models, all of which wrote the same numbers."""
+    """Return a row for each way to capture, all of which wrote the same numbers."""
     section = _sections()[PEERS]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if " MB |" in line]
     written = _number(r"([\d,]+) MB\.", section)

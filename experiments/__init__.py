@@ -1,1 +1,1 @@
-"""Experiments over seeds and side by side: run the pipeline for each seed; one table and one figure of any of them."""
+"""Experiments: the pipeline for several seeds, and one table and one figure of any experiments."""

@@ -4,7 +4,7 @@
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
 
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
-`render`, goes on where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
+`render`, resumes where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
 current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing but
 the seed are one setting; means are over its seeds.
 """
@@ -12,17 +12,21 @@ the seed are one setting; means are over its seeds.
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnmix.core.errors import InputError
-from experiments.figure import draw_ratios
-from experiments.runs import run_seeds
-from experiments.tables import over_seeds, read_experiments
+import yaml
+from dvc.utils.hydra import apply_overrides
 
-MIXING = "measure/mixing"
-DIGITS = 6
+from attnmix.core.errors import InputError
+from experiments.tables import MIXING, write_table
+
+RUNS = Path("experiments/runs")
+SKIPPED_STAGES = ("sources", "render")  # DVC adds the first where it is needed; figures and page are of one run
+RESULTS = ("dvc.lock", "reports")  # the files in git that a run changes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="the pipeline for each seed, and their table")
     run.add_argument("--dataset", required=True, help="hub identifier, folder or file")
-    run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, parted by spaces")
+    run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, separated by spaces")
     run.add_argument("--profile", type=Path, default=Path("profiles/study.txt"), help="key=value overrides")
     run.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of table and figure")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
-    table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys stand before the column mean")
+    table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
     options = parser.parse_args(arguments)
     if options.command == "table":
@@ -47,22 +51,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = list(dict.fromkeys(options.seeds.split()))
     if not seeds or not all(seed.isdecimal() for seed in seeds):
         raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
-    folders = run_seeds(options.dataset, seeds, options.profile)
-    if folders:
+    if folders := run_seeds(options.dataset, seeds, options.profile):
         write_table(folders, MIXING, options.to)
     return int(len(folders) < len(seeds))
 
 
-def write_table(names: Sequence[str], csv: str, to: Path) -> None:
-    """Write `<csv>.csv` to the folder `to` and, of mixing ratios, their figure as png and pdf."""
-    table = over_seeds(read_experiments(names, csv))
-    to.mkdir(parents=True, exist_ok=True)
-    path = to / f"{Path(csv).name}.csv"
-    table.round(DIGITS).to_csv(path, index=False, lineterminator="\n")
-    if csv == MIXING:
-        draw_ratios(table, path.with_suffix(""))
-    seeds = table.groupby("setting", sort=False)["seeds"].max()
-    print(f"{path}:", "; ".join(f"{setting} ({number} seeds)" for setting, number in seeds.items()))
+def run_seeds(dataset: str, seeds: Sequence[str], profile: Path) -> list[str]:
+    """Run the committed pipeline for each seed with the profile's overrides, but for the stages that are up to date.
+
+    Return the folders of the runs that succeeded, `experiments/runs/<profile>/seed_<n>`.
+    """
+    lines = profile.read_text(encoding="utf-8").splitlines()
+    overrides = [line for line in lines if line.strip() and not line.startswith("#")]
+    # A local path must be absolute in a clone; DVC's grammar takes any path in single quotes.
+    name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
+    name = name.replace("\\", "\\\\").replace("'", "\\'")
+    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    command = [sys.executable, "-m", "dvc", "repro", *(stage for stage in stages if stage not in SKIPPED_STAGES)]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    folders = []
+    for seed in seeds:
+        folder = RUNS / profile.stem / f"seed_{seed}"
+        _update_clone(folder)
+        apply_overrides(folder / "params.yaml", [*overrides, f"dataset.name='{name}'", f"seed={seed}"])
+        print(f"{folder}: dvc repro", file=sys.stderr, flush=True)
+        if subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, check=False).returncode:
+            print(f"left out: {folder}: `dvc repro` failed, see above", file=sys.stderr)
+        else:
+            folders.append(str(folder))
+    return folders
+
+
+def _update_clone(folder: Path) -> None:
+    """Clone the repository in the current folder, or bring its clone to the last commit and leave its results."""
+    if not (folder / ".git").exists():
+        subprocess.run(["git", "clone", "--quiet", ".", folder], check=True)
+    subprocess.run(["git", "fetch", "--quiet", Path.cwd(), "HEAD"], cwd=folder, check=True)
+    restored = [".", *(f":!{name}" for name in RESULTS)]
+    restore = ["git", "restore", "--source", "FETCH_HEAD", "--staged", "--worktree", "--", *restored]
+    subprocess.run(restore, cwd=folder, check=True)
 
 
 if __name__ == "__main__":

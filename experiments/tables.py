@@ -1,7 +1,7 @@
-"""One table of experiments: means over the seeds of each setting, with Student's t interval.
+"""One table and one figure of experiments: means over the seeds of each setting, with Student's t interval.
 
-Each seed trains a model and draws reviews of its own, so the seeds' means are independent, and their spread holds the
-chance of both: mean ± t(n - 1) sd / sqrt(n). Changes of a checkpoint (`difference`) are tested against 0 by the
+Each seed trains its own model and draws its own reviews, so the seeds' means are independent and vary with both:
+mean ± t(n - 1) sd / sqrt(n). Changes of a checkpoint (`difference`) are tested against 0 by the
 two-sided t test; `p_holm` is adjusted by Holm's step-down method over the layers of one row's other keys.
 """
 
@@ -17,12 +17,33 @@ import numpy as np
 import pandas as pd
 import yaml
 from dvc.exceptions import DvcException
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import LEVEL
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
+from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figure
 
-SMALLEST_ERROR = 1e-12  # standard error below which seeds gave the same number
+MIXING = "measure/mixing"
+DIGITS = 6
+MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding: the seeds gave the same number
+DRAWN = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
+LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
+PANEL_HEIGHT = 1.9  # inches
+
+
+def write_table(names: Sequence[str], csv: str, to: Path) -> None:
+    """Write `<csv>.csv` to the folder `to` and, for mixing ratios, their figure as png and pdf."""
+    table = over_seeds(read_experiments(names, csv))
+    to.mkdir(parents=True, exist_ok=True)
+    path = to / f"{Path(csv).name}.csv"
+    table.round(DIGITS).to_csv(path, index=False, lineterminator="\n")
+    if csv == MIXING:
+        draw_ratios(table, path.with_suffix(""))
+    seeds = table.groupby("setting", sort=False)["seeds"].max()
+    print(f"{path}:", "; ".join(f"{setting} ({number} seeds)" for setting, number in seeds.items()))
 
 
 def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
@@ -55,9 +76,8 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
 def experiments_of_commit() -> list[str]:
     """Return the names of DVC's finished experiments that started from the current commit, and print the others."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
-    for name, state in states.items():
-        if state:
-            print(f"left out: {name}: {state.lower()}", file=sys.stderr)
+    for name in filter(states.get, states):
+        print(f"left out: {name}: {states[name].lower()}", file=sys.stderr)
     return [name for name, state in states.items() if not state]
 
 
@@ -76,7 +96,7 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     result = table.groupby(keys, sort=False, dropna=False)["mean"].agg(["mean", "sem", "count"]).reset_index()
     mean, error, freedom = result["mean"], result.pop("sem"), result["count"] - 1
     half = stats.t.isf((1 - LEVEL) / 2, freedom) * error
-    tested = (result["checkpoint"] == "difference") & (error > SMALLEST_ERROR)
+    tested = (result["checkpoint"] == "difference") & (error > MIN_STANDARD_ERROR)
     p = 2 * stats.t.sf(mean.abs() / error.where(tested), freedom)
     result = result.assign(ci_low=mean - half, ci_high=mean + half, p=p, seeds=result.pop("count"))
     others = [key for key in keys if key != "layer"]
@@ -88,3 +108,28 @@ def holm(p: pd.Series) -> pd.Series:
     """Return the p values adjusted by Holm's step-down method; those that are NaN are not members of the family."""
     ordered = p.dropna().sort_values()
     return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+
+
+def draw_ratios(table: pd.DataFrame, path: Path) -> None:
+    """Save `path`.png and .pdf of a table of `over_seeds`: means and intervals, a row for each method of `DRAWN`."""
+    methods = [method for method in DRAWN if method in set(table["method"])] or list(table["method"].unique())
+    settings = list(table["setting"].unique())
+    with paper_style():
+        size = TWO_COLUMNS * max(1.0, len(settings) / 4), PANEL_HEIGHT * len(methods) + 0.5
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(methods), len(settings), sharex=True, sharey="row", squeeze=False)
+        for row, method in zip(panels, methods, strict=True):
+            row[0].set_ylabel(f"{RATIO_MARKS[method].label}\nmixing ratio", fontsize=7)
+            for axes, setting in zip(row, settings, strict=True):
+                rows = table[(table["method"] == method) & (table["setting"] == setting)]
+                for checkpoint, (color, marker) in LOOKS.items():
+                    curve, label = rows[rows["checkpoint"] == checkpoint], CHECKPOINTS[checkpoint]
+                    axes.plot("layer", "mean", data=curve, color=color, marker=marker, markersize=3, label=label)
+                    axes.fill_between("layer", "ci_low", "ci_high", data=curve, color=color, alpha=0.2, lw=0)
+        for axes, setting in zip(panels[0], settings, strict=True):
+            axes.set_title(printable(setting).replace(", ", "\n"), fontsize=7)
+        for axes in panels[-1]:
+            axes.set_xlabel("Layer")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        panels[0, 0].legend()
+        save_figure(figure, path, ["png", "pdf"], 200)

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 -m stages capture
 
 The unit of work is a shard of rows: a process computes the texts that reach into its shards and writes each shard of
-each store once. Writes `features/capture/`; where `capture.store` names another place the arrays lie there, and a
+each store once. Writes `features/capture/`; where `capture.store` names another place the arrays are there, and a
 manifest says so.
 """
 
@@ -16,7 +16,6 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,19 @@ from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
 from attnmix.core.points import POINTS, Site
-from attnmix.models.capture_points import widths
+from attnmix.models.capture_points import Batch, Part, fill_rows, widths
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
-from attnmix.models.feature_writer import Batch, FeatureWriter, Part
 from attnmix.models.loading import load_classifier, load_tokenizer
 from attnmix.store import features as store
 from attnmix.store import tokens as tokens_store
-from attnmix.store.files import CHECKED, writing
+from attnmix.store.files import CHECKED, Place, writing
 from attnmix.store.runs import Run
-from stages.common.resources import check_disk, trim_heap
+from stages.common.resources import check_disk, check_store, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.common.stage_lock import check_store
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
+WRITERS = 4  # threads
 SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
@@ -63,14 +61,12 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
     capture = parameters.capture
     lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
     state = PartialState(cpu=not torch.cuda.is_available())
-    with ThreadPoolExecutor(1) as beside:  # its digest reads the whole model too
-        unfinished = beside.submit(unfinished_folder, "capture", parameters, run.root)
-        tokenizer = load_tokenizer(checkpoint)
-        classifier: Any = load_classifier(checkpoint)
+    folder = unfinished_folder("capture", parameters, run.root)
+    padding = load_tokenizer(checkpoint).pad_token_id
+    classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
     sites = _sites(base, capture.points)
 
-    folder = unfinished.result()
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
     if state.is_main_process:
@@ -85,35 +81,22 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
             store.create_stores(place, list(sites), plan, sites)
             (folder / "done").mkdir()
         pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
-        trim_heap()
     state.wait_for_everyone()
 
-    digests: dict[str, str] = {}  # of the unit that is being written
-
-    def write(site: Site, rows: slice, features: npt.NDArray[Any]) -> None:
-        store.write_block(place, site, rows, features)
-        if capture.elsewhere:
-            digests[str(site)] = hashlib.sha256(features.data).hexdigest()
-
-    def finish(unit: int) -> None:
-        begun = folder / f"done/{unit}.begun"
-        begun.write_text(json.dumps(digests), encoding="utf-8")
-        begun.rename(begun.with_suffix(""))
-        digests.clear()
-
-    texts = _Texts(np.memmap(folder / TOKEN_IDS, np.int32, "r"), lengths, tokenizer.pad_token_id, capture.batch_tokens)
+    ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
+    arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
     units = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
     units = [unit for unit in units if not (folder / f"done/{unit}").exists()]
-    with (
-        FeatureWriter(base, sites, capture.dtype, capture.precision, write, store.check_fits) as writer,
-        tqdm(desc="capture", unit="token", unit_scale=True, disable=None) as progress,
-    ):
-        progress.total = sum(plan.rows_of(unit).stop - plan.rows_of(unit).start for unit in units)
+    total = sum(plan.rows_of(unit).stop - plan.rows_of(unit).start for unit in units)
+    with tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress:
         for unit in units:
             rows = plan.rows_of(unit)
-            writer.run(rows, texts.batches(rows, base.device, progress), partial(finish, unit))
+            features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
+            batches = _batches(ids, lengths, rows, padding, capture.batch_tokens)
+            fill_rows(base, batches, features, capture.precision)
+            _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
+            progress.update(rows.stop - rows.start)
             trim_heap()
-        writer.wait()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
@@ -122,6 +105,18 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
         publish(folder / "stores", run.activations)
         clear(folder)
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
+
+
+def _write_unit(
+    folder: Path, unit: int, place: Place, rows: slice, features: dict[Site, store.Features], with_digests: bool
+) -> None:
+    """Write a unit of rows to all stores, and after that that it is done, with the digests of its rows."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(lambda site: store.write_block(place, site, rows, features[site]), features))
+    digests = {str(site): hashlib.sha256(each.data).hexdigest() for site, each in features.items() if with_digests}
+    begun = folder / f"done/{unit}.begun"
+    begun.write_text(json.dumps(digests), encoding="utf-8")
+    begun.rename(begun.with_suffix(""))
 
 
 def _sites(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
@@ -154,28 +149,19 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
             tokens -= len(captured)
 
 
-class _Texts:
-    """The captured texts: their token ids in a row, and how many of these each has."""
-
-    def __init__(
-        self, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], padding: int, batch_tokens: int
-    ) -> None:
-        self.ids, self.padding, self.batch_tokens = ids, padding, batch_tokens
-        self.ends = np.cumsum(lengths)
-        self.starts = self.ends - lengths
-
-    def batches(self, rows: slice, device: torch.device, progress: tqdm[Any]) -> Iterator[Batch]:
-        """Yield the forward passes of every text that reaches into `rows`."""
-        reach = np.flatnonzero((self.ends > rows.start) & (self.starts < rows.stop))
-        starts = self.starts[reach].tolist()
-        texts = [self.ids[start:end].tolist() for start, end in zip(starts, self.ends[reach], strict=True)]
-        batches = batches_by_tokens([len(text) for text in texts], self.batch_tokens)
-        # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
-        batches.sort(key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True)
-        for batch in batches:
-            parts = []
-            for number, i in enumerate(batch):
-                low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
-                parts.append(Part(number, slice(low - starts[i], high - starts[i]), low - rows.start))
-            yield Batch(padded([texts[i] for i in batch], self.padding, device), parts)
-            progress.update(sum(part.tokens.stop - part.tokens.start for part in parts))
+def _batches(
+    ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], rows: slice, padding: int, batch_tokens: int
+) -> Iterator[Batch]:
+    """Yield the forward passes of every text that reaches into `rows`; `ids` are those of all texts in a row."""
+    ends = np.cumsum(lengths)
+    reach = np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))
+    starts = (ends - lengths)[reach].tolist()
+    texts = [ids[start:end].tolist() for start, end in zip(starts, ends[reach], strict=True)]
+    batches = batches_by_tokens([len(text) for text in texts], batch_tokens)
+    # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
+    for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
+        parts = []
+        for number, i in enumerate(batch):
+            low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
+            parts.append(Part(number, slice(low - starts[i], high - starts[i]), low - rows.start))
+        yield Batch(padded([texts[i] for i in batch], padding), parts)

@@ -21,21 +21,22 @@ import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.options import ModelParameters, Parameters
-from attnmix.data import source
-from attnmix.hub.repository import Repository
-from attnmix.hub.retries import use_retries
-from attnmix.models.compatibility import prove_model, prove_pair
-from attnmix.models.fetching import fetch_model, is_on_hub
+from attnmix.data.source import read_splits
+from attnmix.models.fetching import fetch_model
+from attnmix.models.loading import prove_model, prove_pair
 from attnmix.store.reviews import split_file, write_split
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics
 from stages.common.resume import UNFINISHED, clear, publish
-from stages.common.source_hashes import hash_sources, write_sources
+from stages.sources import hash_sources, write_sources
+
+COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names of metrics
 
 
 def main(parameters: Parameters) -> None:
+    """Download everything into a temporary folder, check it, and move it to its place."""
     run = Run(Path())
-    for key, (model, _) in _models(parameters.model, run).items():
+    for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
     _check_path("dataset.name", parameters.dataset.source, [run.reviews])
     sources = hash_sources(parameters, run)
@@ -44,7 +45,7 @@ def main(parameters: Parameters) -> None:
     work.mkdir(parents=True)
     try:
         unpublished = Run(work)
-        splits, metrics = _make(parameters, unpublished)
+        splits, metrics = _download(parameters, unpublished)
         publish(unpublished.pretrained, run.pretrained)
         for split in splits:
             publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
@@ -65,22 +66,17 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
         raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
 
 
-def _make(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+def _download(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Write reviews and models into the folder of `run`; return the reviews by split, and the metrics."""
-    use_retries()
-    models = _models(parameters.model, run)
-    commits: dict[str, str | None] = {}
-    for key, (model, folder) in models.items():
+    models = _models(parameters, run)
+    metrics: dict[str, Any] = {"dataset_commit": None}
+    for key, model, folder in models:
         with _errors_named(key, model.name, folder):
-            commit = Repository("model", model.name, model.revision).commit if is_on_hub(model) else None
-            fetch_model(model.model_copy(update={"revision": commit}), folder)
-            commits["model_commit" if key == "model.name" else "base_commit"] = commit
-    dataset = parameters.dataset
-    on_hub = source.is_on_hub(dataset)
-    commit = Repository("dataset", dataset.source, dataset.revision).commit if on_hub else None
-    splits = source.read_splits(dataset.model_copy(update={"revision": commit}), parameters.seed, run.root.parent)
+            metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
+    dataset = parameters.dataset.model_dump()
+    splits, metrics["dataset_commit"] = read_splits(**dataset, seed=parameters.seed, work=run.root.parent)
     texts = splits["test"]["text"].tolist()
-    for key, (model, folder) in models.items():
+    for key, model, folder in models:
         with _errors_named(key, model.name, folder):
             prove_model(folder, texts)
     if len(models) > 1:
@@ -89,15 +85,15 @@ def _make(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], di
         write_split(split, reviews, run.reviews)
         counts = reviews.groupby("label_name")["label"].count()
         logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
-    metrics = {"dataset_commit": commit, **commits} | {split: len(reviews) for split, reviews in splits.items()}
-    return splits, metrics
+    return splits, metrics | {split: len(reviews) for split, reviews in splits.items()}
 
 
-def _models(model: ModelParameters, run: Run) -> dict[str, tuple[ModelParameters, Path]]:
-    """Return each model to bring and its folder, by the key that names it."""
-    if (base := model.base_model) is None:
-        return {"model.name": (model, run.pretrained)}
-    return {"model.base": (base, run.pretrained), "model.name": (model, run.named_model)}
+def _models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:
+    """Return the key, name and folder of each model to bring."""
+    model, base = parameters.model, parameters.model.base_model
+    if base is None:
+        return [("model.name", model, run.pretrained)]
+    return [("model.base", base, run.pretrained), ("model.name", model, run.named_model)]
 
 
 @contextmanager

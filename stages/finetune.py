@@ -3,10 +3,9 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, a constant learning rate after warm-up; the epoch with the lowest validation
-loss is kept. A killed run resumes from its last complete epoch. Without epochs, a classifier
-that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/finetune.csv` and `reports/plots/finetune/finetune_by_class.csv`.
+AdamW, a constant learning rate after warm-up; the epoch with the lowest validation loss is kept. A killed run resumes
+from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
+`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
-from attnmix.core.options import FinetuneParameters, Parameters
+from attnmix.core.options import Parameters
 from attnmix.models.encoding import encode
 from attnmix.models.loading import SINGLE_LABEL, check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.files import write_table
@@ -59,26 +57,50 @@ WARMUP_FRACTION = 0.2  # of all steps
 
 
 def main(parameters: Parameters) -> None:
+    """Fine-tune, test, and write the model with its scores."""
     use(parameters.arithmetic)
-    finetune, seed = parameters.finetune, parameters.seed
-    run = Run(Path())
-    own = run.initial
-    _check(parameters, own)
+    finetune, run = parameters.finetune, Run(Path())
+    _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
     folder = unfinished_folder("finetune", parameters, run.root)
 
-    set_seed(seed)
+    set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     numbers = {name: label for label, name in names.items()}
     classes: dict[str, Any] = {"id2label": names, "label2id": numbers, "problem_type": SINGLE_LABEL}
-    model = load_classifier(own, **classes) if finetune.epochs else load_trained(own, names)
-    tokenizer = load_tokenizer(own)
+    model = load_classifier(run.initial, **classes) if finetune.epochs else load_trained(run.initial, names)
+    tokenizer = load_tokenizer(run.initial)
+    train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
-        args=_training_arguments(finetune, seed, folder),
-        train_dataset=_examples(tokenizer, splits["train"], finetune.max_length),
-        eval_dataset=_examples(tokenizer, splits["validation"], finetune.max_length),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            seed=parameters.seed,
+            num_train_epochs=finetune.epochs,
+            per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
+            per_device_eval_batch_size=2 * finetune.batch_size,
+            accelerator_config={"split_batches": True},
+            learning_rate=finetune.learning_rate,
+            weight_decay=WEIGHT_DECAY,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=WARMUP_FRACTION,
+            use_cpu=not torch.cuda.is_available(),
+            bf16=finetune.precision == "bf16",
+            fp16=finetune.precision == "fp16",
+            train_sampling_strategy="group_by_length",
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=1,  # besides the best
+            logging_nan_inf_filter=False,  # it would log the mean of the others instead
+            load_best_model_at_end=True,
+            logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+            # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
+            average_tokens_across_devices=False,
+            disable_tqdm=not sys.stderr.isatty(),
+        ),
+        train_dataset=train,
+        eval_dataset=validation,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_scores,
         # Encoder-decoders give the encoder's vectors beside the logits.
@@ -92,14 +114,13 @@ def main(parameters: Parameters) -> None:
         trainer.state.epoch = 0
         trainer.evaluate()
     # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
-    tests = _examples(tokenizer, splits["test"], finetune.max_length)
-    order = np.argsort([-len(example["input_ids"]) for example in tests], kind="stable")
+    order = np.argsort([-len(example["input_ids"]) for example in test], kind="stable")
     trainer.args.train_sampling_strategy = "sequential"
     # The library's annotation asks for a torch Dataset; it takes a list as well.
-    prediction = trainer.predict([tests[row] for row in order])  # type: ignore[arg-type]
+    prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return
-    write_table(run.test_predictions_file, _test_predictions(prediction, tests, order))
+    write_table(run.test_predictions_file, _test_predictions(prediction, test, order))
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
@@ -111,16 +132,14 @@ def main(parameters: Parameters) -> None:
     clear(folder)
 
 
-def _check(parameters: Parameters, own: Path) -> None:
+def _check(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
     finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun and accelerate
     for key, max_length in parameters.lengths().items():  # those of later stages too
-        check_max_length(key, max_length, own)
+        check_max_length(key, max_length, checkpoint)
     if finetune.batch_size % processes:
-        raise InputError(
-            f"finetune.batch_size: {finetune.batch_size} texts cannot be dealt out evenly to {processes} processes; "
-            f"allowed: a multiple of {processes}, or as many processes as divide it"
-        )
+        problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
+        raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
     if finetune.precision == "fp16" and not torch.cuda.is_available():
         raise InputError("finetune.precision: fp16 needs a GPU; allowed on this machine: fp32, bf16")
 
@@ -131,48 +150,14 @@ class TrainingGuard(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
         for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not np.isfinite(value):
-                raise InputError(
-                    f"finetune.learning_rate: {args.learning_rate} makes the training fail, {name} is {value} after "
-                    f"step {state.global_step}; allowed: a smaller one (2e-5 to 1e-4 are usual)"
-                )
+                problem = f"makes the training fail, {name} is {value} after step {state.global_step}"
+                allowed = "allowed: a smaller one (2e-5 to 1e-4 are usual)"
+                raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {allowed}")
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
         # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
-
-
-def _training_arguments(finetune: FinetuneParameters, seed: int, folder: Path) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(folder),
-        seed=seed,
-        num_train_epochs=finetune.epochs,
-        per_device_train_batch_size=finetune.batch_size,  # of all processes together, which split each batch
-        per_device_eval_batch_size=2 * finetune.batch_size,
-        accelerator_config={"split_batches": True},
-        optim="adamw_torch_fused",
-        learning_rate=finetune.learning_rate,
-        weight_decay=WEIGHT_DECAY,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=WARMUP_FRACTION,
-        use_cpu=not torch.cuda.is_available(),
-        bf16=finetune.precision == "bf16",
-        fp16=finetune.precision == "fp16",
-        train_sampling_strategy="group_by_length",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=1,  # besides the best
-        logging_nan_inf_filter=False,  # it would log the mean of the others instead
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        logging_steps=0.05 if finetune.epochs < 5 else 0.02,
-        # Else the loss is multiplied by the number of processes: classifiers average over their own texts.
-        average_tokens_across_devices=False,
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
@@ -200,7 +185,7 @@ def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.Data
 def _test_predictions(
     prediction: PredictionOutput, tests: list[dict[str, Any]], order: npt.NDArray[np.int64]
 ) -> pd.DataFrame:
-    """Return a row for each test review, by which `tokenize` chooses typical ones; `order` is that of the prediction."""
+    """Return a row for each test review, by which `tokenize` chooses typical ones; the prediction has another `order`."""
     probabilities = np.empty((len(tests), len(prediction.predictions[0])))
     probabilities[order] = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
     columns: dict[str, Any] = {"label": [example["labels"] for example in tests]}
@@ -214,19 +199,17 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     The first process writes the training's state last, and removes older checkpoints only then. Each process writes
     its random generators, as a zip file, whose end is written last; the library resumes with others where one lacks.
     """
-    processes, complete = trainer.args.world_size, []
-    generators = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    ranks, complete = range(trainer.args.world_size), []
+    generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         try:
-            json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            has_state = False
-        else:
-            has_state = True
-        if has_state and all(is_zipfile(checkpoint / name) for name in generators):
+            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            if not all(is_zipfile(checkpoint / name) for name in generators):
+                raise ValueError("a generator is missing")
             complete.append(checkpoint)
-        elif trainer.is_world_process_zero():
-            shutil.rmtree(checkpoint)
+        except (OSError, ValueError):
+            if trainer.is_world_process_zero():
+                shutil.rmtree(checkpoint)
     if not complete:
         return None
     logging.info("resumes from %s", complete[-1].name)
@@ -235,31 +218,28 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a row for each logged step (`train`) and each epoch (`validation`)."""
-    rows = []
-    for entry in history:
-        for split, prefix in (("train", ""), ("validation", "eval_")):
-            if f"{prefix}loss" in entry:
-                loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
-                rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
+    rows = [
+        (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
+        for entry in history
+        for split, prefix in (("train", ""), ("validation", "eval_"))
+        if f"{prefix}loss" in entry
+    ]
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
 def _metrics(
-    tested: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
+    scores: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the test's scores, accuracy with its 95 % interval (Wilson), and the share of the most frequent class."""
-    majority = splits["train"]["label"].mode()[0]
-    tests = len(splits["test"])
-    interval = binomtest(round(tested["test_accuracy"] * tests), tests).proportion_ci(0.95, method="wilson")
-    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
-    return {
-        "test": {
-            "accuracy": tested["test_accuracy"],
-            "accuracy_ci_low": float(interval.low),
-            "accuracy_ci_high": float(interval.high),
-            "macro_f1": tested["test_macro_f1"],
-            "loss": tested["test_loss"],
-            "majority_accuracy": float((splits["test"]["label"] == majority).mean()),
-        },
-        "best_epoch": round(best["epoch"]),
+    majority, tests = splits["train"]["label"].mode()[0], splits["test"]["label"]
+    interval = binomtest(round(scores["test_accuracy"] * len(tests)), len(tests)).proportion_ci(0.95, method="wilson")
+    test = {
+        "accuracy": scores["test_accuracy"],
+        "accuracy_ci_low": float(interval.low),
+        "accuracy_ci_high": float(interval.high),
+        "macro_f1": scores["test_macro_f1"],
+        "loss": scores["test_loss"],
+        "majority_accuracy": float((tests == majority).mean()),
     }
+    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+    return {"test": test, "best_epoch": round(best["epoch"])}

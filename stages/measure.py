@@ -3,116 +3,134 @@
     python -m stages measure
     torchrun --nproc-per-node 4 -m stages measure
 
-Streams batches of documents through each checkpoint in float32, and the captured documents
-one by one in float64. Writes `features/measure/`, the tables of the measures under `reports/plots/` and
-`reports/metrics/measure.json`; `docs/measures.md` says what each number is.
+Streams batches of documents through each checkpoint in float32, and the captured documents one by one in float64.
+Writes `features/measure/`, the tables of the measures under `reports/plots/` and `reports/metrics/measure.json`;
+`docs/measures.md` says what each number is.
+
+The unfinished work is a file for each batch or document, from which a killed run resumes; each process takes its share
+of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any, TypeVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import PartialState
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 from attnmix.core.options import MeasureParameters, Parameters
-from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.controls import RANDOM, random_base, shuffled_words
-from attnmix.measures.documents import CLASSES
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
+from attnmix.data.draw import stratified_draw
+from attnmix.measures.batches import GROUPS, BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
+from attnmix.measures.documents import CLASSES, Corpus, Document
+from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sums import GROUPS
-from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables
-from attnmix.measures.whole_document import DocumentMeasurer
+from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
 from attnmix.models.capture_points import widths
 from attnmix.models.families import family_of
 from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from attnmix.store.files import whole, writing
 from attnmix.store.heads import VECTOR_BYTES
+from attnmix.store.layout import contributions_folder, heads_folder
 from attnmix.store.runs import Run
 from attnmix.store.writers import (
     TokenRatios,
+    write_heads,
     write_layer_parts,
-    write_long_plot,
+    write_matrix,
     write_metrics,
     write_plot,
     write_ratios,
 )
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
-from stages.measuring.corpus import Corpus
-from stages.measuring.progress import CheckpointMeasures
+
+Unit = TypeVar("Unit")
 
 FLOAT32_BYTES = 4
+GRADIENT_DIRECTIONS = 8  # random directions of each derivative
+MEASURES = "measures"  # the kind of batch that is no control
 
 
 def main(parameters: Parameters) -> None:
     """Measure both checkpoints; one, where nothing was trained and no base is named: both would be the same weights."""
     use(parameters.arithmetic)
-    run = Run(Path())
     trained = parameters.finetune.epochs > 0 or parameters.model.base
-    checkpoints = CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
-    measure(parameters, checkpoints, run)
+    measure(parameters, CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,), Run(Path()))
 
 
 def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
-    weights = {checkpoint: run.checkpoints[checkpoint] for checkpoint in checkpoints}
-    tokenizer = load_tokenizer(weights[checkpoints[0]])
+    tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters, run.root)
     corpus = Corpus(run)
-    for path in weights.values():
-        check_max_length("capture.max_length", int(corpus.lengths.max()), path)
-    chosen = corpus.drawn(mixing.gradient_documents, seed)
+    for name in checkpoints:
+        check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
+    reviews = np.flatnonzero(corpus.measured)
+    gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
-    measured: dict[str, CheckpointMeasures] = {}
+    works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
-    for checkpoint, path in weights.items():
+    for name in checkpoints:
+        path = run.checkpoints[name]
         base = load_base(path).to(state.device)
         mixing = _present(mixing, base)
-        _check_room(base, mixing, len(weights), corpus, folder)
-        work = measured[checkpoint] = CheckpointMeasures(folder, checkpoint, *share)
+        _check_room(base, mixing, len(checkpoints), corpus, folder)
+        work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
         work.measure(batches)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
-        whole = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
-        work.contributions(whole)
-        work.heads(whole)
-        work.gradients(whole, chosen, mixing.gradient_max_length, seed)
-        gains[checkpoint] = whole.gains()
-    path = weights[checkpoints[0]]
-    base = random_base(path, seed).to(state.device)
-    random = CheckpointMeasures(folder, RANDOM, *share)
-    random_batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
-    random.control("random_weights", random_batches, lambda document: document)
+        documents = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
+        work.contributions(documents)
+        work.heads(documents)
+        work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
+        gains[name] = documents.gains()
+    path = run.checkpoints[checkpoints[0]]
+    random_model = random_base(path, seed).to(state.device)
+    random = CheckpointWork(folder, RANDOM, *share)
+    random.control("random_weights", BatchMeasurer(random_model, path, mixing.methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
     if state.is_main_process:
+        blocks = {name: work.blocks for name, work in works.items()}
+        identities = {name: work.identities() for name, work in works.items()}
         with TemporaryFile(dir=folder) as file:
-            sums = {name: each.sums(gains[name]) for name, each in measured.items()}
-            tables = mixing_tables(sums, random.blocks, mixing.methods, batches.sites, corpus.draws(seed, file))
-        derivatives = {name: each.derivatives(chosen) for name, each in measured.items()}
+            draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
+            all_blocks = blocks | {RANDOM: random.blocks}
+            tables = mixing_tables(all_blocks, identities, gains, mixing.methods, batches.sites, draws)
+        derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
         tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
         for name, table in tables.items():
             write_plot(f"measure/{name}", table, run.tables)
-        write_long_plot("measure/mixing_by_review", by_review(sums, mixing.methods), run.tables)
+        write_plot("measure/mixing_by_review", by_review(blocks, mixing.methods), run.tables)
         machine = {"computed_on": computed_on(parameters.arithmetic)}
         write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
         write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
-        write_ratios(folder / "mixing", mixing.methods, _ratios(measured, tokenizer))
+        rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
+        write_ratios(folder / "mixing", mixing.methods, rows)
         publish(folder / "mixing", run.measured)
         clear(folder)
-        logging.info("measured %d documents in %s", len(corpus), " and ".join(weights))
+        logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
 
 
 def _check_room(
@@ -121,18 +139,18 @@ def _check_room(
     """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
     layers, methods = max(site.layer for site in sites), len(mixing.methods)
-    head_width = getattr(base.config, "head_dim", None) or hidden // heads
-    captured = corpus.lengths[corpus.captured].astype(np.int64)
-    vectors = layers * heads * hidden * captured
-    vectors[vectors * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
-    matrices = layers * len(with_rollouts(mixing.matrices)) * captured**2
-    queries_and_keys = layers * 2 * heads * head_width * captured
-    counted = int((corpus.counted > 0).sum())
+    captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
+    vectors_T = heads * hidden * captured_T
+    vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
+    queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
+    matrices_T = len(with_rollouts(mixing.matrices)) * captured_T**2
     groups = 2 * layers * methods * sum(map(len, GROUPS.values()))  # in float64
-    numbers = int((vectors + matrices + queries_and_keys).sum() + layers * methods * corpus.lengths.sum(dtype=np.int64))
-    numbers += counted * (groups + len(sites) * max(sites.values()))
+    numbers = layers * int(
+        (vectors_T + queries_and_keys_T + matrices_T).sum() + methods * corpus.lengths.sum(dtype=int)
+    )
+    numbers += measured * (groups + len(sites) * max(sites.values()))
     check_disk(
-        f"measure: {len(captured)} captured texts and {counted} drawn reviews need",
+        f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
         checkpoints * FLOAT32_BYTES * numbers,
         folder,
         "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
@@ -154,11 +172,135 @@ def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParamet
     return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
-def _ratios(measured: Mapping[str, CheckpointMeasures], tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
-    for checkpoint, work in measured.items():
-        for document, ratios_MLT in work.ratios():
-            tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
-            classes = [CLASSES[number] for number in document.classes]
-            counted = np.arange(len(document)) < document.counted
-            words = [None if number < 0 else number for number in document.words.tolist()]
-            yield TokenRatios(checkpoint, document.name, tokens, words, classes, counted, ratios_MLT)
+@dataclass(frozen=True)
+class CheckpointWork:
+    """One checkpoint's measures of the corpus under `folder`; `folder/mixing` holds what is published as it is.
+
+    This process takes every `processes`-th batch or document, from its own number on.
+    """
+
+    folder: Path
+    checkpoint: str
+    corpus: Corpus
+    batch_tokens: int
+    process: int
+    processes: int
+
+    def measure(self, measurer: BatchMeasurer) -> None:
+        """Write the measures of all documents, batch by batch."""
+        for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
+            measures = measurer.measures([self.corpus.document(number) for number in batch])
+            arrays = _stacked([each.sums() for each in measures if each.document.measured])
+            arrays["identities"] = np.stack([each.identities for each in measures]).max(0)
+            arrays["ratios"] = np.concatenate([each.ratios for each in measures], axis=-1)
+            _write_arrays(file, arrays)
+
+    def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
+        """Write the ratios of a control with a pass of its own, of the documents in the statistics after a `change`."""
+        for batch, file in self._remaining(name, self._batches(name)):
+            documents = [self.corpus.document(number) for number in batch]
+            documents = [change(document) for document in documents] if change else documents
+            _write_arrays(file, _stacked(measurer.control_sums(name, documents)))
+
+    def contributions(self, measurer: DocumentMeasurer) -> None:
+        """Write the contribution matrices of the captured documents, as they are published."""
+        for number, folder in self._remaining("contributions", self._captured(contributions_folder)):
+            document = self.corpus.document(number)
+            with _whole_folder(folder) as part:
+                for method, matrix in measurer.contributions(document.ids).items():
+                    attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
+                    array = matrix.float().cpu().numpy()
+                    write_matrix(part, method, array, ("layer", "token", "source"), attributes)
+
+    def heads(self, measurer: DocumentMeasurer) -> None:
+        """Write what goes through every head of the captured documents, as it is published."""
+        for number, folder in self._remaining("heads", self._captured(heads_folder)):
+            ids = self.corpus.document(number).ids
+            with _whole_folder(folder) as part:
+                write_heads(part, record_heads(measurer.base, measurer.folder, ids, measurer.layers))
+
+    def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
+        """Write the derivatives of some documents, truncated; directions are drawn for each of them."""
+        for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
+            document = self.corpus.document(number)
+            # The same for a review in both checkpoints, so that they are compared along the same directions.
+            document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
+            ids = document.cut(max_length).ids
+            _write_arrays(file, measurer.derivatives(ids, GRADIENT_DIRECTIONS, int(document_seed)))
+
+    def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """Return what `gradients` wrote, by the name of the review."""
+        return {self.corpus.document(number).name: dict(np.load(self._gradient(number))) for number in numbers}
+
+    def identities(self) -> npt.NDArray[np.float64]:
+        """Return the largest errors of all documents `[levels, identities]`."""
+        return np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)]).max(0)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""
+        for block in self.corpus.measured_by_block():
+            yield partial(self._array, block)
+
+    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[TokenRatios]:
+        """Yield the ratios of every token of the documents in their order."""
+        for block in self.corpus.blocks:
+            ratios: dict[int, npt.NDArray[np.float32]] = {}
+            for batch, file in self._batches(MEASURES, [block]):
+                ends = np.cumsum(self.corpus.lengths[batch])[:-1]
+                ratios |= dict(zip(batch, np.split(np.load(file)["ratios"], ends, axis=-1), strict=True))
+            for number in sorted(ratios):
+                document = self.corpus.document(number)
+                tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
+                words = [None if word < 0 else word for word in document.words.tolist()]
+                classes = [CLASSES[place] for place in document.classes]
+                texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
+                yield TokenRatios(self.checkpoint, *texts, ratios.pop(number))
+
+    def _array(self, block: int, name: str) -> npt.NDArray[Any]:
+        """Return an array of a block's documents in the statistics, in their order."""
+        numbers, parts = [], []
+        kind = name.removesuffix("_counts") if name.removesuffix("_counts") in OWN_PASS else MEASURES
+        for batch, file in self._batches(kind, [block]):
+            if measured := [number for number in batch if self.corpus.measured[number]]:
+                numbers += measured
+                parts.append(np.load(file)[name])
+        return np.asarray(np.concatenate(parts)[np.argsort(numbers)])
+
+    def _gradient(self, number: int) -> Path:
+        return self.folder / self.checkpoint / f"gradient-{number}.npz"
+
+    def _captured(self, folder: Callable[[str, str, Path], Path]) -> Iterator[tuple[int, Path]]:
+        for number in np.flatnonzero(self.corpus.captured).tolist():
+            yield number, folder(self.checkpoint, self.corpus.document(number).name, self.folder / "mixing")
+
+    def _batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
+        """Yield the batches of documents, and the file that exists once each is done; controls are of measured ones."""
+        for block in self.corpus.blocks if blocks is None else blocks:
+            batches = self.corpus.batches(block, self.batch_tokens, measured=kind != MEASURES)
+            for place, batch in enumerate(batches):
+                yield batch, self.folder / self.checkpoint / f"{kind}-{block}-{place}.npz"
+
+    def _remaining(self, kind: str, units: Iterable[tuple[Unit, Path]]) -> Iterator[tuple[Unit, Path]]:
+        """Yield this process's share of the units whose file does not exist yet."""
+        remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
+        yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
+
+
+def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.stack([each[name] for each in documents]) for name in (documents[0] if documents else ())}
+
+
+@contextmanager
+def _whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to write to, which becomes `path` once everything is written."""
+    with writing(path):
+        part = path.with_name(f"{path.name}.part")
+        part.mkdir(exist_ok=True)
+        yield part
+        part.rename(path)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
+    """Write one file of arrays by name."""
+    with whole(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its annotation takes the names for its own option

@@ -7,6 +7,7 @@ Writes `reports/figures/` and `reports/index.html`.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -14,92 +15,130 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
-from attnmix.core.options import Parameters, RenderParameters
-from attnmix.figures.animation import write_animation
-from attnmix.figures.atlas import draw_atlas
-from attnmix.figures.joint_pages import draw_joint_pages
-from attnmix.figures.labels import POINTS_PER_SECOND
-from attnmix.figures.mixing_curves import draw_by_layer, draw_steps
-from attnmix.figures.mixing_matrices import draw_matrices
-from attnmix.figures.mixing_reviews import draw_reviews
-from attnmix.figures.mixing_strips import draw_strips
-from attnmix.figures.residual import draw_residual
-from attnmix.figures.style import find_fallback_fonts, paper_style
-from attnmix.figures.text_layers import text_layers
+from attnmix.core.options import DatasetParameters, ModelParameters, Parameters, RenderParameters
+from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
+from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
+from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
+from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run
 
 MAX_PROCESSES = 4  # each takes a second to start
+
+Drawing = tuple[Any, ...]
+"""A file without suffix, a function that draws the figure in it, and the arguments; None for one that writes itself."""
 
 
 def main(parameters: Parameters) -> None:
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
     captured = read_captured(run.tokens, run.steps)
-    drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured, parameters.render)]
-    draw_all(drawings, captured)
-    write_page(parameters, run)
+    drawings = [*map_figures(run, captured, parameters.render), *mixing_figures(run, captured)]
+    draw_all(drawings, captured, parameters.render)
+    write_page(run, page_subject(parameters, run.metrics("download")))
 
 
-def draw_all(drawings: list[tuple[Any, ...]], captured: CapturedTexts) -> None:
-    """Call each drawing's function with its arguments, in a few processes, with fonts for the captured texts."""
+def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
+    """Return what the page of a whole run is about; `commits` are those that `download` wrote."""
+    model, dataset = parameters.model, parameters.dataset
+    origins = [
+        _origin("model comes", model, commits["model_commit"]),
+        _origin("reviews come", dataset, commits["dataset_commit"]),
+    ]
+    if model.base_model:
+        origins.insert(0, _origin("pretrained model comes", model.base_model, commits["base_commit"]))
+    return Subject(
+        model=model.name,
+        revision=model.revision,
+        base=model.base,
+        dataset=dataset.name,
+        finetuned=parameters.finetune.epochs > 0,
+        changed=changed_parameters(parameters),
+        origins=origins,
+    )
+
+
+def _origin(what: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
+    """Return where a model or data set comes from; of a repository of the hub, at which commit."""
+    revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
+    return f"The {what} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
+
+
+def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
+    """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
+    values, defaults = (
+        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
+    )
+    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> None:
+    """Draw and save all figures in a few processes, with fonts for the captured texts."""
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
-    joblib.Parallel(n_jobs=processes)(joblib.delayed(_draw)(fonts, *drawing) for drawing in drawings)
+    joblib.Parallel(n_jobs=processes)(joblib.delayed(_draw)(fonts, figures, *drawing) for drawing in drawings)
 
 
-def _draw(fonts: list[str], draw: Any, *arguments: Any) -> None:
+def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
     with paper_style(fonts):
-        draw(*arguments)
+        figure = draw(*arguments)
+        if path and figure:
+            save_figure(figure, path, figures.formats, figures.dpi)
 
 
-def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
-    """Yield a function and its arguments for each figure of the maps."""
+def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[Drawing]:
+    """Yield the figures of the maps."""
     layouts = run.layouts
     if "joint" in layouts:
-        yield draw_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint", figures
+        arguments = (run.map("joint"), captured.encoder, run.figures / "joint", figures.formats, figures.dpi)
+        yield None, write_joint_pages, *arguments
     else:
         logging.info("no pages of the joint map: umap.layouts does not hold joint")
     plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
     if plane:
-        table = run.map(plane)
-        path = run.figures / f"{plane}.gif"
-        yield write_animation, table, captured, path, POINTS_PER_SECOND
-        yield draw_residual, plane, table, captured, run.figures / "residual", figures
+        yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
+        yield run.figures / "residual", draw_residual, plane, run.map(plane), captured
     else:
         logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))
     # The last one shows single points best.
-    yield draw_atlas, layouts[-1], run.map(layouts[-1]), captured, run.figures / "atlas", figures
+    yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 
 
-def mixing_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[tuple[Any, ...]]:
-    """Yield a function and its arguments for each figure of mixing, from what `measure` wrote.
+def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
+    """Yield the figures of mixing, from what `measure` wrote.
 
-    Beside `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document
+    Besides `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document
     `mixing_tokens_<document>`, and for each checkpoint `mixing_contributions_<document>_<checkpoint>` and
-    `mixing_rollouts_<document>_<checkpoint>`. A decoder beside an encoder has its own, ending in `_decoder`.
+    `mixing_rollouts_<document>_<checkpoint>`. A decoder that follows an encoder has its own, ending in `_decoder`.
     """
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield draw_by_layer, run.mixing[0], xlabel, run.figures / "mixing_by_layer", figures
+    yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
-    yield draw_reviews, reviews, weighted, xlabel, run.figures / "mixing_reviews", figures
-    yield draw_steps, run.steps, xlabel, run.figures / "mixing_steps", figures
+    yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel
+    yield run.figures / "mixing_steps", draw_steps, run.steps, xlabel
     document: Any
     ratios = run.captured_ratios(captured.tokens["document"].unique().tolist())
     for document, rows in ratios.groupby("document", sort=False):
-        for text in text_layers(captured, document, int(rows["layer"].max())):
+        for text in captured.text_layers(document, int(rows["layer"].max())):
             name, ending = document.replace("/", "_"), text.name and f"_{text.name}"
-            own = rows[rows["layer"].isin(text.layers)]
-            yield draw_strips, own, document, text, run.figures / f"mixing_tokens_{name}{ending}", figures
+            text_rows = rows[rows["layer"].isin(text.layers)]
+            yield run.figures / f"mixing_tokens_{name}{ending}", draw_strips, text_rows, document, text
             for checkpoint in map(str, rows["checkpoint"].unique()):
                 stored = run.matrices(checkpoint, document)
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     methods = [method for method in declared if method in stored]
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
                     if methods:
-                        yield draw_matrices, run, checkpoint, document, text, methods, path, figures
+                        yield path, draw_matrices, run, checkpoint, document, text, methods

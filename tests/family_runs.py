@@ -14,7 +14,7 @@ from conftest import REPOSITORY, tokens_table, write_captured_texts, write_captu
 from head_parts import random_parts
 
 from attnmix.core.points import DECODER_INPUT, Site
-from attnmix.measures.gradients import FORMS
+from attnmix.measures.derivatives import FORMS
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.store import features as store

@@ -12,11 +12,9 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -103,10 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(404, "EntryNotFound")
             return
-        found = self._find(f"{kind}/{name}", unquote(revision or "main"), place)
-        if found is None:
+        if (answer := self._find(f"{kind}/{name}", unquote(revision or "main"), place)) is None:
             return
-        commit, folder = found
+        commit, folder = answer
         entries = [_entry(each, folder) for each in sorted(folder.rglob("*")) if each.is_file()]
         if place == "info":
             siblings = [{"rfilename": entry["path"]} for entry in entries]
@@ -166,27 +163,25 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"} | (headers or {}), place)
 
     def _refuse(self, status: int, code: str = "", message: str = "", commit: str = "") -> None:
-        said = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
-        self._write(status, b'{"error": "refused"}', {key: value for key, value in said.items() if value})
+        headers = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
+        self._write(status, b'{"error": "refused"}', {key: value for key, value in headers.items() if value})
 
     def _send(self, status: int, content: bytes, headers: dict[str, str], place: str, start: int = 0) -> None:
-        """An answer, or what becomes of it; `start` is the number of the content's first byte."""
-        kind = self.repository.trouble_at(place)
-        if kind is None:
-            self._write(status, content, headers)
+        """Send an answer, or what becomes of it; `start` is the number of the content's first byte."""
+        kind, middle = self.repository.trouble_at(place), len(content) // 2
+        spoilt = content[:middle] + bytes(byte ^ 1 for byte in content[middle : middle + 1]) + content[middle + 1 :]
+        answers: dict[str | None, tuple[int, bytes, dict[str, str]]] = {
+            None: (status, content, headers),
+            "429": (429, b"", {"Retry-After": "1"}),
+            "429 by its limits": (429, b"", {"RateLimit": '"api";r=0;t=3600'}),
+            "portal": (200, PORTAL, {"Content-Type": "text/html"}),
+            "corrupt": (status, spoilt, headers),
+            "short": (status, content[:-1], headers),
+        }
+        if kind in answers:
+            self._write(*answers[kind])
         elif kind.isdigit():
-            self._write(int(kind), b"", {"Retry-After": "1"} if kind == "429" else {})
-        elif kind == "429 until a date":
-            self._write(429, b"", {"Retry-After": formatdate(time.time() + 3600, usegmt=True)})
-        elif kind == "429 by its limits":
-            self._write(429, b"", {"RateLimit": '"api";r=0;t=3600'})
-        elif kind == "portal":
-            self._write(200, PORTAL, {"Content-Type": "text/html"})
-        elif kind == "corrupt":
-            middle = len(content) // 2
-            self._write(status, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :], headers)
-        elif kind == "short":
-            self._write(status, content[:-1], headers)
+            self._write(int(kind), b"", {})
         elif kind == "hang":
             self.server.closing.wait()
         else:
@@ -199,9 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _write(self, status: int, content: bytes, headers: dict[str, str], sent: int | None = None) -> None:
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in (headers | {"Content-Length": str(len(content))}).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content[:sent])
@@ -238,22 +232,14 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def _serving(server: _Server) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@contextmanager
 def hub(repositories: dict[str, Repository]) -> Iterator[str]:
-    """Serve `repositories`; the address."""
+    """Serve `repositories`, and yield the address."""
     server = _Server(_Handler, repositories)
     server.storage = _Server(_StorageHandler, repositories)
-    with _serving(server), _serving(server.storage):
-        yield server.address
+    for each in (server, server.storage):
+        threading.Thread(target=each.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield server.address
+    for each in (server, server.storage):
+        each.closing.set()
+        each.shutdown()
+        each.server_close()

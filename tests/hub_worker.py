@@ -25,29 +25,21 @@ class Worker:
     """The process, from the outside."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        command = [sys.executable, __file__]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+        command, pipe = [sys.executable, __file__], subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
 
     def download(self, folder: Path, token: str | None, limit: float) -> str | None:
         """Run the stage in a folder with a params.yaml; return its error, `None` where it has succeeded."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps({"folder": str(folder), "token": token, "limit": limit}) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, "the process has ended, or was ended after an hour"
-        error: str | None = json.loads(answer)
+        assert self.process.stdin
+        assert self.process.stdout
+        print(json.dumps([str(folder), token, limit]), file=self.process.stdin, flush=True)
+        error: str | None = json.loads(self.process.stdout.readline())  # fails where the process has ended
         return error
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 def main() -> None:
     settings.choose(settings.PORTABLE)
-    from attnmix.hub import retries
+    from attnmix.hub import repository
     from stages import download
 
     commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -55,12 +47,11 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     for line in commands:
-        case = json.loads(line)
-        os.chdir(case["folder"])
+        folder, token, repository.TIME_LIMIT_SECONDS = json.loads(line)
+        os.chdir(folder)
         os.environ.pop("HF_TOKEN", None)
-        if case["token"]:
-            os.environ["HF_TOKEN"] = case["token"]
-        retries.TIME_LIMIT_SECONDS = case["limit"]
+        if token:
+            os.environ["HF_TOKEN"] = token
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         error = None
         try:

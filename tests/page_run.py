@@ -1,4 +1,4 @@
-"""A run for the page's tests, of hostile tokens, and what they ask of it."""
+"""A run for the page's tests, with hostile tokens, and helpers that read its page."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from conftest import (
 )
 from head_parts import random_parts
 
+from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.points import Site
 from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
@@ -34,6 +35,7 @@ from attnmix.store.runs import Run
 from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
 from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
+from stages.render import page_subject
 
 HOSTILE = [
     "<script>window.hacked=1</script>",
@@ -50,7 +52,7 @@ LAYOUTS = ["joint", "separate", "aligned"]
 
 
 def make_run(folder: Path) -> Path:
-    """A folder in which every stage but the first two ran, on a tiny model; its tokens are made hostile."""
+    """Run every stage but the first two in `folder`, on a tiny model, make its tokens hostile, and return it."""
     write_parameters(
         folder,
         model={"name": f"owner/{HOSTILE[0]}", "revision": "v1.0"},
@@ -71,23 +73,31 @@ def make_run(folder: Path) -> Path:
             stage.main(read_parameters())
         write_captured_texts(["test/0", "test/1", "text/0"])
         write_download_metrics()
-        tokens = Run(Path()).tokens
+        run = Run(Path())
+        tokens = run.tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
         scores.loc[tokens["position"] == 0, "score"] = np.nan  # as of a special token
-        write_table(Run(Path()).token_scores_file, scores)
+        write_table(run.token_scores_file, scores)
         for column in ("token", "label"):
             tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
-        write_captured_tokens(tokens, Run(Path()).texts)
-        texts = pd.read_parquet(Run(Path()).texts_file)
+        write_captured_tokens(tokens, run.texts)
         counts = {"tokens": 9, "whole_tokens": 12, "unknown_tokens": 2}
-        write_table(Run(Path()).texts_file, texts.assign(label=0, label_name="negative", **counts))
+        texts = pd.read_parquet(run.texts_file).assign(label=0, label_name="negative", **counts)
+        write_table(run.texts_file, texts)
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays
-        write_page(read_parameters(), Run(Path()))
+        render_page()
     return folder
 
 
+def render_page() -> None:
+    """Write the page of the run in the current folder, as the stage `render` does."""
+    run = Run(Path())
+    write_page(run, page_subject(read_parameters(), run.metrics("download")))
+
+
 def tokens() -> pd.DataFrame:
+    """Return the captured tokens of the run in the current folder."""
     return Run(Path()).tokens
 
 
@@ -96,17 +106,18 @@ def choose(page: Any, label: str, option: str) -> None:
 
 
 def open_values(page: Any, pane: str) -> Any:
-    """What stands below a pane, its table opened: a browser tells the page of that a moment after the click."""
+    """Open the table of a pane's values; a browser tells the page of that a moment after the click."""
     files = page.locator(f"#{pane} ~ .files").first
     files.locator("summary").click()
     files.locator("table").wait_for()
     return files
 
 
-def shown_again(chromium: Any, points_per_second: int = 20) -> Opened:
+def open_changed(chromium: Any, points_per_second: int = 20) -> Opened:
+    """Write the page of the changed run in the current folder and open it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
-        write_page(read_parameters(), Run(Path()))
+        render_page()
     return Opened(chromium, Run(Path()).page)
 
 
@@ -116,47 +127,47 @@ def next_frames(page: Any) -> None:
 
 
 def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: int = 4) -> None:
-    """Features, maps, ratios and contributions as the stages write them, of random numbers; the reports of `run`."""
+    """Write features, maps, ratios and matrices of random numbers as the stages do; the reports are those of `run`."""
     shutil.copytree(run / "reports", folder / "reports")
-    write_captured_texts([f"test/{number}" for number in range(len(lengths))])
-    generator = np.random.default_rng(0)
-    documents = [f"test/{number}" for number, length in enumerate(lengths) for _ in range(length)]
-    table = pd.DataFrame({"document": documents, "position": np.concatenate([np.arange(n) for n in lengths])})
+    names = [f"test/{number}" for number in range(len(lengths))]
+    write_captured_texts(names)
+    generator, target = np.random.default_rng(0), Run(Path())
+    table = pd.DataFrame(
+        {"document": np.repeat(names, lengths), "position": np.concatenate([*map(np.arange, lengths)])}
+    )
     table["token_id"], table["token"] = 1, [f"word{number}" for number in range(len(table))]
     points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
-    root = folder / "features/capture"
     plan = store.plan_store(len(table), 8, "float16")
-    store.create_stores(root, sites, plan)
+    store.create_stores(target.activations, sites, plan)
     for site in sites:
-        for unit in range(plan.units):
-            rows = plan.rows_of(unit)
-            store.write_block(root, site, rows, generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16))
-    write_captured_tokens(table, dict.fromkeys(table["document"].unique(), "the film was dull ."), folder)
+        for rows in map(plan.rows_of, range(plan.units)):
+            features = generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16)
+            store.write_block(target.activations, site, rows, features)
+    write_captured_tokens(table, dict.fromkeys(names, "the film was dull ."), folder)
     places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
     for layout in LAYOUTS:
-        write_map(layout, table, places, Run(Path()).maps)
+        write_map(layout, table, places, target.maps)
     near = (np.arange(len(table))[:, None] + np.arange(1, 6)) % len(table)
-    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]), Run(Path()).maps)
+    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]), target.maps)
     quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
-    write_quality(quality, Run(Path()).maps)
-    draw = generator.uniform
-    rows = [
-        table.assign(checkpoint=checkpoint, layer=layer, **{name: draw(size=len(table)) for name in RATIOS})
-        for checkpoint in ("pretrained", "finetuned")
+    write_quality(quality, target.maps)
+    ratios = [
+        table.assign(checkpoint=name, layer=layer, **{ratio: generator.uniform(size=len(table)) for ratio in RATIOS})
+        for name in CHECKPOINT_NAMES
         for layer in range(1, layers + 1)
     ]
-    ratios = pd.concat(rows).assign(token_class="word", in_statistics=True)
-    Run(Path()).measured.mkdir(parents=True)
-    shutil.copy(Run(run).layer_parts_file, Run(Path()).measured)
-    ratios.to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
-    for number, length in enumerate(lengths):
-        for checkpoint in ("pretrained", "finetuned"):
-            place = contributions_folder(checkpoint, f"test/{number}", Run(Path()).measured)
+    target.measured.mkdir(parents=True)
+    shutil.copy(Run(run).layer_parts_file, target.measured)
+    ratios_file = target.measured / "tokens.parquet"
+    pd.concat(ratios).assign(token_class="word", in_statistics=True).to_parquet(ratios_file, index=False)
+    for name, length in zip(names, lengths, strict=True):
+        for checkpoint in CHECKPOINT_NAMES:
             for method in MATRICES:
                 matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
+                place = contributions_folder(checkpoint, name, target.measured)
                 write_matrix(place, method, matrix, ("layer", "token", "source"), {})
             parts = random_parts(generator, (layers, heads, length, 64))
-            write_heads(heads_folder(checkpoint, f"test/{number}", Run(Path()).measured), parts)
+            write_heads(heads_folder(checkpoint, name, target.measured), parts)

@@ -1,15 +1,13 @@
-"""A stage in a process of its own, and killed at a moment that the stage itself reaches, not a clock.
+"""A stage in a process of its own, killed at a moment that the stage itself reaches, not by a clock.
 
-    python -m stage_process capture [--set MODULE:NAME=INTEGER ...] [--kill-at PATTERN [--kill-by SIGNAL]]
-
-The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and `PATTERN` is
+The process sends itself SIGKILL, or another signal, when it is about to open, remove or rename a file and a pattern is
 found in the event and the path, as in `open .unfinished/capture/4f0c/done/3`. So where it stops depends on what it has
 done and not on how fast the machine is.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import re
 import runpy
@@ -26,6 +24,7 @@ import pytest
 TESTS = Path(__file__).parent
 LIMIT = 3600  # seconds; it ends what hangs, and decides no test
 EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "shutil.rmtree")
+STATUSES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def run_stage(
@@ -40,7 +39,7 @@ def run_stage(
     kill_rank: int = 0,
     processes: int = 1,
 ) -> str:
-    """Run a stage of the repository `code` in `folder`; what it wrote to stderr. It must succeed, or be killed.
+    """Run a stage of the repository `code` in `folder`, which must succeed, or be killed; return its stderr.
 
     `packages` are folders of installed packages before all others; `constants` are set before the stage starts, by
     `module:name`. Of several processes that of `kill_rank` is killed, and the launcher must fail.
@@ -53,28 +52,22 @@ def run_stage(
     if processes > 1:
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = stage_command(launcher, stage, constants)
-    if kill_at:
-        command += ["--kill-at", kill_at, "--kill-by", kill_by.name, "--kill-rank", str(kill_rank)]
+    command = stage_command(launcher, stage, constants, kill_at, int(kill_by), str(kill_rank))
     run = run_to_its_end(command, folder, {"PYTHONPATH": os.pathsep.join(map(str, [*packages, code, TESTS]))})
-    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
-    killed = ends[kill_by] if processes == 1 else 1
+    killed = STATUSES[kill_by] if processes == 1 else 1
     assert run.returncode == (killed if kill_at else 0), run.stderr
     return run.stderr
 
 
-def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None = None) -> list[str]:
-    """This module as a command of `launcher`, which is Python or torch's."""
-    command = [*launcher, "-m", "stage_process", stage]
-    for name, value in (constants or {}).items():
-        command += ["--set", f"{name}={value}"]
-    return command
+def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None, *kill: object) -> list[str]:
+    """Return this module as a command of `launcher`, which is Python or torch's; `kill` as in `main`."""
+    return [*launcher, "-m", "stage_process", stage, json.dumps([constants or {}, *kill])]
 
 
 def run_to_its_end(
     command: Sequence[str], folder: Path, environment: dict[str, str], inherited: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A finished process; one that has not ended after an hour says that the machine, or a hang, is at fault."""
+    """Return a finished process; one that has not ended after an hour is a fault of the machine, or a hang."""
     variables = dict(os.environ if inherited is None else inherited) | {"OMP_NUM_THREADS": "1"} | environment
     try:
         return subprocess.run(
@@ -84,37 +77,26 @@ def run_to_its_end(
         pytest.fail(f"{' '.join(command)} has not ended after {LIMIT} s: it hangs, or this machine is far too slow")
 
 
-def kill_at(pattern: str, kill_by: signal.Signals) -> None:
-    moment = re.compile(pattern)
+def main(
+    stage: str, constants: dict[str, int], kill_at: str | None = None, kill_by: int = 0, kill_rank: str = "0"
+) -> None:
+    """Run the stage in this process."""
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         paths = [os.fspath(each) for each in arguments if isinstance(each, (str, os.PathLike))]
-        if event in EVENTS and any(moment.search(f"{event} {path}") for path in paths):
+        if event in EVENTS and any(re.search(str(kill_at), f"{event} {path}") for path in paths):
             os.kill(os.getpid(), kill_by)
 
-    sys.addaudithook(look)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("stage")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--kill-at")
-    parser.add_argument("--kill-by", default="SIGKILL")
-    parser.add_argument("--kill-rank", default="0")
-    arguments = parser.parse_args()
-    for setting in arguments.set:
-        name, value = setting.split("=")
+    for name, value in constants.items():
         module, attribute = name.split(":")
-        assert hasattr(import_module(module), attribute), setting
-        setattr(import_module(module), attribute, int(value))
-    # What is started in the background ignores it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if arguments.kill_at and os.environ.get("RANK", "0") == arguments.kill_rank:
-        kill_at(arguments.kill_at, signal.Signals[arguments.kill_by])
-    sys.argv = [sys.argv[0], arguments.stage]
+        assert hasattr(import_module(module), attribute), name
+        setattr(import_module(module), attribute, value)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    if kill_at and os.environ.get("RANK", "0") == kill_rank:
+        sys.addaudithook(look)
+    sys.argv = [sys.argv[0], stage]
     runpy.run_module("stages", run_name="__main__")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], *json.loads(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Levels of derivatives, mixing from the input on, and the ratio of each head, against their definitions."""
+"""Derivatives, their levels, mixing from the input on, and the ratio of each head, against their definitions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import plain_document
 from families import write_family
-from family_reference import run_reference
+from family_reference import rolled, run_reference
 from scipy import stats
 
-from attnmix.measures import gradients
+from attnmix.measures import derivatives as module
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.documents import Document
-from attnmix.measures.gradients import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_calls, levels
-from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
+from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS, derivative_tables
-from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.loading import load_base
 from attnmix.page.sentences import derivatives
 from attnmix.store.runs import Run
@@ -31,39 +32,67 @@ IDS = torch.tensor([[2, 7, 9, 11, 3]])
 WIDTH = 24
 
 
-def exact_levels(base: Any, reference: str) -> np.ndarray:
-    """All forms `[layers, forms, tokens]` from autograd's Jacobians, by explicit sums over sources."""
+@pytest.fixture
+def base(tiny_bert: Path) -> Any:
+    return load_base(tiny_bert).double().requires_grad_(False)
+
+
+def jacobians(base: Any, reference: str) -> np.ndarray:
+    """d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd."""
     words = base.get_input_embeddings()(IDS).detach()
 
     def outputs(embedded: torch.Tensor) -> torch.Tensor:
         return torch.stack(base(inputs_embeds=embedded, output_hidden_states=True).hidden_states[1:])[:, 0]
 
+    jacobian = torch.autograd.functional.jacobian
+    if reference == "word_embedding":
+        return jacobian(outputs, words)[:, :, :, 0].numpy()
     states = base(inputs_embeds=words, output_hidden_states=True).hidden_states
-    jacobians = torch.autograd.functional.jacobian(outputs, words)[:, :, :, 0]
-    if reference == "layer_input":
-        pairs = zip(base.encoder.layer, states, strict=False)
-        jacobians = torch.stack(
-            [torch.autograd.functional.jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0] for f, x in pairs]
-        )
-    found = np.zeros((3, 3, 5))
-    for layer, jacobian in enumerate(jacobians.numpy()):  # [T, D, T, D]
-        for i in range(5):
-            norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
-            block = np.delete(jacobian[i], i, axis=1)
-            whole = np.sqrt((block**2).sum())
-            found[layer, 0, i] = 1 - norm[i] / sum(norm)
-            found[layer, 1, i] = whole / (whole + norm[i])
-            together = np.sqrt((block.sum(axis=1) ** 2).sum())
-            found[layer, 2, i] = together / (together + norm[i])
-    return found
+    layers = zip(base.encoder.layer, states, strict=False)
+    return np.stack([jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0].numpy() for f, x in layers])
+
+
+def exact_levels(jacobian: np.ndarray) -> np.ndarray:
+    """All forms `[forms, tokens]` of one layer, by explicit sums over sources."""
+    shares = np.zeros((3, 5))
+    for i in range(5):
+        norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
+        block = np.delete(jacobian[i], i, axis=1)
+        together = np.sqrt((block.sum(axis=1) ** 2).sum())
+        others = np.array([sum(norm) - norm[i], np.sqrt((block**2).sum()), together])
+        shares[:, i] = others / (others + norm[i])
+    return shares
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_levels_are_those_of_autograds_jacobians(tiny_bert: Path, reference: Any) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
+def test_norms_and_levels_are_those_of_autograds_jacobians(base: Any, reference: Any) -> None:
+    exact, chains = jacobians(base, reference), document_chains(base, IDS)
+    entries = np.sqrt((exact**2).sum((2, 4)))
     with torch.no_grad():
-        found = levels(derivative_norms(document_calls(base, IDS), reference, WIDTH, seed=0)).numpy()
-    np.testing.assert_allclose(found, exact_levels(base, reference), rtol=1e-9)
+        norms = derivative_norms(chains, reference, WIDTH, seed=0)
+        # A single direction is not corrected: its square is right on average over seeds.
+        single = [derivative_norms(chains, reference, 1, seed).entries_LTT.square() for seed in range(40)]
+    np.testing.assert_allclose(norms.entries_LTT, entries, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(levels(norms), [exact_levels(layer) for layer in exact], rtol=1e-9)
+    squares = torch.stack(single).numpy()
+    assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / 40**0.5 + 1e-12).all()
+
+
+def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(base: Any, tiny_bert: Path) -> None:
+    measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
+    ids = IDS[0].numpy().astype(np.int32)
+    agreement = measurer.derivatives(ids, directions=24, seed=0)["agreement"][..., 0]
+    matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
+    names = [*RATIOS, *MATRICES]
+    for (place, reference), layer in product(enumerate(REFERENCES), range(3)):
+        norms = np.sqrt((jacobians(base, reference)[layer] ** 2).sum((1, 3)))
+        for method in ("attention", "alti", "globenc_rollout"):
+            rows = zip(matrices[method][layer], norms, strict=True)
+            expected = np.mean([stats.spearmanr(*pair).statistic for pair in rows])
+            assert agreement[place, layer, names.index(method)] == pytest.approx(expected)
+        mixed = 1 - np.diag(matrices["attention"][layer])
+        expected = stats.spearmanr(mixed, 1 - np.diag(norms) / norms.sum(1)).statistic
+        assert agreement[place, layer, names.index("attn_w")] == pytest.approx(expected)
 
 
 def test_levels_of_planted_norms() -> None:
@@ -79,8 +108,7 @@ def test_levels_of_planted_norms() -> None:
     assert levels(JacobianNorms(nothing, none, none)).isnan().all()
 
 
-def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
+def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(base: Any) -> None:
     attention = base.encoder.layer[0].attention
     first, second, rest = slice(0, 6), slice(6, 12), slice(12, 24)  # head width 6
     for projection in (attention.self.key, attention.self.value):
@@ -95,9 +123,8 @@ def test_sources_that_push_in_opposite_directions_cancel_in_the_sum_only(tiny_be
     with torch.no_grad():
         entering = base(ids, output_hidden_states=True).hidden_states[0][0]
         low, middle, high = (entering @ attention.self.key.weight[0]).argsort().tolist()
-        norms = derivative_norms(document_calls(base, ids), "layer_input", WIDTH, seed=0)
-    by_high, by_low = norms.entries_LTT[0, middle, high], norms.entries_LTT[0, middle, low]
-    assert by_high == pytest.approx(by_low)
+        norms = derivative_norms(document_chains(base, ids), "layer_input", WIDTH, seed=0)
+    assert norms.entries_LTT[0, middle, high] == pytest.approx(norms.entries_LTT[0, middle, low])
     by_form = dict(zip(FORMS, levels(norms)[0, :, middle].tolist(), strict=True))
     assert by_form["norm_of_sum"] < 1e-9
     assert by_form["norm_of_block"] > 0.01
@@ -123,35 +150,27 @@ def test_the_page_says_how_each_form_changes(tmp_path: Path) -> None:
 
 def test_norms_from_few_directions_have_no_bias(tiny_bert: Path) -> None:
     base = load_base(tiny_bert).requires_grad_(False)
-    calls, directions, seeds = document_calls(base, IDS), 4, 60
+    chains, directions, seeds = document_chains(base, IDS), 4, 60
     with torch.no_grad():
-        exact = derivative_norms(calls, "layer_input", WIDTH, seed=0)
-        found = [derivative_norms(calls, "layer_input", directions, seed) for seed in range(seeds)]
+        exact = derivative_norms(chains, "layer_input", WIDTH, seed=0)
+        found = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
     for part, whole in zip(zip(*found, strict=True), exact, strict=True):
         by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
         assert abs(float(by_seed.mean()) - 1) < 0.009  # the root alone: 0.0115 and 0.0100
-    of_levels = torch.stack([levels(each) for each in found]).mean(0) - levels(exact)
-    assert of_levels.mean(-1).abs().max() < 0.01
+    excess = torch.stack([levels(each) for each in found]).mean(0) - levels(exact)
+    assert excess.mean(-1).abs().max() < 0.01
 
 
-def test_blocks_of_directions_and_sources_give_the_same_norms(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
-    calls = document_calls(base, IDS)
+def test_blocks_of_directions_and_sources_give_the_same_norms(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chains = document_chains(base, IDS)
     with torch.no_grad():
         for reference in REFERENCES:
-            whole = derivative_norms(calls, reference, 5, seed=1)
+            whole = derivative_norms(chains, reference, 5, seed=1)
             for pass_tokens in (5, 15):
-                monkeypatch.setattr(gradients, "PASS_TOKENS", pass_tokens)
-                for found, expected in zip(derivative_norms(calls, reference, 5, seed=1), whole, strict=True):
+                monkeypatch.setattr(module, "PASS_TOKENS", pass_tokens)
+                for found, expected in zip(derivative_norms(chains, reference, 5, seed=1), whole, strict=True):
                     torch.testing.assert_close(found, expected)
             monkeypatch.undo()
-
-
-def rolled(matrices: list[Any]) -> list[Any]:
-    found = [matrices[0]]
-    for matrix in matrices[1:]:
-        found.append(matrix @ found[-1])
-    return found
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
@@ -167,7 +186,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     assert found["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
     for place, rollout in enumerate(rollouts):
         expected = []
-        for stack in stacks:  # a decoder's tokens are its own: it begins anew
+        for stack in stacks:  # a decoder's tokens are its own: it starts again
             matrices = [layer[rollout.removesuffix("_rollout")] for layer in stack]
             if rollout == "attention_rollout":
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
@@ -180,24 +199,20 @@ def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> N
     folder = write_family(name, tmp_path / name)
     base = load_base(folder)
     generator = np.random.default_rng(4)
-    texts = [generator.integers(5, base.config.vocab_size - 5, length).astype(np.int32) for length in (9, 6)]
-    documents = [
-        Document(f"test/{place}", ids, np.zeros(len(ids), np.int8), counted, False, np.arange(len(ids), dtype=np.int32))
-        for place, (ids, counted) in enumerate(zip(texts, (9, 4), strict=True))
-    ]
-    measures = list(BatchMeasurer(base, folder, ["attn_w"], base.config.pad_token_id or 0).measures(documents))
+    documents = [plain_document(generator.integers(5, base.config.vocab_size - 5, length)) for length in (9, 6)]
+    measures = BatchMeasurer(base, folder, ["attn_w"], base.config.pad_token_id or 0).measures(documents)
     for document, measured in zip(documents, measures, strict=True):
         layers = run_reference(name, base, document.ids.tolist()).layers
         expected = np.zeros((len(layers), base.config.num_attention_heads))
         for place, layer in enumerate(layers):
             W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
             for h in range(layer.weights.heads):
-                for i in range(document.counted):
+                for i in range(len(document)):
                     given = [layer.attention[h, i, j] * (layer.value[h, j] @ W_O[h]) for j in range(len(document))]
                     others = np.linalg.norm(sum(given[:i] + given[i + 1 :]))
                     own = np.linalg.norm(given[i])
                     expected[place, h] += others / (others + own) if others + own else 0
-        np.testing.assert_allclose(measured.counted["by_head"], expected, atol=1e-4)
+        np.testing.assert_allclose(measured.counted["by_head"].T, expected, atol=1e-4)
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:

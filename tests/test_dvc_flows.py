@@ -1,151 +1,48 @@
-"""What DVC makes of the project's own dvc.yaml: what a parameter reruns, experiments, differences, remotes."""
+"""DVC and the workflow's scripts on the project's own dvc.yaml: reruns, a clone, pull requests in shallow clones."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from dvc_repository import Repository, new_repository, stages_run
+from conftest import REPOSITORY
+from dvc_repository import STAGES, Repository, new_repository, stages_run, with_home
 
-from attnmix.core.options import Parameters
-
-# The stages that read a parameter's value. The page names every parameter, so `render` reads them all.
-READ_BY = {
-    "arithmetic": "finetune capture measure faithfulness reduce render",
-    "seed": "download finetune tokenize measure faithfulness render",
-    "dataset: name": "download render",
-    "dataset: revision train_split test_split text_column label_column group_column": "download render",
-    "dataset: validation_fraction train_limit test_limit": "download render",
-    "model: name": "download render",
-    "model: base": "download measure render",
-    "model: revision": "download render",
-    "finetune: epochs": "finetune measure render",
-    "finetune: batch_size learning_rate max_length precision": "finetune render",
-    "capture: documents drawn texts max_length": "tokenize render",
-    "capture: batch_tokens": "capture measure faithfulness render",
-    "capture: points dtype precision store": "capture render",
-    "measure: documents": "tokenize measure render",
-    "measure: methods matrices gradient_documents gradient_max_length": "measure render",
-    "faithfulness: documents": "tokenize faithfulness render",
-    "faithfulness: max_length": "faithfulness render",
-    "umap: metric seed n_neighbors min_dist layouts max_points stability_seeds": "reduce render",
-    "render: formats dpi": "render",
-}
-# The stages that run again after one whose outputs have changed.
-FOLLOWED_BY = {
-    "download": "finetune tokenize capture measure faithfulness reduce render",
-    "finetune": "tokenize capture measure faithfulness reduce render",
-    "tokenize": "capture measure faithfulness reduce render",
-    "capture": "reduce render",
-    "measure": "faithfulness reduce render",
-    "faithfulness": "render",
-    "reduce": "render",
-    "render": "",
-}
+WORKFLOW = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["pipeline"]["steps"]
+STEP_SCRIPTS = {step["name"]: step["run"] for step in STEPS if ".py" in step.get("run", "")}
+GUARD, REPORT = (STEP_SCRIPTS[name] for name in ("Fail where dvc.lock is not of this commit", "Compare with main"))
+DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
 PAGE = ("reports/index.html", "reports/figures")
 FEATURES = (
     *("features/tokenize", "features/capture", "features/measure/contributions", "features/measure/heads"),
     *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
 )
-OTHERS = ("data/reviews", "models")
+METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
+
+PullRequest = Callable[[Callable[[Path], object]], Repository]
 
 
-@pytest.fixture(scope="session")
-def run_once(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository whose stages have run, in its second commit; to be copied or cloned, never changed."""
-    repository = new_repository(tmp_path_factory.mktemp("dvc") / "run")
-    assert stages_run(repository.dvc("repro")) == list(FOLLOWED_BY)
-    repository.commit("The run")
-    return repository
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The project with stand-in stages after a run, committed."""
+    made = new_repository(tmp_path_factory.mktemp("ci") / "author")
+    shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
+    assert stages_run(made.dvc("repro")) == STAGES
+    made.commit("A run")
+    return made
 
 
-def change(repository: Repository, old: str, new: str, file: str = "params.yaml") -> None:
-    """A value in params.yaml or in the code, by hand."""
-    path = repository.folder / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def read(repository: Repository, name: str) -> str:
-    return (repository.folder / name).read_text(encoding="utf-8")
-
-
-def test_every_parameter_is_read_by_the_stages_of_the_table(
-    run_once: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dvc.repo import Repo
-
-    repository = run_once.copy(tmp_path / "run")
-    monkeypatch.chdir(repository.folder)
-    for name, value in repository.environment().items():
-        monkeypatch.setenv(name, value)
-    shipped: dict[str, Any] = yaml.safe_load(read(repository, "params.yaml"))
-    sections = {name: list(each) if isinstance(each, dict) else [] for name, each in Parameters().model_dump().items()}
-    found: dict[str, set[str]] = {}
-    for number in range(max(map(len, sections.values()))):
-        # One key of each section at once, as DVC names a section at least.
-        values = json.loads(json.dumps(shipped))
-        changed = {}
-        for section, names in sections.items():
-            if number < len(names):
-                values[section][names[number]] = "another value"
-                changed[section] = f"{section}.{names[number]}"
-            elif not names:
-                values[section] = "another value"
-                changed[section] = section
-        found |= {key: set() for key in changed.values()}
-        (repository.folder / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-        with Repo() as repo:
-            status = repo.status()
-        for stage, entries in status.items():
-            for name in [name for entry in entries for name in entry["changed deps"]["params.yaml"]]:
-                section = name.split(".")[0]
-                assert name in (section, changed[section])
-                found[changed[section]].add(stage)
-    expected = {}
-    for row, stages in READ_BY.items():
-        section, _, names = row.partition(": ")
-        expected |= {key: set(stages.split()) for key in [f"{section}.{name}" for name in names.split()] or [section]}
-    assert found == expected
-
-
-def test_stages_follow_each_other_as_in_the_table(run_once: Repository) -> None:
-    # DVC's own graph; an arrow leads from a stage to one that reads what it wrote.
-    arrows = re.findall(r'"(\w+)" -> "(\w+)"', run_once.dvc("dag", "--dot").replace(";", ""))
-
-    def after(stage: str) -> set[str]:
-        following = {end for start, end in arrows if start == stage}
-        return following.union(*map(after, following))
-
-    assert {stage: after(stage) for stage in FOLLOWED_BY} == {
-        stage: set(stages.split()) for stage, stages in FOLLOWED_BY.items()
-    }
-
-
-def test_a_clone_pulls_what_it_needs_and_no_more(run_once: Repository, tmp_path: Path) -> None:
-    author = run_once.copy(tmp_path / "author")
-    author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
-    author.dvc("push")
-    author.commit("A remote")
-    reader = author.clone(tmp_path / "reader")
-    reader.dvc("pull", *PAGE)
-    assert reader.has(*PAGE, *FEATURES, *OTHERS, "features") == list(PAGE)
-    assert_same_files(author, reader, *PAGE)
-    assert reader.git("status", "--short") == ""
-
-    for each in (author, reader):
-        change(each, "metric: euclidean", "metric: cosine")
-    assert stages_run(author.dvc("repro")) == ["reduce", "render"]
-    assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
-    assert reader.has(*PAGE, *FEATURES, *OTHERS) == [*PAGE, *FEATURES]
-    # No stage has taken a part of what it reads for the whole.
-    assert read(reader, "dvc.lock") == read(author, "dvc.lock")
-    assert_same_files(author, reader, *PAGE, "features/reduce")
+def change_metric(folder: Path) -> None:
+    text = (folder / "params.yaml").read_text(encoding="utf-8")
+    assert text.count("metric: euclidean") == 1
+    (folder / "params.yaml").write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
 
 
 def assert_same_files(author: Repository, reader: Repository, *outs: str) -> None:
@@ -154,3 +51,84 @@ def assert_same_files(author: Repository, reader: Repository, *outs: str) -> Non
         assert files
         for path in files:
             assert (reader.folder / path.relative_to(author.folder)).read_bytes() == path.read_bytes(), path
+
+
+def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read_it(
+    author: Repository, tmp_path: Path
+) -> None:
+    author = author.copy(tmp_path / "author")
+    author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
+    author.dvc("push")
+    author.commit("The run and its remote")
+    reader = author.clone(tmp_path / "reader")
+    reader.dvc("pull", *PAGE)
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models", "features") == list(PAGE)
+    assert_same_files(author, reader, *PAGE)
+    assert reader.git("status", "--short") == ""
+
+    for each in (author, reader):
+        change_metric(each.folder)
+    assert stages_run(author.dvc("repro")) == ["reduce", "render"]
+    assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models") == [*PAGE, *FEATURES]
+    # No stage has taken a part of its input for the whole.
+    assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
+
+
+@pytest.fixture
+def pull_request(author: Repository, tmp_path: Path) -> PullRequest:
+    """Commit a change and return what the workflow checks out of it, with the figures in place."""
+
+    def make(change: Callable[[Path], object]) -> Repository:
+        branch, checkout = author.copy(tmp_path / "branch"), with_home(tmp_path / "checkout")
+        change(branch.folder)
+        branch.commit("A change")
+        branch.git("clone", "--quiet", "--depth", str(DEPTH), branch.folder.as_uri(), str(checkout.folder))
+        for kept in (".dvc/cache", "reports/figures"):
+            shutil.copytree(branch.folder / kept, checkout.folder / kept)
+        return checkout
+
+    return make
+
+
+def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
+    """Run a step's script as GitHub does with `shell: bash`, and return the step's summary."""
+    assert WORKFLOW["defaults"]["run"]["shell"] == "bash"
+    summary = checkout.home / "summary.md"
+    summary.unlink(missing_ok=True)
+    command = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
+    assert "Traceback" not in checkout.run(*command, succeeds=succeeds, GITHUB_STEP_SUMMARY=str(summary)).stderr
+    return summary.read_text(encoding="utf-8")
+
+
+def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request: PullRequest) -> None:
+    def change(folder: Path) -> None:
+        change_metric(folder)
+        (folder / METRICS).write_text(json.dumps({"joint": {"kept": 0.5, "overlap": 0.25}}), encoding="utf-8")
+        (folder / CURVES).write_text(re.sub(r"\d+", "7", (folder / CURVES).read_text()), encoding="utf-8")
+
+    checkout = pull_request(change)
+    stale = dict(re.findall("^- `([a-z]+)`: (.*)$", summary_of(checkout, GUARD, succeeds=False), flags=re.MULTILINE))
+    assert "`umap` in params.yaml modified" in stale["reduce"]
+    assert f"{METRICS} modified" in stale["reduce"]
+    assert "`umap` in params.yaml modified" in stale["render"]
+    assert not stale.keys() & {"download", "finetune", "capture"}
+
+    text = summary_of(checkout, REPORT)
+    scores = re.findall(r"^\| reports/metrics/(\S+) +\| (\S+) ", text, flags=re.MULTILINE)
+    assert {("reduce.json", "joint.kept"), ("reduce.json", "joint.overlap")} <= set(scores)
+    assert {name for name, _ in scores} == {"reduce.json"}
+    parameters = re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE)
+    assert parameters == ["| params.yaml | umap.metric | euclidean | cosine      |"]
+    assert "## Of plots, 1 changed" in text
+    assert "- Mixing ratio by layer" in text
+    assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
+
+
+def test_pull_request_of_a_document_shows_no_rows(pull_request: PullRequest) -> None:
+    checkout = pull_request(lambda folder: (folder / "README.md").write_text("A line.\n", encoding="utf-8"))
+    assert "dvc.lock is of this commit" in summary_of(checkout, GUARD)
+    text = summary_of(checkout, REPORT)
+    assert "|" not in text
+    assert re.findall("Of (.*) changed", text) == ["metrics, 0", "params, 0", "plots, 0"]
+    assert not (checkout.folder / "changed-plots").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -32,22 +31,24 @@ CAPTURED = {
     "points": ["word_embedding", "attention_heads", "layer_output"],
 }
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
+SITE = Site(1, "layer_output")
 
 
-def run_capture(folder: Path, checkpoint: Path) -> None:
+def run_capture(folder: Path, checkpoint: Path) -> Path:
     prepared_for_capture(folder, checkpoint)
     run_tokenized(capture, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def server_of_buckets() -> Iterator[str]:
-    """Where a real S3 server listens. One for all tests, as fsspec keeps its connection to the first."""
+def bucket_server() -> Iterator[str]:
+    """The address of a real S3 server, one for all tests, as fsspec keeps its connection to the first."""
     command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            port = next(found[1] for line in process.stderr if (found := re.search(r"unning on \S*:(\d+)", line)))
-            # It says a line for each request, and would stop where nobody reads them.
+            port = next(match[1] for line in process.stderr if (match := re.search(r"unning on \S*:(\d+)", line)))
+            # It prints a line for each request, and would stop where nobody reads them.
             Thread(target=process.stderr.read, daemon=True).start()
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -55,35 +56,24 @@ def server_of_buckets() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(server_of_buckets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty bucket, on the server that the environment names."""
     name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
-    with urllib.request.urlopen(urllib.request.Request(f"{server_of_buckets}/{name}", method="PUT")) as answer:
-        assert answer.status == 200
-    for variable, value in (KEYS | {"AWS_ENDPOINT_URL": server_of_buckets}).items():
+    urllib.request.urlopen(urllib.request.Request(f"{bucket_server}/{name}", method="PUT")).close()
+    for variable, value in (KEYS | {"AWS_ENDPOINT_URL": bucket_server}).items():
         monkeypatch.setenv(variable, value)
     return f"s3://{name}/run"
 
 
-@pytest.fixture
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        return str(request.getfixturevalue("bucket"))
-    return str(tmp_path / "scratch" / "run")
-
-
-@pytest.mark.parametrize("elsewhere", ["s3", "absolute"], indirect=True)
+@pytest.mark.parametrize("kind", ["s3", "absolute"])
 def test_readers_take_stores_from_elsewhere_alike(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tiny_bert: Path, small_shards: None, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    here = workspace("here", capture=CAPTURED)
-    run_capture(here, tiny_bert)
-    there = workspace("there", capture=CAPTURED | {"store": elsewhere})
-    run_capture(there, tiny_bert)
-    names = sorted(path.name for path in (there / ACTIVATIONS).iterdir())
-    assert names == ["manifest.json", "tokens.parquet"]
+    place = request.getfixturevalue("bucket") if kind == "s3" else str(tmp_path / "scratch/run")
+    here = run_capture(workspace("here", capture=CAPTURED), tiny_bert)
+    there = run_capture(workspace("there", capture=CAPTURED | {"store": place}), tiny_bert)
+    assert {path.name for path in (there / ACTIVATIONS).iterdir()} == {"manifest.json", "tokens.parquet"}
 
-    monkeypatch.chdir(there.parent)
     one, other = open_run(here), open_run(there)
     assert other.sites == one.sites
     assert other.tokens.equals(one.tokens)
@@ -95,29 +85,24 @@ def test_readers_take_stores_from_elsewhere_alike(
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
-    # Any Zarr reader opens them, and they are the same bytes but for what says whose they are.
-    array = zarr.open_array(f"{elsewhere}/layer_01/layer_output.zarr", mode="r")
-    assert np.array_equal(array[:], stored.read_features(one.activations, Site(1, "layer_output")))
-    files, name = fsspec.core.url_to_fs(f"{elsewhere}/layer_01/layer_output.zarr/c/0/0")
+    # Any Zarr reader opens them, and their shards are the same bytes.
+    array = zarr.open_array(f"{place}/layer_01/layer_output.zarr", mode="r")
+    assert np.array_equal(array[:], stored.read_features(one.activations, SITE))
+    files, name = fsspec.core.url_to_fs(f"{place}/layer_01/layer_output.zarr/c/0/0")
     assert files.cat_file(name) == (here / ACTIVATIONS / "layer_01/layer_output.zarr/c/0/0").read_bytes()
 
     files.rm(name.replace("c/0/0", "c/1/0"))
     with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*c/1/0 is missing or empty"):
-        stored.read_features(other.activations, Site(1, "layer_output"))
+        stored.read_features(other.activations, SITE)
 
 
 def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
-    shared = {"store": str(tmp_path / "scratch")}
-    before, after = (
-        workspace(name, capture=CAPTURED | shared | {"max_length": length}) for name, length in (("a", 40), ("b", 12))
-    )
-    for folder in (before, after):
-        os.chdir(folder)
-        run_capture(folder, tiny_bert)
-    site = Site(1, "layer_output")
-    stored.read_features(after / ACTIVATIONS, site)
+    shared = CAPTURED | {"store": str(tmp_path / "scratch")}
+    before = run_capture(workspace("before", capture=shared), tiny_bert)
+    after = run_capture(workspace("after", capture=shared | {"max_length": 12}), tiny_bert)
+    stored.read_features(after / ACTIVATIONS, SITE)
     with pytest.raises(InputError, match=r"layer_output\.zarr is not .*manifest\.json names: another run"):
-        stored.read_features(before / ACTIVATIONS, site)
+        stored.read_features(before / ACTIVATIONS, SITE)
 
 
 def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
@@ -126,15 +111,12 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
     def no_forward_pass(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("attnmix.models.feature_writer.FeatureWriter.run", no_forward_pass)
-    nowhere = f"s3://no-such-{bucket.removeprefix('s3://')}"
-    for store, said in (
-        (nowhere, "cannot write s3://no-such-.*: The specified bucket does not exist"),
-        ("/proc/run", "/proc"),
-    ):
-        folder = workspace(capture=CAPTURED | {"store": store})
-        with pytest.raises(InputError, match=said):
-            run_capture(folder, tiny_bert)
+    monkeypatch.setattr("stages.capture.fill_rows", no_forward_pass)
+    missing = f"s3://no-such-{bucket.removeprefix('s3://')}"
+    message = "cannot write s3://no-such-.*: The specified bucket does not exist"
+    for store, expected in ((missing, message), ("/proc/run", "/proc")):
+        with pytest.raises(InputError, match=expected):
+            run_capture(workspace(capture=CAPTURED | {"store": store}), tiny_bert)
         assert not ACTIVATIONS.exists()
 
 
@@ -143,8 +125,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
 ) -> None:
     store = tmp_path / "scratch"
     (store / "layer_00").mkdir(parents=True)  # as an earlier run leaves it
-    folder = workspace(capture=CAPTURED | {"store": str(store)})
-    run_capture(folder, tiny_bert)
+    folder = run_capture(workspace(capture=CAPTURED | {"store": str(store)}), tiny_bert)
     (store / "passwd").write_text("kept", encoding="utf-8")
     before = digest(store)
     expected = rf"^capture\.store: {store} holds passwd, .*; allowed: a folder that is new, empty or holds only layer_"
@@ -153,6 +134,6 @@ def test_a_folder_with_something_else_in_it_is_refused_and_not_touched(
     assert digest(store) == before
     for inside in ("features/capture/sub", "./features/capture"):
         folder = workspace("inside", capture=CAPTURED | {"store": inside})
-        with pytest.raises(InputError, match=rf"^capture\.store: {inside} lies in features/capture"):
+        with pytest.raises(InputError, match=rf"^capture\.store: {inside} is in features/capture"):
             run_capture(folder, tiny_bert)
     assert not (folder / "features/capture").exists()

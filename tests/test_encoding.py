@@ -7,11 +7,11 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from attnmix.models.encoding import TOKENS_OF_BATCH, batches_by_tokens
+from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens
 
 
 def cost(batches: list[list[int]], lengths: list[int]) -> int:
-    return sum(len(batch) * max(lengths[i] for i in batch) + TOKENS_OF_BATCH for batch in batches)
+    return sum(len(batch) * max(lengths[i] for i in batch) + PASS_COST_TOKENS for batch in batches)
 
 
 def fits(batch: list[int], lengths: list[int], most: int) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from dvc_repository import Repository, new_home
+from conftest import REPOSITORY
+from dvc_repository import Repository, with_home
 from scipy import stats
 
 from attnmix.core.errors import InputError
@@ -21,7 +22,9 @@ from experiments.tables import over_seeds, read_experiments
 
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
 KEYS = ["setting", "checkpoint", "layer", "method"]
-PIPELINE = """
+# The run of seed 2 fails while the file `broken` exists.
+FILES = {
+    "dvc.yaml": """
 stages:
   measure:
     cmd: python measure.py
@@ -30,10 +33,10 @@ stages:
     plots: [reports/plots/measure: {cache: false}]
   render:
     cmd: "false"
-"""
-PARAMETERS = "seed: 0\nmodel:\n  name: small\ndataset:\n  name: sample\n"
-# The run of seed 2 fails for as long as the file `broken` is there.
-MEASURE = """
+""",
+    "params.yaml": "seed: 0\nmodel:\n  name: small\ndataset:\n  name: sample\n",
+    ".gitignore": "/experiments/runs/\n/log\n",
+    "measure.py": """
 import pathlib, shutil, sys, yaml
 values = yaml.safe_load(open("params.yaml"))
 pathlib.Path("log").open("a").write("run ")
@@ -41,17 +44,18 @@ if values["seed"] == 2 and pathlib.Path(values["dataset"]["name"], "broken").exi
     sys.exit("error: broken")
 pathlib.Path("reports/plots/measure").mkdir(parents=True, exist_ok=True)
 shutil.copy(f"tables/{values['model']['name']}_{values['seed']}.csv", "reports/plots/measure/mixing.csv")
-"""
+""",
+}
 
 
 def ratio(model: str, seed: int, checkpoint: str, layer: int, method: str) -> float:
-    """A made-up ratio, other by each of these."""
+    """Return a made-up ratio that differs by each of these."""
     base = {"big": 0.3, "small": 0.2}[model] + 0.01 * layer + 0.05 * METHODS.index(method)
     return base + (checkpoint == "finetuned") * (0.1 + 0.02 * seed * layer**2 - 0.01 * (seed - 1) ** 2)
 
 
 def ratios(model: str, seed: int) -> pd.DataFrame:
-    """mixing.csv as the stage `measure` writes it."""
+    """Return mixing.csv as the stage `measure` writes it."""
     rows = []
     for layer in LAYERS:
         for method in METHODS:
@@ -62,7 +66,7 @@ def ratios(model: str, seed: int) -> pd.DataFrame:
 
 
 def closed_test(p: list[float]) -> list[float]:
-    """Holm's method as a closed test: the largest Bonferroni p of all subsets that a member belongs to."""
+    """Return Holm's method as a closed test: the largest Bonferroni p of all subsets that a member belongs to."""
     subsets = [subset for size in range(1, len(p) + 1) for subset in combinations(range(len(p)), size)]
     bonferroni = {subset: min(1.0, len(subset) * min(p[each] for each in subset)) for subset in subsets}
     return [max(bonferroni[subset] for subset in subsets if number in subset) for number in range(len(p))]
@@ -71,18 +75,12 @@ def closed_test(p: list[float]) -> list[float]:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository of DVC with a pipeline of one stage; the current folder."""
-    made = Repository(tmp_path / "run", new_home(tmp_path / "home"))
+    made = with_home(tmp_path / "run")
     (made.folder / "tables").mkdir(parents=True)
     for model in ("big", "small"):
         for seed in range(5):
             ratios(model, seed).to_csv(made.folder / f"tables/{model}_{seed}.csv", index=False)
-    files = {
-        "dvc.yaml": PIPELINE,
-        "params.yaml": PARAMETERS,
-        ".gitignore": "/experiments/runs/\n/log\n",
-        "measure.py": MEASURE,
-    }
-    for name, text in files.items():
+    for name, text in FILES.items():
         (made.folder / name).write_text(text, encoding="utf-8")
     made.git("init", "--quiet")
     made.dvc("init", "--quiet")
@@ -96,20 +94,17 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
 def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     table = pd.concat([ratios("small", seed).assign(setting="all", seed=seed) for seed in (0, 1, 2)])
     table = table[["setting", "seed", *ratios("small", 0)]]
-    found = over_seeds(table).set_index(KEYS)
+    result = over_seeds(table).set_index(KEYS)
     for method in METHODS:
         p = []
         for layer in LAYERS:
-            before, after = (
-                [ratio("small", seed, each, layer, method) for seed in (0, 1, 2)]
-                for each in ("pretrained", "finetuned")
-            )
-            row = found.loc["all", "finetuned", layer, method]
-            expected = np.mean(after), *stats.t.interval(0.95, 2, np.mean(after), stats.sem(after)), 3
+            values = [[ratio("small", seed, each, layer, method) for seed in (0, 1, 2)] for each in ("", "finetuned")]
+            row, mean = result.loc["all", "finetuned", layer, method], np.mean(values[1])
+            expected = mean, *stats.t.interval(0.95, 2, mean, stats.sem(values[1])), 3
             np.testing.assert_allclose(row[["mean", "ci_low", "ci_high", "seeds"]].tolist(), expected, rtol=1e-9)
             assert row[["p", "p_holm"]].isna().all()  # no ratio is expected to be 0
-            p.append(stats.ttest_rel(after, before).pvalue)
-        changes = found.loc[[("all", "difference", layer, method) for layer in LAYERS]]
+            p.append(stats.ttest_rel(*values).pvalue)
+        changes = result.loc[[("all", "difference", layer, method) for layer in LAYERS]]
         np.testing.assert_allclose(changes["p"], p, rtol=1e-6)
         np.testing.assert_allclose(changes["p_holm"], closed_test(p), rtol=1e-6)
     alone = over_seeds(table[table["seed"] == 0])
@@ -117,7 +112,7 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     assert (alone["seeds"] == 1).all()
 
 
-def test_each_seed_runs_in_a_clone_goes_on_after_a_failure_and_is_not_run_twice(
+def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     repository: Repository, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, profile, output = tmp_path / "it's data", tmp_path / "quick.txt", tmp_path / "study"
@@ -133,42 +128,36 @@ def test_each_seed_runs_in_a_clone_goes_on_after_a_failure_and_is_not_run_twice(
     assert [(clone / "log").read_text().split() for clone in clones] == [["run"], ["run", "run"]]
     parameters = yaml.safe_load((clones[1] / "params.yaml").read_text(encoding="utf-8"))
     assert parameters == {"seed": 2, "model": {"name": "big"}, "dataset": {"name": str(data)}}
-    found = pd.read_csv(output / "mixing.csv").set_index(KEYS)
+    table = pd.read_csv(output / "mixing.csv").set_index(KEYS)
     values = [ratio("big", seed, "finetuned", 2, "attn_w") for seed in (0, 2)]
-    assert found.loc[("all", "finetuned", 2, "attn_w"), "mean"] == pytest.approx(np.mean(values), abs=1e-6)
-    for name, begins in (("mixing.png", b"\x89PNG"), ("mixing.pdf", b"%PDF")):
-        assert (output / name).read_bytes().startswith(begins)
+    assert table.loc[("all", "finetuned", 2, "attn_w"), "mean"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert (output / "mixing.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / "mixing.pdf").read_bytes().startswith(b"%PDF")
 
     # Committed code reaches the clones.
-    (repository.folder / "measure.py").write_text(f"{(repository.folder / 'measure.py').read_text()}# changed\n")
+    (repository.folder / "measure.py").write_text(f"{FILES['measure.py']}# changed\n")
     repository.commit("Other code")
     assert command.main([*arguments, "--seeds", "0"]) == 0
     assert (clones[0] / "log").read_text().split() == ["run", "run"]
     assert repository.git("status", "--short") == ""
 
 
-def test_experiments_of_the_commit_stand_side_by_side(
+def test_experiments_of_the_commit_are_side_by_side(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for model, seeds in (("small", (0, 1)), ("big", (4,))):
-        for seed in seeds:
-            repository.dvc(
-                "exp", "run", "--name", f"{model}-{seed}", "-S", f"seed={seed}", "-S", f"model.name={model}", "measure"
-            )
-            repository.git("stash", "--include-untracked")
+    for model, seed in (("small", 0), ("small", 1), ("big", 4)):
+        overrides = ["-S", f"seed={seed}", "-S", f"model.name={model}"]
+        repository.dvc("exp", "run", "--name", f"{model}-{seed}", *overrides, "measure")
+        repository.git("stash", "--include-untracked")
     repository.dvc("exp", "run", "--queue", "--name", "waits", "-S", "seed=3", "measure")
     assert command.main(["table", "--to", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr()
-    assert "left out: waits" in said.err
-    assert "model.name=small (2 seeds)" in said.out
-    found = pd.read_csv(tmp_path / "out/mixing.csv").set_index(KEYS)
-    assert found.loc[("model.name=big", "pretrained", 2, "attn_w"), "mean"] == pytest.approx(0.32, abs=1e-6)
-    assert set(found.index.unique("setting")) == {"model.name=small", "model.name=big"}
+    printed = capsys.readouterr()
+    assert "left out: waits" in printed.err
+    assert "model.name=small (2 seeds)" in printed.out
+    table = pd.read_csv(tmp_path / "out/mixing.csv").set_index(KEYS)
+    assert table.loc[("model.name=big", "pretrained", 2, "attn_w"), "mean"] == pytest.approx(0.32, abs=1e-6)
     named = read_experiments(["small-1", "big-4", "small-1"], "measure/mixing")
-    assert sorted(set(zip(named["setting"], named["seed"], strict=True))) == [
-        ("model.name=big", 4),
-        ("model.name=small", 1),
-    ]
+    assert set(zip(named["setting"], named["seed"], strict=True)) == {("model.name=big", 4), ("model.name=small", 1)}
 
 
 def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,12 +167,7 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
-    run = subprocess.run(
-        [sys.executable, "-m", "experiments", "table"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program, variables = [sys.executable, "-m", "experiments", "table"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(program, env=variables, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr.count("\n")) == (1, 1)
     assert run.stderr.startswith("error: no experiment with")

@@ -15,13 +15,13 @@ from family_reference import Reference, run_reference
 from attnmix.core.errors import InputError
 from attnmix.core.points import DECODER_INPUT, POINTS, Site
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS, random_base
+from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.documents import Document
-from attnmix.measures.gradients import document_calls, jacobian_norms
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models import families
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.encoding import padded
@@ -65,8 +65,6 @@ def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeas
             name=f"test/{number}",
             ids=np.array(ids, np.int32),
             classes=np.zeros(len(ids), np.int8),
-            counted=len(ids),
-            captured=False,
             words=np.arange(len(ids), dtype=np.int32),
         )
         for number, ids in enumerate(texts)
@@ -133,11 +131,10 @@ def test_controls_of_the_same_pass_follow_their_definition(
 ) -> None:
     measurer, measures = measured(base, folder, texts)
     for each, reference, ids in zip(measures, references, texts, strict=True):
-        assert each.counted["controls"].shape == (len(SAME_PASS), len(measurer.methods), len(reference.layers))
         for number, layer in enumerate(reference.layers):
             controls = layer.controls()
-            for control, of_methods in zip(SAME_PASS, each.counted["controls"][..., number], strict=True):
-                for method, found in zip(measurer.methods, of_methods, strict=True):
+            for control in SAME_PASS:
+                for method, found in zip(measurer.methods, each.counted[control][number], strict=True):
                     expected = controls[control][method].sum()
                     assert found == pytest.approx(expected, abs=1e-5 * len(ids)), (control, number, method)
 
@@ -176,17 +173,20 @@ def test_matrices_follow_their_definition(
 
 def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:
     ids = torch.tensor([texts[1][:4]])
-    calls = document_calls(base, ids)
+    chains = document_chains(base, ids)
+    calls = [call for chain in chains for call in chain.layers]
     with torch.no_grad():
-        found = {name: jacobian_norms(calls, name, 1000, seed=0) for name in ("layer_input", "word_embedding")}
-    for call, norms in zip(calls.layers, found["layer_input"], strict=True):
+        found = {
+            name: derivative_norms(chains, name, 1000, seed=0).entries_LTT for name in ("layer_input", "word_embedding")
+        }
+    for call, norms in zip(calls, found["layer_input"], strict=True):
 
         def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
             return call.whole(x)[0]
 
         jacobian = torch.autograd.functional.jacobian(output, call.whole.hidden)[:, :, 0]
         torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
-    layers = len(calls.layers)
+    layers = len(calls)
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
     jacobians = of_words(base, ids, encoder_layers)
     expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])

@@ -150,7 +150,6 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(run(OTHER_WIDTHS))
-    umap = read_parameters().umap
     sites = OTHER_WIDTHS.sites()
     in_stream = [site for site in sites if site.point not in OTHER_WIDTHS.widths]
     assert map_sites(Run(Path()).map("separate")) == sites
@@ -159,10 +158,10 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(
     counted = Run(Path()).table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counted == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
     features = {site: store.read_features(ACTIVATIONS, site).astype(np.float32) for site in sites}
-    together = fit_map(np.concatenate([features[site] for site in in_stream]), umap, umap.seed)
+    together = fit_map(np.concatenate([features[site] for site in in_stream]))
     assert np.array_equal(Run(Path()).map("joint")[["x", "y"]].to_numpy(), together)
     heads = Run(Path()).map("separate").query("layer == 2 and point == 'attention_heads'")[["x", "y"]].to_numpy()
-    assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")], umap, umap.seed))
+    assert np.array_equal(heads, fit_map(features[Site(2, "attention_heads")]))
     assert set(Run(Path()).table("reduce/movement")["step"]) == {"attention", "ffn", "layer"}
 
     workspace(umap={"layouts": ["joint"], "stability_seeds": []})

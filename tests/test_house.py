@@ -1,4 +1,4 @@
-"""The code's own structure: one-way imports, code that dvc.yaml names, defaults that are said once."""
+"""The code's own structure: one-way imports, code that dvc.yaml names, names that are declared once."""
 
 from __future__ import annotations
 
@@ -21,82 +21,74 @@ from attnmix.figures.labels import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import PROJECTED, Stack
+from stages.common.cli import STAGES
 
-STAGES = ("sources", "download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
+PIPELINE = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 CODE = ("attnmix", "stages")
 # `show` is no stage; the two packages hold a docstring.
 RUN_BY_NO_STAGE = {"stages/show.py", "attnmix/__init__.py", "stages/__init__.py"}
+MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
+PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
+"""Those in `attnmix/arithmetic/kernels.py`, and torch's own; others depend on the processor."""
 
 
-def modules() -> list[Path]:
-    return sorted(path for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
+def parsed(module: Path) -> ast.Module:
+    return ast.parse((REPOSITORY / module).read_text(encoding="utf-8"))
 
 
 @cache
 def imported_by(module: Path) -> frozenset[Path]:
-    """Return the project's modules that a module imports when it runs, those that it imports late among them."""
-    found = set()
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-    ]
+    """Return the project's modules that a module imports when it runs, including those that it imports late."""
+    names, tree = [], parsed(module)
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node))]
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+            names += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
         elif isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        paths = [REPOSITORY / Path(*name.split(".")).with_suffix(".py") for name in names]
-        found |= {path for path in paths if path.is_file() and path.relative_to(REPOSITORY).parts[0] in CODE}
-    return frozenset(found)
+            names += [each.name for each in node.names]
+    return frozenset({Path(*name.split(".")).with_suffix(".py") for name in names} & set(MODULES))
 
 
-def reached_from(module: Path) -> set[Path]:
-    """Return every module that is imported by way of `module`, itself among them."""
-    reached, left = set(), [module]
-    while left:
-        here = left.pop()
-        if here not in reached:
-            reached.add(here)
-            left += imported_by(here)
+def reached_from(*modules: Path) -> set[Path]:
+    """Return every module that is imported by way of `modules`, themselves among them."""
+    reached, remaining = set[Path](), list(modules)
+    while remaining:
+        module = remaining.pop()
+        if module not in reached:
+            reached.add(module)
+            remaining += imported_by(module)
     return reached
 
 
-def declared(stage: str) -> list[str]:
-    pipeline = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
-    found = pipeline["stages"][stage]
-    return [name for name in found.get("do", found)["deps"] if name.startswith(CODE)]
+def code_of(stage: str) -> list[str]:
+    """Return the folders and files of code that dvc.yaml names for a stage."""
+    entry = PIPELINE[stage]
+    return [name for name in entry.get("do", entry)["deps"] if name.startswith(CODE)]
 
 
-def is_covered(path: Path, dependencies: list[str]) -> bool:
-    return any(path.is_relative_to(REPOSITORY / each) for each in dependencies)
+def is_in(path: Path, places: list[str]) -> bool:
+    return any(path.is_relative_to(place) for place in places)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    circles = [module for module in modules() if any(module in reached_from(each) for each in imported_by(module))]
-    assert circles == []
-
-
-def test_library_knows_nothing_of_the_pipeline() -> None:
-    library = [module for module in modules() if module.is_relative_to(REPOSITORY / "attnmix")]
-    imported = {each for module in library for each in imported_by(module)}
-    assert [each for each in imported if each.is_relative_to(REPOSITORY / "stages")] == []
+def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline() -> None:
+    assert [module for module in MODULES if module in reached_from(*imported_by(module))] == []
+    library = [module for module in MODULES if module.parts[0] == "attnmix"]
+    assert [each for each in reached_from(*library) if each.parts[0] == "stages"] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_module_that_a_stage_runs_is_in_a_folder_that_dvc_watches(stage: str) -> None:
-    code = {REPOSITORY / "stages/__main__.py"} | reached_from(REPOSITORY / f"stages/{stage}.py")
-    code |= reached_from(REPOSITORY / "stages/common/cli.py")
-    named = declared(stage)
-    assert [path for path in code if not is_covered(path, named)] == []
-    assert [name for name in named if not any(is_covered(path, [name]) for path in code)] == []
+    code = reached_from(*(Path("stages", name) for name in ("__main__.py", f"{stage}.py", "common/cli.py")))
+    watched = code_of(stage)
+    assert [path for path in code if not is_in(path, watched)] == []
+    assert [name for name in watched if not any(is_in(path, [name]) for path in code)] == []
 
 
 def test_every_file_of_the_code_makes_a_stage_run_again() -> None:
-    named = [name for stage in STAGES for name in declared(stage)]
+    watched = [name for stage in STAGES for name in code_of(stage)]
     files = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
-    left = {path for path in files if "__pycache__" not in path.parts and not is_covered(path, named)}
-    assert {path.relative_to(REPOSITORY).as_posix() for path in left} == RUN_BY_NO_STAGE
+    paths = [path.relative_to(REPOSITORY) for path in files if "__pycache__" not in path.parts]
+    assert {path.as_posix() for path in paths if not is_in(path, watched)} == RUN_BY_NO_STAGE
 
 
 def test_drawing_imports_nothing_that_computes() -> None:
@@ -106,41 +98,28 @@ def test_drawing_imports_nothing_that_computes() -> None:
     assert run.stdout.split() == []
 
 
-def test_paths_of_a_run_stand_in_the_module_of_its_layout() -> None:
-    outputs = ("features/", "reports/", "data/", "models/")
-    elsewhere = []
-    for module in modules():
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and text.startswith(outputs) and "\n" not in text and " " not in text:
-                elsewhere.append((module.relative_to(REPOSITORY).as_posix(), text))
-    names = {name for name, text in elsewhere if text != "data/sample"}  # an input: the default of dataset.name
-    assert names == {"attnmix/store/layout.py"}
+@pytest.mark.parametrize("stage", ["finetune", "tokenize", "capture", "measure", "faithfulness", "reduce"])
+def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str) -> None:
+    entry = PIPELINE[stage]
+    assert {Path(out).parts[1] for out in entry["outs"] if out.startswith("features/")} <= {stage}
+    for kind, place in (("metrics", f"reports/metrics/{stage}.json"), ("plots", f"reports/plots/{stage}")):
+        assert {name for out in entry.get(kind, []) for name in out} <= {place}
+    section = {"reduce": "umap", "tokenize": "capture"}.get(stage, stage)
+    assert section in {key.partition(".")[0] for key in entry["params"]}
 
 
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
-    portable = {"eigh", "eigvalsh", "qr", "vector_norm"}  # those of `attnmix/arithmetic/kernels.py`, and torch's own
-    called = {
-        name
-        for module in modules()
-        for name in re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", module.read_text(encoding="utf-8"))
-    }
-    assert called - portable == set()
+    code = "".join((REPOSITORY / module).read_text(encoding="utf-8") for module in MODULES)
+    assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-def test_every_name_has_its_declaration_and_its_words() -> None:
+def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (RATIO_NAMES, MATRIX_NAMES)
     assert (tuple(CHECKPOINTS), (*SPECIAL_LOOKS, *WORD_CLASSES)) == (CHECKPOINT_NAMES, TOKEN_CLASSES)
     assert tuple(IMPORTANCE) == IMPORTANCE_NAMES
     assert set(IMPORTANCE) <= set(ATTRIBUTIONS)
-
-
-def test_every_point_has_its_words_and_its_place() -> None:
-    assert tuple(POINT_MARKS) == POINTS
+    assert (tuple(POINT_MARKS), tuple(STEP_MARKS)) == (POINTS, tuple(STEP_POINTS))
     assert all(mark.meaning for mark in POINT_MARKS.values())
-    assert tuple(STEP_MARKS) == tuple(STEP_POINTS)
-    everything = Stack(
-        **{field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")},
-        feed_forward=("feed_forward",),
-    )
+    names = {field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")}
+    everything = Stack(**names, feed_forward=("feed_forward",))
     assert set(everything.places()) - {PROJECTED} == set(LAYER_POINTS)

@@ -34,11 +34,10 @@ SPOILT = "came twice with other bytes than the hub's listing says"
 # Troubles without end, and what the one error must say.
 LASTING = [
     (Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
-    (Trouble("info", "429 until a date", None), "it answers 429 Too Many Requests, and asks to wait 3"),
     (Trouble("info", "429 by its limits", None), "it answers 429 Too Many Requests, and asks to wait 3600 s"),
     (Trouble("tree", "hang", None), f"it sends nothing, {OVER}"),
     (Trouble("tree", "reset", None), RESET),
-    (Trouble("tree", "portal", None), "is no hub but a page; log in to the network that shows it"),
+    (Trouble("tree", "portal", None), "is no hub; log in to the network, where that shows a page"),
     (Trouble("file", "portal", None), "is no hub; log in"),
     (Trouble("file", "corrupt", None), f"config.json {SPOILT}"),
     (Trouble("storage", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
@@ -49,7 +48,7 @@ LASTING = [
 
 
 def named(trouble: Trouble) -> str:
-    """The repository that has it."""
+    """Return the name of the repository that has it."""
     return f"owner/{trouble.place}-{trouble.kind}-{trouble.times}".replace(" ", "-")
 
 
@@ -59,7 +58,8 @@ class Served(NamedTuple):
     address: str
     worker: Worker
     repositories: dict[str, Repository]
-    folders: dict[str, Path]
+    data: dict[str, Path]
+    model: dict[str, Path]
     home: Path
 
     def download(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> str | None:
@@ -74,23 +74,20 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A data set and a model, each at two commits, and others that are the same but for their access or trouble."""
     root = tmp_path_factory.mktemp("hub")
-    folders = {}
+    data, model = {}, {}
     for seed, commit in enumerate((OLD, NEW)):
         reviews = toy_reviews(40, seed), toy_reviews(20, 10 + seed)
-        folders[f"data {commit}"] = write_hub_layout(root / commit / "data", *reviews)
-        folders[f"model {commit}"] = write_tiny_bert(root / commit / "model", seed=seed)
-        (folders[f"model {commit}"] / "pytorch_model.bin").write_bytes(b"pickle")
-    changed = {name: shutil.copytree(folders[f"model {NEW}"], root / name) for name in ("pickled", "known", "foreign")}
+        data[commit] = write_hub_layout(root / commit / "data", *reviews)
+        model[commit] = write_tiny_bert(root / commit / "model", seed=seed)
+        (model[commit] / "pytorch_model.bin").write_bytes(b"pickle")
+    changed = {name: shutil.copytree(model[NEW], root / name) for name in ("pickled", "known", "foreign")}
     (changed["pickled"] / "model.safetensors").unlink()
     for name, kind in (("known", "bert"), ("foreign", "nothing_of_the_kind")):
-        for file in ("config.json", "tokenizer_config.json"):
-            values = json.loads((changed[name] / file).read_text(encoding="utf-8"))
-            values |= {"auto_map": {"AutoConfig": "own.Config"}} | (
-                {"model_type": kind} if "model_type" in values else {}
-            )
+        for file, more in (("config.json", {"model_type": kind}), ("tokenizer_config.json", {})):
+            values = json.loads((changed[name] / file).read_text(encoding="utf-8")) | more
+            values["auto_map"] = {"AutoConfig": "own.Config"}
             (changed[name] / file).write_text(json.dumps(values), encoding="utf-8")
         (changed[name] / "own.py").write_text("raise SystemExit('code of a repository was run')\n", encoding="utf-8")
-    data, model = ({commit: folders[f"{kind} {commit}"] for commit in (OLD, NEW)} for kind in ("data", "model"))
     refs = {"v1.0": OLD, "a/branch": OLD}
     repositories = {
         "datasets/owner/reviews": Repository(data, refs),
@@ -105,8 +102,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = root / "home"
     with hub(repositories) as address:
         worker = Worker(environment(address, home, HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1"))
-        yield Served(address, worker, repositories, folders, home)
-        worker.close()
+        yield Served(address, worker, repositories, data, model, home)
+        worker.process.kill()
+        worker.process.communicate()
 
 
 def environment(address: str, home: Path, **more: str) -> dict[str, str]:
@@ -134,7 +132,7 @@ def assert_as_served(folder: Path, served: Served, commit: str) -> None:
     assert test["label"].tolist() == reviews["label"].tolist()
     assert set(test["label_name"]) == {"worse", "better"}
     written = {path.name: path.read_bytes() for path in (folder / "models/pretrained").iterdir()}
-    assert written == {name: (served.folders[f"model {commit}"] / name).read_bytes() for name in written}
+    assert written == {name: (served.model[commit] / name).read_bytes() for name in written}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(written)
     assert "pytorch_model.bin" not in written
     assert not (folder / ".unfinished").exists()
@@ -159,7 +157,7 @@ def test_base_is_a_name_at_a_revision(tmp_path: Path, served: Served) -> None:
     assert served.download(tmp_path, model={"name": "owner/bert", "base": "owner/bert@v1.0"}) is None
     for folder, commit in (("pretrained", OLD), ("pretrained/own", NEW)):
         written = (tmp_path / "models" / folder / "model.safetensors").read_bytes()
-        assert written == (served.folders[f"model {commit}"] / "model.safetensors").read_bytes()
+        assert written == (served.model[commit] / "model.safetensors").read_bytes()
     metrics = json.loads((tmp_path / "reports/metrics/download.json").read_text(encoding="utf-8"))
     assert (metrics["base_commit"], metrics["model_commit"]) == (OLD, NEW)
 
@@ -191,29 +189,24 @@ def test_lasting_failures_are_one_error_and_nothing_made(
     # What came with other bytes than it should is not left in the cache, where others would take it.
     if SPOILT in expected:
         cached = served.home / "hub" / f"models--{named(trouble).replace('/', '--')}"
-        assert digests(cached / "snapshots") <= digests(served.folders[f"model {NEW}"])
-        assert digests(cached / "blobs") <= digests(served.folders[f"model {NEW}"])
+        assert digests(cached / "snapshots") <= digests(served.model[NEW])
+        assert digests(cached / "blobs") <= digests(served.model[NEW])
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "token", "expected"),
-    [
-        ("model", {"name": "owner/nothing"}, None, "there is no model of that name that it shows; mend the name, or"),
-        ("dataset", {"name": "owner/private"}, None, "for a private one, log in (`hf auth login`, or a token in HF"),
-        ("model", {"name": "owner/bert"}, "hf_old", "the hub refuses the token of HF_TOKEN or of the login; log in"),
-        ("model", {"name": "owner/gated"}, STRANGER, "it is gated; accept its terms at {address}/owner/gated and log"),
-        ("model", {"name": "owner/forbidden"}, STRANGER, "the hub forbids it; log in"),
-        ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: it has no such branch, tag or com"),
-        (
-            "dataset",
-            {"name": "owner/reviews", "revision": "c" * 40},
-            None,
-            "no such branch, tag or commit; {address}/d",
-        ),
-        ("model", {"name": "owner/pickled"}, None, "holds no model.safetensors; other formats, which may hold code"),
-        ("model", {"name": "owner/foreign"}, None, "is of the type 'nothing_of_the_kind', which needs code of its re"),
-    ],
-)
+REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("model", {"name": "owner/nothing"}, None, "it shows no model of that name; correct the name, or"),
+    ("dataset", {"name": "owner/private"}, None, "for a private one, log in (`hf auth login`, or a token in HF"),
+    ("model", {"name": "owner/bert"}, "hf_old", "the hub refuses the token of HF_TOKEN or of the login; log in"),
+    ("model", {"name": "owner/gated"}, STRANGER, "it is gated; accept its terms at {address}/owner/gated and log"),
+    ("model", {"name": "owner/forbidden"}, STRANGER, "the hub forbids it; log in"),
+    ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: it has no such branch, tag or com"),
+    ("dataset", {"name": "owner/reviews", "revision": "c" * 40}, None, "no such branch, tag or commit; {address}/d"),
+    ("model", {"name": "owner/pickled"}, None, "holds no model.safetensors; other formats, which may hold code"),
+    ("model", {"name": "owner/foreign"}, None, "is of the type 'nothing_of_the_kind', which needs code of its re"),
+]
+
+
+@pytest.mark.parametrize(("section", "values", "token", "expected"), REFUSALS)
 def test_what_the_hub_does_not_give_is_one_error_that_says_what_to_do(
     tmp_path: Path, served: Served, section: str, values: dict[str, Any], token: str | None, expected: str
 ) -> None:
@@ -234,21 +227,11 @@ def test_a_token_opens_what_is_closed_and_is_written_nowhere(tmp_path: Path, ser
     assert [path for path in files if GOOD.encode() in path.read_bytes()] == []
 
 
-def test_the_stored_login_is_a_token_too(tmp_path: Path, served: Served) -> None:
-    stored = served.home / "token"
-    stored.write_text(GOOD, encoding="utf-8")
-    try:
-        assert served.download(tmp_path, dataset={"name": "owner/private"}) is None
-    finally:
-        stored.unlink()
-    assert_as_served(tmp_path, served, NEW)
-
-
 def test_code_of_a_repository_is_neither_run_nor_named_in_what_is_kept(tmp_path: Path, served: Served) -> None:
     assert served.download(tmp_path, model={"name": "owner/known"}) is None
     for file in ("config.json", "tokenizer_config.json"):
         values = json.loads((tmp_path / "models/pretrained" / file).read_text(encoding="utf-8"))
-        assert values == json.loads((served.folders[f"model {NEW}"] / file).read_text(encoding="utf-8"))
+        assert values == json.loads((served.model[NEW] / file).read_text(encoding="utf-8"))
     assert not (tmp_path / "models/pretrained/own.py").exists()
 
 
@@ -281,12 +264,13 @@ def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Pat
     assert error is not None
     assert "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it" in error
     assert_nothing_made(tmp_path / "lacking")
-    worker.close()
+    worker.process.kill()
+    worker.process.communicate()
     assert not any(repository.asked for repository in served.repositories.values())
 
 
 def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_path: Path, served: Served) -> None:
-    folder = shutil.copytree(served.folders[f"data {NEW}"], tmp_path / "unreadable")
+    folder = shutil.copytree(served.data[NEW], tmp_path / "unreadable")
     (folder / "plain_text/train-00000-of-00001.parquet").write_bytes(b"no parquet")
     served.repositories["datasets/owner/unreadable"] = Repository({OLD: folder})
     assert served.download(tmp_path / "run") is None
@@ -298,7 +282,7 @@ def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_p
 
 
 def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, served: Served) -> None:
-    folder = shutil.copytree(served.folders[f"data {NEW}"], tmp_path / "files")
+    folder = shutil.copytree(served.data[NEW], tmp_path / "files")
     shutil.copytree(folder / "plain_text", folder / "other")
     served.repositories["datasets/owner/several"] = several = Repository({OLD: folder})
     assert served.download(tmp_path / "run", dataset={"name": "owner/several:plain_text"}) is None

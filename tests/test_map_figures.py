@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,26 +12,20 @@ from conftest import digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image
 
-from attnmix.core.options import RenderParameters
 from attnmix.core.points import Site
-from attnmix.figures.animation import write_animation
-from attnmix.figures.atlas import draw_atlas
-from attnmix.figures.joint_pages import draw_joint_pages
-from attnmix.figures.label_placement import place_labels
-from attnmix.figures.residual import draw_residual
-from attnmix.figures.style import PAGE_HEIGHT, paper_style
-from attnmix.figures.text_layers import example_text
+from attnmix.figures.maps import draw_atlas, draw_residual, example_text, write_animation, write_joint_pages
+from attnmix.figures.style import PAGE_HEIGHT, paper_style, place_labels, save_figure
 from attnmix.figures.tokens import CapturedTexts, read_captured
 
-FIGURES = RenderParameters(formats=["png", "pdf", "svg"], dpi=60)
+FORMATS, DPI = ["png", "pdf", "svg"], 60
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
-SPECIAL = {"[CLS]": "cls", "[SEP]": "sep"}
 TEXT = ["[CLS]", "time", "flies", "like", "an", "arr", "##ow", "[SEP]"]
 HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "##s", "film", "[SEP]"]
 
 
-def captured_texts(tokens: list[str], documents: int = 1) -> CapturedTexts:
-    tables = [tokens_table(tokens, SPECIAL, f"test/{number}") for number in range(documents)]
+def captured_texts(tokens: list[str], *documents: str) -> CapturedTexts:
+    special = {"[CLS]": "cls", "[SEP]": "sep"}
+    tables = [tokens_table(tokens, special, document) for document in documents]
     return read_captured(pd.concat(tables, ignore_index=True), pd.DataFrame({"step": [], "layer": []}))
 
 
@@ -47,35 +40,24 @@ def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = P
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.fixture
-def figures_drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that would have been saved, drawn once."""
-    figures: list[Figure] = []
-    for module in ("atlas", "residual"):
-        monkeypatch.setattr(f"attnmix.figures.{module}.save_figure", lambda figure, *_: figures.append(figure))
-    return figures
-
-
-def draw_all(table: pd.DataFrame, captured: CapturedTexts, folder: Path) -> None:
-    with paper_style():
-        draw_joint_pages(table, None, folder / "joint", FIGURES)
-        write_animation(table, captured, folder / "joint.gif", 4)
-        draw_residual("joint", table, captured, folder / "residual", FIGURES)
-        draw_atlas("joint", table, captured, folder / "atlas", FIGURES)
-
-
 def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: Path) -> None:
-    captured = captured_texts(HOSTILE, documents=2)
-    for name in ("first", "second"):
-        draw_all(random_map(captured, 1), captured, tmp_path / name)
+    captured = captured_texts(HOSTILE, "test/0", "test/1")
+    table = random_map(captured, 1)
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        with paper_style():
+            write_joint_pages(table, None, folder / "joint", FORMATS, DPI)
+            write_animation(table, captured, folder / "joint.gif")
+            for draw in (draw_atlas, draw_residual):
+                figure = draw("joint", table, captured)
+                assert figure is not None
+                save_figure(figure, folder / draw.__name__, FORMATS, DPI)
     assert digest(tmp_path / "first") == digest(tmp_path / "second")
     assert all("\x00" not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
 
 
 def test_joint_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
-    captured = captured_texts(["a"] * 40)
     with paper_style():
-        draw_joint_pages(random_map(captured, 2), None, tmp_path, FIGURES)
+        write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path, FORMATS, DPI)
     names = [path.stem for path in sorted(tmp_path.glob("*.png"))]
     assert names == [path.stem for path in sorted(tmp_path.glob("*.svg"))]
     assert len(names) == 2 + 2 * len(POST_LN)
@@ -90,16 +72,14 @@ def test_joint_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("layers", "points", "layout"), [(1, POST_LN, "joint"), (12, POST_LN[:1], "separate")])
-def test_atlas_holds_every_point_at_one_scale(
-    figures_drawn: list[Any], layers: int, points: tuple[str, ...], layout: str
-) -> None:
-    captured = captured_texts(["[CLS]", "the", "film", "the", "[SEP]"], documents=2)
+def test_atlas_holds_every_point_at_one_scale(layers: int, points: tuple[str, ...], layout: str) -> None:
+    captured = captured_texts(["[CLS]", "the", "film", "the", "[SEP]"], "test/0", "test/1")
     table = random_map(captured, layers, points)
     with paper_style():
-        draw_atlas(layout, table[table["document"] == "test/1"], captured, Path("x"), FIGURES)
-        figures_drawn[0].draw_without_rendering()
-    assert figures_drawn[0].get_size_inches()[1] <= PAGE_HEIGHT
-    panels = [axes for axes in figures_drawn[0].axes if len(axes.collections) >= 2]
+        figure = draw_atlas(layout, table[table["document"] == "test/1"], captured)
+        figure.draw_without_rendering()
+    assert figure.get_size_inches()[1] <= PAGE_HEIGHT
+    panels = [axes for axes in figure.axes if len(axes.collections) >= 2]
     assert len(panels) == 2 + layers * len(points)
     for axes in panels:
         box, (left, right), (bottom, top) = axes.get_window_extent(), axes.get_xlim(), axes.get_ylim()
@@ -110,24 +90,24 @@ def test_atlas_holds_every_point_at_one_scale(
         assert bottom < y.min() <= y.max() < top
     centers = {tuple(np.round([sum(axes.get_xlim()), sum(axes.get_ylim())], 6)) for axes in panels}
     assert len(centers) == (1 if layout == "joint" else len(panels))
-    assert layout.capitalize() in figures_drawn[0].get_suptitle()
-    legend = next(axes.get_legend() for axes in figures_drawn[0].axes if axes.get_legend())
+    assert layout.capitalize() in figure.get_suptitle()
+    legend = next(axes.get_legend() for axes in figure.axes if axes.get_legend())
     assert {text.get_text() for text in legend.get_texts()} == {"[CLS]", "[SEP]", "the"}
 
 
 @pytest.mark.parametrize("levels", [1, 13])
-def test_residual_stream_darkens_by_layer_and_names_whole_words(figures_drawn: list[Any], levels: int) -> None:
-    captured = captured_texts(TEXT, documents=2)
+def test_residual_stream_darkens_by_layer_and_names_whole_words(levels: int) -> None:
+    captured = captured_texts(TEXT, "test/0", "test/1")
     table = random_map(captured, levels - 1)
     with paper_style():
-        draw_residual("joint", table, captured, Path("x"), FIGURES)
-        figures_drawn[0].draw_without_rendering()
-    panels = figures_drawn[0].axes
-    assert len(panels) == min(levels, 6)
+        figure = draw_residual("joint", table, captured)
+        assert figure is not None
+        figure.draw_without_rendering()
+    assert len(figure.axes) == min(levels, 6)
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
-    layers = [len(axes.collections) - 1 for axes in panels]
+    layers = [len(axes.collections) - 1 for axes in figure.axes]
     assert (layers[0], layers[-1]) == (0, levels - 1)
-    for axes, layer in zip(panels, layers, strict=True):
+    for axes, layer in zip(figure.axes, layers, strict=True):
         xy = groups.get_group((layer, "layer_output" if layer else "embedding_output"))[["x", "y"]].to_numpy()
         np.testing.assert_array_equal(axes.collections[-1].get_offsets(), xy)
         shades = [sum(dots.get_facecolor()[0][:3]) for dots in axes.collections]
@@ -137,20 +117,17 @@ def test_residual_stream_darkens_by_layer_and_names_whole_words(figures_drawn: l
         assert axes.get_title() == (f"Layer {layer}" if layer else "Embedding output")
 
 
-def test_without_the_residual_stream_there_is_no_figure_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    captured = captured_texts(["a", "film"])
-    table = random_map(captured, 1).query("point == 'ffn_output'")
-    with paper_style(), caplog.at_level("INFO"):
-        draw_residual("joint", table, captured, tmp_path / "residual", FIGURES)
-    assert not list(tmp_path.iterdir())
+def test_without_the_residual_stream_there_is_no_figure_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    captured = captured_texts(["a", "film"], "test/0")
+    with caplog.at_level("INFO"):
+        assert draw_residual("joint", random_map(captured, 1).query("point == 'ffn_output'"), captured) is None
     assert "no figure of the residual stream" in caplog.text
 
 
 def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None:
-    captured = captured_texts(TEXT, documents=2)
-    table = random_map(captured, 1)
+    captured = captured_texts(TEXT, "test/0", "test/1")
     with paper_style():
-        write_animation(table, captured, tmp_path / "joint.gif", 2)
+        write_animation(random_map(captured, 1), captured, tmp_path / "joint.gif")
     stops = 2 + len(POST_LN)
     with Image.open(tmp_path / "joint.gif") as animation:
         frames, durations = [], []
@@ -162,8 +139,7 @@ def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None
     per_point = (len(frames) - 1) // (stops - 1)
     assert len(frames) == 1 + per_point * (stops - 1)
     assert per_point > 1
-    changes = [np.abs(after - before).sum() for before, after in pairwise(frames)]
-    assert min(changes) > 0
+    assert all((after != before).any() for before, after in pairwise(frames))
     green = [(np.abs(frame - (0, 158, 115)).max(axis=-1) < 30).any() for frame in (frames[0], frames[-1])]
     assert green == [False, True]  # the layer's output comes last, the word embedding is black
 
@@ -174,17 +150,16 @@ def test_labels_cover_no_other_label_and_stay_in_the_panel() -> None:
     with paper_style():
         figure = Figure(figsize=(3, 3))
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 200), ylim=(0, 200))
-        centres = place_labels(axes, xy, labels, 5)
-        texts = [
-            axes.text(*centre, label, fontsize=5, ha="center", va="center")
-            for centre, label in zip(centres, labels.values(), strict=True)
-        ]
-        boxes = [text.get_window_extent() for text in texts]
+        centres = zip(place_labels(axes, xy, labels, 5), labels.values(), strict=True)
+        looks = {"fontsize": 5, "ha": "center", "va": "center"}
+        boxes = [axes.text(*centre, label, **looks).get_window_extent() for centre, label in centres]
     assert all(figure.bbox.containsx(x) for box in boxes for x in (box.x0, box.x1))
     assert all(figure.bbox.containsy(y) for box in boxes for y in (box.y0, box.y1))
     assert not any(box.overlaps(other) for place, box in enumerate(boxes) for other in boxes[:place])
 
 
 def test_a_free_text_is_shown_before_a_review() -> None:
-    assert example_text(pd.DataFrame({"document": ["test/3", "test/3", "text/0", "text/1"]})) == "text/0"
-    assert example_text(pd.DataFrame({"document": ["test/3", "test/1"]})) == "test/3"
+    for documents, shown in ((("test/3", "text/0", "text/1"), "text/0"), (("test/3", "test/1"), "test/3")):
+        captured = captured_texts(["a", "film"], *documents)
+        with paper_style():
+            assert example_text(random_map(captured, 1), captured, 5).document == shown

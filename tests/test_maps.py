@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import Workspace, write_captured_tokens
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 from sklearn.manifold import trustworthiness
 from umap.distances import named_distances
@@ -19,11 +19,11 @@ from umap.distances import named_distances
 from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYOUTS
-from attnmix.core.options import METRIC_NAMES, REFUSED_METRICS, UmapParameters
+from attnmix.core.options import METRIC_NAMES
 from attnmix.core.points import Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
-from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood, start
+from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood
 from attnmix.maps.movement import COLUMNS
 from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
@@ -34,14 +34,7 @@ from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters
 
-ALIASES = {"cityblock": ("manhattan", "l1", "taxicab"), "chebyshev": ("linfinity", "linfty", "linf")}
-ALIASES["euclidean"] = ("l2", "minkowski")
-SCIPY_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 SITES = [Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")]
-
-
-UMAP = UmapParameters(stability_seeds=[])
-QUICK = {"layouts": ["joint"], "stability_seeds": []}
 
 
 def clusters(number: int, seed: int) -> Any:
@@ -54,11 +47,20 @@ def clusters(number: int, seed: int) -> Any:
 def all_distances(vectors: Any, metric: str) -> Any:
     if metric == "softmax_hellinger":
         return np.array([[named_distances[metric](a, b) for b in vectors] for a in vectors], dtype=float)
-    return cdist(vectors.astype(float), vectors.astype(float), SCIPY_NAMES.get(metric, metric))
+    return cdist(vectors.astype(float), vectors.astype(float), "cityblock" if metric == "manhattan" else metric)
 
 
 # One name of each metric: the others are the same object.
-DISTINCT = sorted({id(metric): name for name, metric in sorted(METRICS.items(), reverse=True)}.values())
+DISTINCT = [
+    "braycurtis",
+    "canberra",
+    "chebyshev",
+    "correlation",
+    "cosine",
+    "euclidean",
+    "manhattan",
+    "softmax_hellinger",
+]
 
 
 @pytest.mark.parametrize("metric", DISTINCT)
@@ -70,9 +72,15 @@ def test_neighbours_are_those_of_all_pairwise_distances(metric: str) -> None:
     order = np.argsort(expected, axis=1, kind="stable")[:, :10]
     assert np.array_equal(indices, order)
     assert np.allclose(distances, np.take_along_axis(expected, order, axis=1), atol=1e-6)
+    # Equal vectors are at distance 0, and none is its own neighbour.
+    vectors[0] = 0
+    indices, distances = neighbours(np.repeat(vectors[:60], 5, axis=0), 5, metric, seed=0)
+    assert (indices != np.arange(300)[:, None]).all()
+    assert np.array_equal(distances[:, :4], np.zeros((300, 4)))
+    assert (distances[:, 4] > 0).all()
 
 
-# Each is compiled anew, up to half a minute of it.
+# Each is compiled, for up to half a minute.
 @pytest.mark.long
 @pytest.mark.parametrize("metric", DISTINCT)
 def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right(
@@ -90,26 +98,15 @@ def test_beyond_the_limit_neighbours_are_approximate_seeded_and_nearly_all_right
     assert np.allclose(distances[right], exact_distances[right], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("metric", DISTINCT)
-def test_equal_vectors_are_at_distance_zero_and_none_is_its_own_neighbour(metric: str) -> None:
-    vectors = np.random.default_rng(0).normal(size=(60, 384)).astype(np.float32)
-    vectors[0] = 0
-    indices, distances = neighbours(np.repeat(vectors, 5, axis=0), 5, metric, seed=0)
-    assert (indices != np.arange(300)[:, None]).all()
-    assert np.array_equal(distances[:, :4], np.zeros((300, 4)))
-    assert (distances[:, 4] > 0).all()
-
-
-def test_every_metric_of_umap_is_taken_or_refused_with_a_reason() -> None:
+def test_allowed_metrics_are_those_with_a_distance_and_all_known_to_umap() -> None:
     assert set(METRICS) == set(METRIC_NAMES)
-    assert set(named_distances) == set(METRICS) | set(REFUSED_METRICS)
-    assert not set(METRICS) & set(REFUSED_METRICS)
+    assert set(METRICS) <= set(named_distances)
+    assert {id(metric) for metric in METRICS.values()} == {id(METRICS[name]) for name in DISTINCT}
 
 
 @pytest.mark.parametrize("metric", DISTINCT)
 def test_every_metric_gives_a_map_also_of_an_unconnected_graph(metric: str) -> None:
-    xy = fit_map(clusters(100, seed=0), UmapParameters(metric=metric, n_neighbors=5), seed=2)
-    assert np.isfinite(xy).all()
+    assert np.isfinite(fit_map(clusters(100, seed=0), metric, n_neighbors=5)).all()
 
 
 @pytest.fixture(scope="module")
@@ -125,27 +122,27 @@ def chain() -> list[Any]:
 def test_maps_are_bit_for_bit_those_of_umap(chain: list[Any]) -> None:
     import umap
 
-    near = neighbourhood(chain[0], UMAP)
-    assert near
+    near = neighbourhood(chain[0], "euclidean", 15, seed=2)
     others, distances = neighbours(chain[0], 14, "euclidean", seed=0)
     knn = np.column_stack([np.arange(60), others]), np.pad(distances, ((0, 0), (1, 0)))
-    options: Any = {"n_epochs": N_EPOCHS, "init": start(near, 7), "random_state": 7, "n_jobs": 1}
+    options: Any = {"n_epochs": N_EPOCHS, "init": near.start(7), "random_state": 7, "n_jobs": 1}
     expected = umap.UMAP(15, precomputed_knn=knn, **options).fit(chain[0]).embedding_
-    assert np.array_equal(lay_out(chain[0], near, UMAP, seed=7), expected)
+    assert np.array_equal(lay_out(near, 0.1, seed=7), expected)
 
 
+@pytest.mark.long  # AlignedUMAP is compiled for half a minute
 def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(chain: list[Any]) -> None:
     from umap import AlignedUMAP
 
-    near = [neighbourhood(vectors, UMAP) for vectors in chain]
-    ours = lay_out_aligned(chain, near, UMAP, seed=7)
+    near = [neighbourhood(vectors, "euclidean", 15, seed=2) for vectors in chain]
+    ours = lay_out_aligned(near, 0.1, seed=7)
     itself = {token: token for token in range(60)}
     model = AlignedUMAP(15, n_epochs=N_EPOCHS, init="random", random_state=2, transform_seed=7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = model.fit(chain, relations=[itself] * 4).embeddings_
     for each, mapper in zip(near, model.mappers_, strict=True):
-        assert each
+        assert each.graph is not None
         graph = each.graph.toarray()
         pruned = np.where(graph < graph.max() / N_EPOCHS, 0, graph)  # umap-learn leaves out what is never sampled
         assert np.abs(pruned - mapper.graph_.toarray()).max() < 1e-5
@@ -160,7 +157,7 @@ def test_aligned_maps_are_as_good_as_those_of_aligned_umap_and_graphs_the_same(c
 
 
 def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> None:
-    graphs = [near.graph for vectors in chain if (near := neighbourhood(vectors, UmapParameters(n_neighbors=8)))]
+    graphs: list[Any] = [neighbourhood(vectors, "euclidean", 8, seed=2).graph for vectors in chain]
     strength = ties(graphs).reshape(7, 5, 60)
     for point, other in ((0, 1), (2, 0), (4, 1)):
         sets = [[set(row.nonzero()[1]) for row in graphs[each]] for each in (point, other)]
@@ -191,34 +188,32 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     workspace(umap={"stability_seeds": [3]})
     features = {site: block.astype(np.float32) for site, block in write_stores(60).items()}
     reduce.main(read_parameters())
-    umap = read_parameters().umap
-    maps = {layout: Run(Path()).map(layout) for layout in LAYOUTS}
+    run = Run(Path())
+    maps = {layout: run.map(layout) for layout in LAYOUTS}
     for table in maps.values():
         assert list(table.columns) == ["document", "position", "layer", "point", "x", "y"]
         assert table["point"].tolist() == [site.point for site in SITES for _ in range(60)]
-    together = fit_map(np.concatenate(list(features.values())), umap, umap.seed)
-    assert np.array_equal(maps["joint"][["x", "y"]], together)
+    assert np.array_equal(maps["joint"][["x", "y"]], fit_map(np.concatenate(list(features.values()))))
     alone = maps["separate"].loc[120:, ["x", "y"]].to_numpy()
-    assert np.array_equal(alone, fit_map(features[SITES[2]], umap, umap.seed))
+    assert np.array_equal(alone, fit_map(features[SITES[2]]))
 
-    quality, whole = Run(Path()).map_quality, Run(Path()).table("reduce/map_quality")
+    quality, whole = run.map_quality, run.table("reduce/map_quality")
     assert set(quality["measure"]) == set(MAP_MEASURES)
-    found = quality.query("layout == 'separate' and measure == 'trustworthiness'").set_index("point")["value"]
-    expected = trustworthiness(features[SITES[2]], alone, n_neighbors=15)
-    assert found["layer_output"] == pytest.approx(expected, abs=1e-6)
-    assert found[found.index.isna()].item() == pytest.approx(found[found.index.notna()].mean(), abs=1e-6)
-    assert whole["layout"].drop_duplicates().tolist() == umap.layouts
+    values = quality.query("layout == 'separate' and measure == 'trustworthiness'").set_index("point")["value"]
+    assert values["layer_output"] == pytest.approx(trustworthiness(features[SITES[2]], alone, n_neighbors=15), abs=1e-6)
+    assert values[values.index.isna()].item() == pytest.approx(values[values.index.notna()].mean(), abs=1e-6)
+    assert whole["layout"].drop_duplicates().tolist() == read_parameters().umap.layouts
     columns = ["layout", "measure", "value", "chance"]
-    of_layouts = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
-    pd.testing.assert_frame_equal(whole[columns], of_layouts, check_dtype=False)
+    expected = quality.loc[quality["point"].isna(), columns].reset_index(drop=True)
+    pd.testing.assert_frame_equal(whole[columns], expected, check_dtype=False)
     by_name = whole.set_index(["layout", "measure"])
-    for layout, numbers in Run(Path()).metrics("reduce").items():
+    for layout, numbers in run.metrics("reduce").items():
         assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
         for name, value in numbers.items():
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
             assert value > by_name.loc[(layout, name), "chance"] + 0.1
 
-    movement = Run(Path()).table("reduce/movement")
+    movement = run.table("reduce/movement")
     assert list(movement.columns) == list(COLUMNS)
     seeds = movement.groupby("layout")["seeds"].first().to_dict()
     assert seeds == {"joint": 2, "aligned": 2, "pca": 1, "random_projection": 2}
@@ -227,39 +222,41 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
 
 
 def test_limit_draws_the_same_tokens_of_every_document_at_every_point(workspace: Workspace) -> None:
-    workspace(umap={**QUICK, "layouts": ["separate"], "max_points": 100})
+    workspace(umap={"layouts": ["separate"], "stability_seeds": [], "max_points": 100})
     write_stores(60)
     reduce.main(read_parameters())
-    table = Run(Path()).map("separate")
+    run = Run(Path())
+    table = run.map("separate")
     assert len(table) == 99
-    positions = [tuple(rows["position"]) for _, rows in table.groupby(["layer", "point"])]
-    assert len(set(positions)) == 1
+    assert len({tuple(rows["position"]) for _, rows in table.groupby(["layer", "point"])}) == 1
     assert table.groupby("document").size().tolist() in ([48, 51], [51, 48])
-    assert not (Run(Path()).maps / "joint.parquet").exists()
-    assert {name: list(values) for name, values in Run(Path()).metrics("reduce").items()} == {
-        "separate": ["trustworthiness", "neighbours_kept"]
-    }
-    whole = Run(Path()).table("reduce/map_quality")
+    assert run.layouts == ["separate"]
+    assert list(run.metrics("reduce")["separate"]) == ["trustworthiness", "neighbours_kept"]
+    whole = run.table("reduce/map_quality")
     assert whole[["tokens", "points", "scored_vectors"]].drop_duplicates().to_numpy().tolist() == [[33, 3, 99]]
-    assert list(Run(Path()).table("reduce/movement").columns) == list(COLUMNS)
-    assert Run(Path()).table("reduce/movement").empty  # without a map in one plane
+    movement = run.table("reduce/movement")
+    assert list(movement.columns) == list(COLUMNS)
+    assert movement.empty  # without a map in one plane
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "cosine", "manhattan"])
-def test_scores_are_those_of_all_pairwise_distances(metric: str) -> None:
-    vectors = clusters(200, seed=0)
-    xy = fit_map(vectors, UMAP, seed=2)
-    assert trustworthiness(vectors, xy, n_neighbors=15) > 0.85
+@pytest.mark.parametrize(
+    ("metric", "number"),
+    [("euclidean", 200), ("cosine", 200), ("manhattan", 200), *(("euclidean", few) for few in (3, 8, 31, 32))],
+)
+def test_scores_are_those_of_all_pairwise_distances(metric: str, number: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(number, 6)).astype(np.float32)
+    xy = (vectors[:, :2] + np.random.default_rng(1).normal(size=(number, 2))).astype(np.float32)
+    k = min(15, (number - 1) // 2)
     measured = scores(vectors, xy, metric)
     full, flat = all_distances(vectors, metric), cdist(xy, xy)
     ranks = [np.argsort(np.argsort(each, axis=1), axis=1) for each in (full, flat)]  # 0: itself
-    near = [(each > 0) & (each <= 15) for each in ranks]
-    scale = 2 / (200 * 15 * (400 - 45 - 1))
-    assert measured["trustworthiness"] == pytest.approx(1 - scale * np.maximum(ranks[0] - 15, 0)[near[1]].sum())
+    near = [(each > 0) & (each <= k) for each in ranks]
+    scale = 2 / (number * k * (2 * number - 3 * k - 1))
+    assert measured["trustworthiness"] == pytest.approx(1 - scale * np.maximum(ranks[0] - k, 0)[near[1]].sum())
     if metric != "manhattan":  # whose neighbours scikit-learn takes as Euclidean
-        assert measured["continuity"] == pytest.approx(1 - scale * np.maximum(ranks[1] - 15, 0)[near[0]].sum())
-    assert measured["neighbours_kept"] == pytest.approx((near[0] & near[1]).sum() / 3000)
-    pairs = np.triu_indices(200, 1)
+        assert measured["continuity"] == pytest.approx(1 - scale * np.maximum(ranks[1] - k, 0)[near[0]].sum())
+    assert measured["neighbours_kept"] == pytest.approx((near[0] & near[1]).sum() / (number * k))
+    pairs = np.triu_indices(number, 1)
     assert measured["distance_spearman"] == pytest.approx(spearmanr(full[pairs], flat[pairs]).statistic, abs=1e-6)
 
 
@@ -272,24 +269,12 @@ def test_a_rigid_motion_scores_full_marks_and_noise_scores_chance() -> None:
     assert list(scores(flat, noise, "euclidean").values()) == pytest.approx([0.5, 0.5, 15 / 299, 0], abs=0.05)
 
 
-@pytest.mark.parametrize("number", [3, 8, 31, 32])
-def test_scores_of_few_vectors_use_fewer_neighbours(number: int) -> None:
-    vectors, xy = (np.random.default_rng(0).normal(size=(number, size)).astype(np.float32) for size in (6, 2))
-    expected = trustworthiness(vectors, xy, n_neighbors=min(15, (number - 1) // 2))
-    assert scores(vectors, xy, "euclidean")["trustworthiness"] == pytest.approx(expected)
-
-
 def test_large_maps_are_scored_by_a_draw_in_which_every_point_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnmix.maps.quality.MAX_SCORED_VECTORS", 60)
-    vectors_STD = map_of_points(0)[1]
     drawn: list[Any] = []
-
-    def remember(vectors: Any, xy: Any, metric: str) -> dict[str, float]:
-        drawn.append(vectors)
-        return scores(vectors, xy, metric)
-
-    monkeypatch.setattr("attnmix.maps.quality.scores", remember)
-    assert score_joint_map(*map_of_points(0))[1] == 60
+    monkeypatch.setattr("attnmix.maps.quality.scores", lambda *given: drawn.append(given[0]) or scores(*given))
+    sites, vectors_STD, maps_ST2 = map_by_point(0)
+    assert set(score_joint_map(sites, vectors_STD, maps_ST2)["scored_vectors"]) == {60}
     shares = [sum((row == part).all(axis=1).any() for row in drawn[-1]) for part in vectors_STD]
     assert shares == [30, 0, 30]  # the second is in a basis of its own
 
@@ -306,7 +291,7 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
         assert value == pytest.approx(chance, abs=0.05)
 
 
-def map_of_points(heads: float) -> tuple[list[Site], Any, Any]:
+def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
     """Three points of 40 tokens, the second in a basis of its own, and a map; `heads`: how far both are moved away."""
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
@@ -317,65 +302,41 @@ def map_of_points(heads: float) -> tuple[list[Site], Any, Any]:
     return sites, vectors_STD, maps_ST2
 
 
-def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any, seeds: int = 1) -> tuple[pd.DataFrame, int]:
-    maps = {seed: dict(zip(sites, maps_ST2 * (1 + seed), strict=True)) for seed in range(seeds)}
-    return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, UMAP)
+def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any) -> pd.DataFrame:
+    maps = {seed: dict(zip(sites, maps_ST2 * (1 + seed), strict=True)) for seed in range(2)}
+    return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, "euclidean", 2)
 
 
-def scored(heads: float) -> pd.DataFrame:
-    table, number = score_joint_map(*map_of_points(heads), seeds=2)
-    assert number == 80  # without attention_heads
-    return table.set_index(["layer", "point", "measure"])
-
-
-def test_attention_heads_count_in_no_score_among_all_points() -> None:
-    near, far = scored(heads=0), scored(heads=1000)
+def test_attention_heads_count_in_no_score_among_all_points_and_every_point_within_itself() -> None:
+    near, far = (score_joint_map(*map_by_point(heads)) for heads in (0, 1000))
     pd.testing.assert_frame_equal(near, far, rtol=0, atol=2e-5)
-    own = near.xs("attention_heads", level="point").index.get_level_values("measure")
-    assert set(own) == {"distance_spearman", *WITHIN.values()}
-    _, vectors_STD, maps_ST2 = map_of_points(0)
+    assert set(near["scored_vectors"]) == {80}
+    _, vectors_STD, maps_ST2 = map_by_point(0)
+    whole = near[near["point"].isna()].set_index("measure")
     alone = [part[[0, 2]].reshape(80, -1) for part in (vectors_STD, maps_ST2)]
-    whole = near[near.index.get_level_values("point").isna()].droplevel([0, 1])["value"]
-    assert whole["trustworthiness"] == pytest.approx(trustworthiness(*alone, n_neighbors=15), abs=1e-6)
-    assert whole["continuity"] == pytest.approx(trustworthiness(*alone[::-1], n_neighbors=15), abs=1e-6)
-    expected = spearmanr(pdist(alone[0].astype(float)), pdist(alone[1].astype(float))).statistic
-    assert whole["distance_spearman"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_scores_within_points_are_scikit_learns_of_each_points_vectors() -> None:
-    table = scored(heads=0)
-    sites, vectors_STD, maps_ST2 = map_of_points(0)
-    of_points = []
-    for site, vectors, xy in zip(sites, vectors_STD, maps_ST2, strict=True):
-        near = [np.argsort(cdist(space, space), axis=1)[:, 1:16] for space in (vectors, xy)]
-        kept = np.mean([len(set(a) & set(b)) / 15 for a, b in zip(*near, strict=True)])
-        expected = [trustworthiness(vectors, xy, n_neighbors=15), trustworthiness(xy, vectors, n_neighbors=15), kept]
-        found = [table.loc[(site.layer, site.point, name), "value"] for name in WITHIN.values()]
-        assert found == pytest.approx(expected, abs=1e-6)
-        of_points.append(expected)
-    whole = table[table.index.get_level_values("point").isna()].droplevel([0, 1])
-    assert whole.loc[list(WITHIN.values()), "value"].tolist() == pytest.approx(np.mean(of_points, axis=0), abs=1e-6)
+    expected = scores(alone[0], alone[1], "euclidean")
+    assert whole.loc[list(expected), "value"].to_dict() == pytest.approx(expected, abs=1e-6)
+    by_point = [scores(vectors, xy, "euclidean") for vectors, xy in zip(vectors_STD, maps_ST2, strict=True)]
+    for name, within in WITHIN.items():
+        values, expected_S = near[near["measure"] == within]["value"], [each[name] for each in by_point]
+        assert values.tolist() == pytest.approx([np.mean(expected_S), *expected_S], abs=1e-6)
     assert whole.loc["neighbours_kept_within", "chance"] == pytest.approx(15 / 39, abs=0.05)
     assert whole.loc["neighbours_kept", "chance"] == pytest.approx(15 / 79, abs=0.05)
 
 
-def test_a_map_of_attention_heads_alone_is_scored_within_points_alone() -> None:
+def test_heads_alone_are_scored_within_points_alone_and_equal_vectors_not_at_all() -> None:
     sites = [Site(1, "attention_heads"), Site(2, "attention_heads")]
     flat_STD = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)
-    table, number = score_joint_map(sites, flat_STD, flat_STD)
-    whole = table.query("point.isna()").set_index("measure")["value"]
-    assert number == 0
+    table = score_joint_map(sites, flat_STD, flat_STD)
+    whole = table[table["point"].isna()].set_index("measure")["value"]
+    assert set(table["scored_vectors"]) == {0}
     assert whole[["trustworthiness", "neighbours_kept", "distance_spearman"]].isna().all()
     assert whole[list(WITHIN.values())].tolist() == [1, 1, 1]
-
-
-def test_a_point_of_equal_vectors_has_no_score_within_and_is_left_out_of_the_mean() -> None:
-    sites, vectors_STD, maps_ST2 = map_of_points(0)
+    sites, vectors_STD, maps_ST2 = map_by_point(0)
     vectors_STD[2] = 1
-    table, _ = score_joint_map(sites, vectors_STD, maps_ST2)
-    of_point = table.query("measure == 'neighbours_kept_within'")["value"].tolist()
-    assert np.isnan(of_point[-1])
-    assert of_point[0] == pytest.approx(np.mean(of_point[1:3]), abs=2e-6)
+    mean, *values = score_joint_map(sites, vectors_STD, maps_ST2).query("measure == 'neighbours_kept_within'")["value"]
+    assert np.isnan(values[-1])
+    assert mean == pytest.approx(np.mean(values[:2]), abs=2e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, "equal", "repeated"])
@@ -394,15 +355,13 @@ def test_few_tokens_and_equal_vectors_give_every_layout(workspace: Workspace, to
         assert np.isfinite(places).all()
     assert (Run(Path()).metrics("reduce")["separate"]["trustworthiness"] is None) == (number < 3)
     quality = Run(Path()).map_quality
-    of_point = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]["value"]
-    assert of_point.isna().all() == (number < 3 or tokens == "equal")
+    values = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]["value"]
+    assert values.isna().all() == (number < 3 or tokens == "equal")
 
 
 def outputs() -> dict[str, bytes]:
     return {
-        path.name: path.read_bytes()
-        for path in (*Run(Path()).maps.iterdir(), *Path("reports").rglob("*.*"))
-        if path.is_file()
+        path.name: path.read_bytes() for folder in (Run(Path()).maps, Path("reports")) for path in folder.rglob("*.*")
     }
 
 
@@ -414,25 +373,25 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
     workspace(umap={"stability_seeds": [3]})
     write_stores(60)
     runs = []
-    for workers in ("1", "2"):
-        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", workers)
+    for number in ("1", "2"):
+        monkeypatch.setenv("LOKY_MAX_CPU_COUNT", number)
         reduce.main(read_parameters())
         runs.append(outputs())
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    # Workers that do not know the scheduler's name, nor that one thread is wanted.
     def threads() -> set[int]:
         import threadpoolctl
         import torch
 
         return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpoolctl.threadpool_info())}
 
-    own = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(**own, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
+    # Workers that do not know the scheduler's name, nor that one thread is wanted.
+    workers = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**workers, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
         with pytest.raises(InputError, match=r"arithmetic: portable, and Dask's workers compute otherwise"):
             reduce.main(read_parameters())
-    with LocalCluster(**own, env=SETTINGS | {"OMP_NUM_THREADS": "2"}) as cluster:
+    with LocalCluster(**workers, env=SETTINGS | {"OMP_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
         before = cluster.scheduler.transition_counter
         reduce.main(read_parameters())
@@ -447,7 +406,7 @@ def test_same_bytes_with_one_worker_with_two_and_on_a_dask_cluster(
 def test_scheduler_that_does_not_answer_is_one_error_and_nothing_is_lost(
     address: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace(umap=QUICK)
+    workspace(umap={"layouts": ["joint"], "stability_seeds": []})
     write_stores(30)
     reduce.main(read_parameters())
     before = outputs()

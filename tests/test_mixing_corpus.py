@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import tracemalloc
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pytest
 from conftest import Workspace, run_tokenized, write_tiny_bert
 
-from attnmix.core.statistics import Draws, resample
-from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
-from attnmix.measures.documents import Document
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.documents import Corpus
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
 from attnmix.store import tokens as tokens_store
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_long_plot, write_plot
+from attnmix.store.writers import write_plot
 from stages import measure
-from stages.measuring.corpus import Corpus
 from stages.tokenize import write_tokens
 
 MANY, FEW = 200, 20
-SETTINGS: dict[str, Any] = {
-    "gradient_documents": 1,
-    "gradient_max_length": 5,
-    "matrices": [],
-}
+SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
 def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3) -> Path:
@@ -55,25 +46,23 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each length of a text the model is asked once; blocks are small."""
     monkeypatch.setattr(tokens_store, "BLOCK", 10)
-    measures, sums = BatchMeasurer.measures, BatchMeasurer.ratio_sums
     known: dict[Any, Any] = {}
 
-    def quick_measures(self: BatchMeasurer, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
-        for document in documents:
-            key = (str(self.folder), len(document), document.counted)
-            if key not in known:
-                (known[key],) = measures(self, [document])
-            yield known[key]
+    def quickly(name: str) -> None:
+        method = getattr(BatchMeasurer, name)
 
-    def quick_sums(self: BatchMeasurer, documents: Sequence[Document]) -> Iterator[npt.NDArray[np.float64]]:
-        for document in documents:
-            key = ("sums", str(self.folder), len(document))
-            if key not in known:
-                (known[key],) = sums(self, [document])
-            yield known[key]
+        def measured(self: BatchMeasurer, *arguments: Any) -> list[Any]:
+            *options, documents = arguments
+            for document in documents:
+                key = (name, str(self.folder), len(document), document.measured)
+                if key not in known:
+                    (known[key],) = method(self, *options, [document])
+            return [known[name, str(self.folder), len(document), document.measured] for document in documents]
 
-    monkeypatch.setattr(BatchMeasurer, "measures", quick_measures)
-    monkeypatch.setattr(BatchMeasurer, "ratio_sums", quick_sums)
+        monkeypatch.setattr(BatchMeasurer, name, measured)
+
+    quickly("measures")
+    quickly("control_sums")
 
 
 def peak(workspace: Workspace, documents: int) -> int:
@@ -111,23 +100,6 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     pd.testing.assert_frame_equal(Run(Path()).ratios(), tokens, atol=1e-6)
 
 
-def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(0)
-    sums, counts = generator.uniform(size=(9, 2, 3)), generator.integers(0, 4, (9, 1, 3)).astype(float)
-    together = resample(sums, counts, 50, 7)
-    weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
-    expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
-    np.testing.assert_allclose(together.samples, expected)
-    monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
-    with io.BytesIO() as file:
-        draws = Draws([4, 2, 3], 50, 7, file)
-        for _ in range(2):
-            parts = zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True)
-            found = draws.resample(parts)
-            for one, other in zip(found, together, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-12)
-
-
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_store, "BLOCK", 4)
     numbers, texts = np.random.default_rng(0), []
@@ -140,30 +112,27 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))
     found, tokenizer = Corpus(Run(tmp_path)), load_tokenizer(tiny_bert)
     assert len(found) == 11
+    assert found.captured.nonzero()[0].tolist() == [0, 5]
     documents = [found.document(number) for number in range(11)]
     for document, text in zip(documents, texts, strict=True):
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
-        assert document.counted == len(document) * text["measured"]
-        assert (document.name, document.label, document.captured) == tuple(
-            text[n] for n in ("document", "label", "captured")
-        )
-    batches = [batch for block in found.blocks for batch in found.batches(block, 12, counted=True)]
+        assert (document.name, document.label, document.measured) == (text["document"], text["label"], text["measured"])
+    batches = [batch for block in found.blocks for batch in found.batches(block, 12, measured=True)]
     assert sorted(number for batch in batches for number in batch) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]
         assert len(batch) * max(lengths) <= 12
-    names = [name for block in found.counted_blocks for name in found.array("document", block)]
-    assert names == [f"test/{n}" for n in range(11) if n != 5]
+    assert found.measured_by_block() == {0: 4, 1: 3, 2: 3}
 
 
 def test_a_long_table_is_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
     table = pd.DataFrame({"name": list("abcabc"), "layer": [1, 1, 1, 2, 2, 2], "mean": np.arange(6) / 7})
     write_plot("measure/whole", table, run.tables)
-    write_long_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
+    write_plot("measure/parts", (table.iloc[start : start + 2] for start in (0, 2, 4)), run.tables)
     assert (run.tables / "measure/parts.csv").read_bytes() == (run.tables / "measure/whole.csv").read_bytes()
-    monkeypatch.setattr("attnmix.store.runs.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("attnmix.store.runs.CSV_PART_ROWS", 2)
     found = run.table_rows("measure/parts", {"name": "b", "layer": 2})
     assert found["mean"].tolist() == [0.571429]
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, digest, run_tokenized, write_parameters, write_reviews, write_tiny_bert
-from matplotlib.axes import Axes
+from conftest import digest, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 
-from attnmix.figures.mixing_matrices import draw_matrices
-from attnmix.figures.mixing_reviews import draw_reviews
-from attnmix.figures.mixing_strips import draw_strips
+from attnmix.figures.mixing import draw_matrices, draw_reviews, draw_strips
 from attnmix.figures.style import paper_style
-from attnmix.figures.text_layers import TextLayers
-from attnmix.figures.tokens import DisplayToken, read_captured
+from attnmix.figures.tokens import DisplayToken, TextLayers, read_captured
 from attnmix.store.runs import Run
 from stages import measure
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 
-PARAMETERS = REPOSITORY / "params.yaml"
-
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where two free texts and a few reviews were measured."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The run in a folder, which becomes the current one, where two free texts and a few reviews were measured."""
     folder = tmp_path_factory.mktemp("measured")
     changes: dict[str, Any] = {
         "measure": {"documents": 4, "gradient_documents": 0},
@@ -41,26 +35,30 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tiny_bert(folder / "models/pretrained", seed=0)
         write_tiny_bert(folder / "models/finetuned", seed=1)
         run_tokenized(measure)
-    return folder
+        yield Run(folder)
 
 
-def test_every_captured_document_gets_its_figures(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(measured)
-    captured = read_captured(Run(Path()).tokens, Run(Path()).steps)
-    figures, digests = measured / "reports/figures", []
+@pytest.fixture(autouse=True)
+def style() -> Iterator[None]:
+    """What draws, draws under `paper_style`."""
+    with paper_style():
+        yield
+
+
+def test_every_captured_document_gets_its_figures(measured: Run) -> None:
+    captured, digests = read_captured(measured.tokens, measured.steps), []
     for _ in range(2):
-        draw_all([*mixing_figures(Run(Path()), captured, read_parameters().render)], captured)
-        digests.append(digest(figures))
+        draw_all([*mixing_figures(measured, captured)], captured, read_parameters().render)
+        digests.append(digest(measured.figures))
     assert digests[0] == digests[1]
     stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
     for kind in ("contributions", "rollouts"):
         stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
-    assert {path.name for path in figures.iterdir()} == {
-        f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")
-    }
+    names = {path.name for path in measured.figures.iterdir()}
+    assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
     def text_of(name: str) -> str:
-        return (figures / f"mixing_{name}.svg").read_text(encoding="utf-8")
+        return (measured.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")
 
     assert all(f">{text}<" in text_of("tokens_text_0") for text in ("[CLS]", "Fine-tuned", "Difference"))
     part, whole = text_of("contributions_text_1_finetuned"), text_of("contributions_text_0_finetuned")
@@ -79,22 +77,11 @@ def cells_of(image: Any) -> Any:
     return np.ma.filled(np.ma.masked_invalid(image.get_array()).astype(float), np.nan)
 
 
-def figure_of(draw: Any, *arguments: Any) -> Any:
-    """The figure that would have been saved."""
-    figures: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, paper_style():
-        patch.setattr(f"{draw.__module__}.save_figure", lambda figure, *_: figures.append(figure))
-        draw(*arguments, Path("x"), read_parameters(PARAMETERS).render)
-        figures[0].draw_without_rendering()
-    return figures[0]
-
-
-def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(measured)
+def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Run) -> None:
+    methods, part = ["attention", "value_zeroing"], range(3, 6)
     text = text_layers("[CLS] yes . a film . " + "well " * 36, 2)
-    methods = ["attention", "value_zeroing"]
-    figure = figure_of(draw_matrices, Run(Path()), "finetuned", "text/1", text, methods)
-    part = range(3, 6)
+    figure: Any = draw_matrices(measured, "finetuned", "text/1", text, methods)
+    figure.draw_without_rendering()
     panels = [axes for axes in figure.axes if len(axes.images) == 2]
     assert len(panels) == 2 * len(methods)
     assert "tokens 3 to 5 of 42" in figure.get_suptitle()
@@ -102,7 +89,7 @@ def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Path, mon
     for row, method in enumerate(methods):
         shown = []
         for layer, axes in enumerate(panels[2 * row : 2 * row + 2]):
-            matrix = Run(Path()).matrix("finetuned", "text/1", method)[layer].astype(float)
+            matrix = measured.matrix("finetuned", "text/1", method)[layer].astype(float)
             shares = matrix / matrix.sum(axis=1, keepdims=True)
             expected = np.array([[np.nan if i == j else shares[i, j] for j in part] for i in part])
             np.testing.assert_allclose(cells_of(axes.images[0]), expected, rtol=1e-5)
@@ -122,9 +109,8 @@ def test_strips_end_with_the_difference(tokens: int) -> None:
     index = pd.MultiIndex.from_product([["pretrained", "finetuned"], layers, range(tokens)])
     rows = index.set_names(["checkpoint", "layer", "position"]).to_frame(index=False)
     rows["attn_n"] = np.random.default_rng(0).beta(2, 5, len(rows))
-    panels = [
-        axes for axes in figure_of(draw_strips, rows, "text/0", text_layers("word " * tokens, 3)).axes if axes.images
-    ]
+    figure: Any = draw_strips(rows, "text/0", text_layers("word " * tokens, 3))
+    panels = [axes for axes in figure.axes if axes.images]
     before, after = (
         rows[rows["checkpoint"] == name].pivot(index="layer", columns="position", values="attn_n")
         for name in ("pretrained", "finetuned")
@@ -142,7 +128,7 @@ def test_strips_end_with_the_difference(tokens: int) -> None:
 
 def test_a_strip_of_one_checkpoint_has_no_difference() -> None:
     rows = pd.DataFrame({"checkpoint": "finetuned", "layer": [1, 1], "position": [0, 1], "attn_n": [0.2, np.nan]})
-    figure = figure_of(draw_strips, rows, "text/0", text_layers("two words", 1))
+    figure = draw_strips(rows, "text/0", text_layers("two words", 1))
     assert [axes.get_ylabel() for axes in figure.axes if axes.images] == ["Fine-tuned"]
 
 
@@ -155,19 +141,19 @@ def test_every_review_is_a_dot_at_every_layer(names: list[str]) -> None:
     reviews["tokens"] = 20 + 3 * reviews["document"]
     means = reviews.groupby(["checkpoint", "layer", "method"])["mean"].mean().reset_index()
     means = means.assign(ci_low=means["mean"] - 0.01, ci_high=means["mean"] + 0.01, weight="review", tokens_of="all")
-    figure = figure_of(draw_reviews, reviews, means, "Layer")
-    axes: Axes = figure.axes[0]
-    dots = [part for part in axes.collections if len(part.get_offsets()) == documents * len(layers)]
+    figure: Any = draw_reviews(reviews, means, "Layer")
+    figure.draw_without_rendering()
+    dots = [part for part in figure.axes[0].collections if len(part.get_offsets()) == documents * len(layers)]
     assert len(dots) == len(names)
     for name, part in zip(names, dots, strict=True):
         x, y = np.asarray(part.get_offsets()).T
-        of_checkpoint = reviews[reviews["checkpoint"] == name]
+        rows = reviews[reviews["checkpoint"] == name]
         for layer in layers:
-            expected = sorted(of_checkpoint.loc[of_checkpoint["layer"] == layer, "mean"])
+            expected = sorted(rows.loc[rows["layer"] == layer, "mean"])
             np.testing.assert_array_equal(sorted(y[np.round(x) == layer]), expected)
         assert len({*zip(x.round(3), y.round(2), strict=True)}) > 0.9 * len(x)  # side by side, not on top of each other
         lightness = part.to_rgba(part.get_array())[:, :3].sum(axis=1)
-        assert lightness[of_checkpoint["tokens"].argmax()] < lightness[of_checkpoint["tokens"].argmin()]
+        assert lightness[rows["tokens"].argmax()] < lightness[rows["tokens"].argmin()]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert any("(left)" in label for label in labels) == (len(names) == 2)
     assert "from 20 to 197 tokens" in figure.legends[0].get_title().get_text()

@@ -1,7 +1,8 @@
-"""The gradient reference, geometry, steps and statistics against independent computations."""
+"""Geometry, steps and statistics against independent computations."""
 
 from __future__ import annotations
 
+import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,72 +14,18 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from attnmix.core.points import STEP_MEASURES, STEP_POINTS
-from attnmix.core.ranks import rank_correlation
-from attnmix.core.statistics import Resampled, mean_product_across, resample, spearman_with_depth
-from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, geometry, step_measures, words_of
-from attnmix.measures.gradients import REFERENCES, document_calls, jacobian_norms
+from attnmix.core.statistics import (
+    Draws,
+    Resampled,
+    mean_product_across,
+    rank_correlation,
+    resample,
+    spearman_with_depth,
+)
+from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
-from attnmix.measures.ratios import RATIOS
-from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
-
-IDS = torch.tensor([2, 7, 9, 11, 3])
-
-
-def autograd_norms(base: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Exact Frobenius norms, row by row with backward passes."""
-    words = base.get_input_embeddings()(IDS[None]).detach()
-
-    def outputs(embedded: torch.Tensor) -> torch.Tensor:
-        return torch.stack(base(inputs_embeds=embedded, output_hidden_states=True).hidden_states[1:])[:, 0]
-
-    jacobian = torch.autograd.functional.jacobian(outputs, words)[:, :, :, 0]
-    found = {"word_embedding": jacobian.square().sum((2, 4)).sqrt()}
-    states = base(inputs_embeds=words, output_hidden_states=True).hidden_states
-    local = []
-    for layer, x in zip(base.encoder.layer, states, strict=False):
-
-        def output(x: torch.Tensor, layer: torch.nn.Module = layer) -> torch.Tensor:
-            return layer(x)[0]
-
-        jacobian = torch.autograd.functional.jacobian(output, x.detach())[:, :, 0]
-        local.append(jacobian.square().sum((1, 3)).sqrt())
-    return found | {"layer_input": torch.stack(local)}
-
-
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_gradient_reference_is_the_jacobians_frobenius_norm(tiny_bert: Path, reference: Any) -> None:
-    base = load_base(tiny_bert).double().requires_grad_(False)
-    exact = autograd_norms(base)[reference]
-    calls = document_calls(base, IDS[None])
-    with torch.no_grad():
-        torch.testing.assert_close(jacobian_norms(calls, reference, directions=24, seed=0), exact, rtol=1e-6, atol=1e-9)
-        # A single direction is not corrected: its square is right on average over seeds.
-        squares = torch.stack([jacobian_norms(calls, reference, 1, seed).square() for seed in range(40)])
-    standard_error = squares.std(0) / 40**0.5
-    assert ((squares.mean(0) - exact.square()).abs() < 5 * standard_error + 1e-12).all()
-
-
-def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
-    measurer = DocumentMeasurer(base, tiny_bert, list(RATIOS), list(LAYER_MATRICES))
-    ids = IDS.numpy().astype(np.int32)
-    agreement = measurer.derivatives(ids, directions=24, seed=0)["agreement"][..., 0]
-    exact = autograd_norms(load_base(tiny_bert).double().requires_grad_(False))
-    matrices = measurer.contributions(ids)
-    names = [*RATIOS, *MATRICES]
-    for place, reference in enumerate(REFERENCES):
-        for layer in range(3):
-            jacobian = exact[reference][layer].numpy()
-            for method in ("attention", "alti", "globenc_rollout"):
-                matrix = matrices[method][layer].numpy()
-                expected = np.mean([spearmanr(*rows).statistic for rows in zip(matrix, jacobian, strict=True)])
-                assert agreement[place, layer, names.index(method)] == pytest.approx(expected)
-            mixed = 1 - np.diag(matrices["attention"][layer].numpy())
-            expected = spearmanr(mixed, 1 - np.diag(jacobian) / jacobian.sum(1)).statistic
-            assert agreement[place, layer, names.index("attn_w")] == pytest.approx(expected)
 
 
 def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> None:
@@ -94,10 +41,9 @@ def test_rank_correlation_agrees_with_scipy_and_is_unknown_without_order() -> No
 
 def measured(x: Any, start: Any, words: Any, ids: Any) -> dict[str, float]:
     """`GEOMETRY_MEASURES` by name."""
-    x, start, words, ids = (torch.as_tensor(array) for array in (x, start, words, ids))
-    first = torch.as_tensor(np.unique(ids.numpy(), return_index=True)[1])
-    found = geometry(Cloud(x), Cloud(start), words_of(words, ids, first))
-    return dict(zip(GEOMETRY_MEASURES, found.tolist(), strict=True))
+    x, start, words = (torch.as_tensor(array) for array in (x, start, words))
+    values = geometry(Cloud(x), Cloud(start), Words(words, np.asarray(ids, np.int32)))
+    return dict(zip(GEOMETRY_MEASURES, values.tolist(), strict=True))
 
 
 def unbiased_hsic(x: Any, y: Any) -> float:
@@ -340,3 +286,20 @@ def test_simultaneous_intervals_of_one_cell_and_of_none_that_varies() -> None:
     constant = resample(values[:, 1:], np.ones((50, 1)), 100, 0).simultaneous()
     assert constant.mean == pytest.approx(0.3)
     assert np.isnan([constant.low, constant.high]).all()
+
+
+def test_draws_in_blocks_are_the_draws_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    sums, counts = generator.uniform(size=(9, 2, 3)), generator.integers(0, 4, (9, 1, 3)).astype(float)
+    together = resample(sums, counts, 50, 7)
+    weights = np.random.default_rng(7).multinomial(9, np.full(9, 1 / 9), size=50)
+    expected = np.einsum("sd,dab->sab", weights, sums) / np.einsum("sd,dab->sab", weights, counts)
+    np.testing.assert_allclose(together.samples, expected)
+    monkeypatch.setattr("attnmix.core.statistics.BLOCK_DRAWS", 20)  # two samples
+    with io.BytesIO() as file:
+        draws = Draws([4, 2, 3], 50, 7, file)
+        for _ in range(2):
+            parts = zip(np.split(sums, [4, 6]), np.split(counts, [4, 6]), strict=True)
+            found = draws.resample(parts)
+            for one, other in zip(found, together, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-12)

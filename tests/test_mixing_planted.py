@@ -1,29 +1,35 @@
-"""Planted cases with answers known beforehand, and what must not change an answer."""
+"""Planted cases with answers known beforehand, what must not change an answer, and the default model by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import plain_document, tokenized_documents
+from family_reference import rolled, run_reference
+from torch.nn.functional import gelu, layer_norm, relu
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import PREACTIVATION
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.contributions import contributions, layer_contributions, rows_to_one
-from attnmix.measures.documents import Document
+from attnmix.measures.contributions import DocumentMeasurer, contributions, layer_contributions, rows_to_one
 from attnmix.measures.identities import IDENTITIES, identity_errors
-from attnmix.measures.layers import Block, LayerPass
+from attnmix.measures.layers import AfterAttention, Block, LayerPass, Norm, no_norm, slopes
+from attnmix.measures.layers import Linear as Affine
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS, mixing_ratios
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import LayerCall, ModuleCall
 from attnmix.models.families import family_of
-from attnmix.models.loading import load_base
+from attnmix.models.loading import load_base, load_tokenizer
 
-BATCH, HEADS, TOKENS, HIDDEN = 2, 4, 7, 24
+BATCH, HEADS, TOKENS, HIDDEN, WIDTH = 2, 4, 7, 24, 11
+NORMS = ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +43,19 @@ def x() -> torch.Tensor:
     return torch.randn(BATCH, TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def attention_of(kind: str, tokens: int = TOKENS) -> torch.Tensor:
-    uniform = torch.full((tokens, tokens), 1 / tokens, dtype=torch.float64)
-    matrix = {"identity": torch.eye(tokens, dtype=torch.float64), "uniform": uniform}[kind]
-    return matrix.expand(BATCH, HEADS, tokens, tokens)
+def uniform() -> torch.Tensor:
+    return torch.full((BATCH, HEADS, TOKENS, TOKENS), 1 / TOKENS, dtype=torch.float64)
 
 
-def ratios_of(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    return mixing_ratios(list(RATIOS), seen(block, attention, x, value))
+def random_attention() -> torch.Tensor:
+    return torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
 
 
-def seen(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> LayerPass:
+def planted_layer(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> LayerPass:
     """A layer that attends as planted: scores of nothing but a mask, the logarithm of the weights."""
     heads = value.unflatten(-1, (HEADS, -1)).transpose(1, 2)
     nothing = torch.zeros_like(heads)
-    planted = AttentionCall(
-        query=nothing,
-        key=nothing,
-        value=heads,
-        mask=attention.log(),
-        causal=False,
-        scaling=1.0,
-        softcap=None,
-        log_sums=nothing[..., 0],
-    )
+    planted = AttentionCall(nothing, nothing, heads, attention.log(), False, 1.0, None, nothing[..., 0])
     output = (attention @ heads).transpose(1, 2).flatten(-2) @ block.output.W + block.output.b
     with torch.no_grad():
         normed = block.layer.attention.output.LayerNorm(x + output)
@@ -80,64 +75,61 @@ def seen(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Te
 
 @pytest.fixture(scope="module")
 def value(block: Block, x: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = block.layer.attention.self.value(x)
-    return found
+    values: torch.Tensor = block.layer.attention.self.value(x)
+    return values
+
+
+def matrices_of(layer: LayerPass) -> dict[str, torch.Tensor]:
+    return layer_contributions(list(LAYER_MATRICES.values()), layer.document(0))
 
 
 def test_zeroed_values_contribute_nothing(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
-    attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
-    nothing = torch.zeros_like(value)
-    ratio = ratios_of(block, attention, x, nothing)
+    layer = planted_layer(block, random_attention(), x, torch.zeros_like(value))
+    ratio = mixing_ratios(list(RATIOS), layer)
     for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n"):
         torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
-    layer = seen(block, attention, x, nothing).document(0)
-    raw = layer_contributions(list(LAYER_MATRICES.values()), layer)
+    raw = matrices_of(layer)
     for method in ("norm", "value_zeroing"):
         assert float(raw[method].abs().max()) < 1e-15
     for method in ("alti", "globenc"):
         torch.testing.assert_close(rows_to_one(raw[method]), torch.eye(TOKENS).double())
-    all_layers = contributions(list(LAYER_MATRICES.values()), [raw] * 2)
-    assert all_layers["value_zeroing"].isnan().all()
+    assert contributions(list(LAYER_MATRICES.values()), [raw] * 2)["value_zeroing"].isnan().all()
 
 
 def test_one_zeroed_value_empties_its_column_only(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
     changed = value.clone()
     changed[:, 2] = 0
-    layer = seen(block, attention_of("uniform"), x, changed).document(0)
-    raw = layer_contributions(list(LAYER_MATRICES.values()), layer)
+    raw = matrices_of(planted_layer(block, uniform(), x, changed))
     for method in ("norm", "value_zeroing"):
-        empty = raw[method].amax(0) < 1e-15
-        assert empty.tolist() == [column == 2 for column in range(TOKENS)]
+        assert (raw[method].amax(0) < 1e-15).tolist() == [column == 2 for column in range(TOKENS)]
 
 
 def test_contributions_do_not_depend_on_the_block_size(
     block: Block, x: torch.Tensor, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention = torch.softmax(torch.randn(BATCH, HEADS, TOKENS, TOKENS, dtype=torch.float64), dim=-1)
-    layer = seen(block, attention, x, value).document(0)
-    whole = layer_contributions(list(LAYER_MATRICES.values()), layer)
+    layer = planted_layer(block, random_attention(), x, value)
+    whole = matrices_of(layer)
     monkeypatch.setattr("attnmix.measures.contributions.BLOCK_NUMBERS", 3 * TOKENS * 40)
-    for method, matrix in layer_contributions(list(LAYER_MATRICES.values()), layer).items():
+    for method, matrix in matrices_of(layer).items():
         torch.testing.assert_close(matrix, whole[method])
 
 
 def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
-    layer = seen(block, attention_of("uniform"), x, value)
+    layer = planted_layer(block, uniform(), x, value)
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-    named = dict(zip(IDENTITIES, identity_errors(layer, mask).T, strict=True))
+
+    def errors(layer: LayerPass, **wrong: torch.Tensor) -> dict[str, torch.Tensor]:
+        layer = replace(layer, features={**layer.features, **wrong})
+        return dict(zip(IDENTITIES, identity_errors(layer, mask).T, strict=True))
+
     checked = ("attention_rows", "attention_output", "attention_residual", "attention_norm")
     for name in (*checked, "feed_forward", "layer_output"):
-        assert float(named[name].max()) < 1e-12, name
-    for name in ("attention_output", "attention_norm", "layer_output"):
-        features = {**layer.features, name: layer.features[name] * 1.01}
-        wrong = dict(zip(IDENTITIES, identity_errors(replace(layer, features=features), mask).T, strict=True))
-        assert float(wrong[name].min()) > 1e-4, name
-    features = {**layer.features, PREACTIVATION: layer.features[PREACTIVATION] * 1.01}
-    wrong = dict(zip(IDENTITIES, identity_errors(replace(layer, features=features), mask).T, strict=True))
-    assert float(wrong["feed_forward"].min()) > 1e-4
+        assert float(errors(layer)[name].max()) < 1e-12, name
+    for name in ("attention_output", "attention_norm", "layer_output", PREACTIVATION):
+        wrong = errors(layer, **{name: layer.features[name] * 1.01})
+        assert float(wrong["feed_forward" if name == PREACTIVATION else name].min()) > 1e-4, name
     doubled = replace(layer, attention=replace(layer.attention, log_sums=layer.attention.log_sums - 0.1))
-    rows = dict(zip(IDENTITIES, identity_errors(doubled, mask).T, strict=True))["attention_rows"]
+    rows = errors(doubled)["attention_rows"]
     torch.testing.assert_close(rows, torch.full_like(rows, float(np.exp(0.1) - 1)))
     # What lies outside the mask does not count.
     layer.features["attention_output"][:, -1] = 100
@@ -145,20 +137,13 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
     assert float(identity_errors(layer, mask).nan_to_num().max()) < 1e-12
 
 
-def document(length: int, seed: int, vocabulary: int) -> Document:
-    ids = np.random.default_rng(seed).integers(5, vocabulary, length).astype(np.int32)
-    numbers = np.arange(length, dtype=np.int32)
-    return Document(f"text/{seed}", ids, np.zeros(length, dtype=np.int8), length, captured=False, words=numbers)
-
-
 def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
-    measurer = BatchMeasurer(base, tiny_bert, list(RATIOS), 0)
-    documents = [document(length, length, 30) for length in (3, 9, 20, 33, 40, 41, 50, 64)]
-    together = list(measurer.measures(documents))
-    for place, alone in enumerate(documents):
+    measurer = BatchMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), 0)
+    generator = np.random.default_rng(0)
+    lengths = (3, 9, 20, 33, 40, 41, 50, 64)
+    documents = [plain_document(generator.integers(5, 30, length)) for length in lengths]
+    for alone, other in zip(documents, measurer.measures(documents), strict=True):
         (single,) = measurer.measures([alone])
-        other = together[place]
         np.testing.assert_allclose(other.ratios, single.ratios, atol=1e-5)
         np.testing.assert_allclose(other.to_first, single.to_first, atol=1e-5)
         for name, array in single.counted.items():
@@ -167,23 +152,124 @@ def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
         np.testing.assert_allclose(only, single.ratios, atol=1e-6)
 
 
-def test_weights_with_nan_are_one_clear_error(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
-    with torch.no_grad():
-        base.encoder.layer[1].attention.output.dense.weight[0, 0] = torch.nan
-    with pytest.raises(InputError, match=r"layer 2 of text/3 holds NaN or infinite values"):
-        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))
+def with_nan(base: Any) -> None:
+    base.encoder.layer[1].attention.output.dense.weight.data[0, 0] = torch.nan
 
 
-def test_a_model_that_mixes_in_another_way_stops_at_the_identity(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
+def scaled(base: Any) -> None:
     base.encoder.layer[2].attention.output.dense.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
-    with pytest.raises(InputError, match=r"attention_output of layer 3 is not what its name says in text/3 .*0\.0"):
-        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))
 
 
-def test_a_model_whose_attention_cannot_be_had_is_one_clear_error(tiny_bert: Path) -> None:
-    base = load_base(tiny_bert)
+def not_observed(base: Any) -> None:
     base.set_attn_implementation("sdpa")
-    with pytest.raises(InputError, match="layer 1 did not call the library's attention function"):
-        list(BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([document(9, 3, 30)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_nan, r"layer 2 of text/0 holds NaN or infinite values"),
+        (scaled, r"attention_output of layer 3 is not what its name says in text/0 .*0\.0"),
+        (not_observed, "layer 1 did not call the library's attention function"),
+    ],
+)
+def test_a_model_whose_numbers_mean_something_else_is_one_clear_error(
+    tiny_bert: Path, change: Any, message: str
+) -> None:
+    base = load_base(tiny_bert)
+    change(base)
+    with pytest.raises(InputError, match=message):
+        BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([plain_document(range(5, 14))])
+
+
+def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_weights: Path) -> None:
+    text = "Time flies like an arrow; fruit flies like bananas, and unforgettably so."
+    (document,) = tokenized_documents(load_tokenizer(default_weights), {"text/0": text}, 64)
+    base = load_base(default_weights)
+    (measures,) = BatchMeasurer(base, default_weights, list(RATIOS), base.config.pad_token_id).measures([document])
+    matrices = DocumentMeasurer(base, default_weights, [], list(LAYER_MATRICES)).contributions(document.ids)
+    layers = run_reference("bert", base, document.ids.tolist()).layers
+    expected = [[layer.ratios()[method] for layer in layers] for method in RATIOS]
+    np.testing.assert_allclose(measures.ratios, expected, atol=1e-5, rtol=0)
+    contributed = [layer.contributions() for layer in layers]
+    true = {name: np.stack([layer[name] for layer in contributed]) for name in LAYER_MATRICES}
+    true |= {f"{name}_rollout": rolled(true[name]) for name in ("value_zeroing", "alti", "globenc")}
+    true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
+    assert set(matrices) == set(true)
+    trusted = np.stack([layer.value_zeroing().sum(-1) for layer in layers]) >= 1e-4
+    assert matrices["value_zeroing"][~trusted].isnan().all()
+    for method, array in true.items():
+        rows = trusted if method == "value_zeroing" else np.ones_like(trusted)
+        np.testing.assert_allclose(matrices[method].numpy()[rows], array[rows], atol=1e-5, rtol=1e-5, err_msg=method)
+
+
+def test_the_data_free_gain_is_the_root_mean_square_scale_of_random_vectors(tiny_bert: Path) -> None:
+    base = load_base(tiny_bert)
+    attention = base.encoder.layer[1].attention
+    z = torch.randn(100_000, 25, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        # [x, 1] scaled as a whole: the constant's column is a random number too.
+        mapped = attention.output.dense(attention.self.value(z[:, :-1]))
+        constant = attention.output.dense(attention.self.value(torch.zeros(1, 24)))
+        mapped = mapped + (z[:, -1:] - 1) * constant
+    expected = float((mapped.square().sum() / z.square().sum()).sqrt())
+    assert DocumentMeasurer(base, tiny_bert, [], []).gains()[1] == pytest.approx(expected, rel=0.01)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("activation", "at_zero"), [(gelu, 0.5), (relu, 0.5), (torch.tanh, 1.0), (torch.sigmoid, 0.25), (torch.exp, 1.0)]
+)
+def test_slopes_are_integrated_gradients_from_zero(activation: Any, at_zero: float) -> None:
+    before = torch.cat([random(20), torch.zeros(2).double()])
+    found = slopes(activation, before, activation(before))
+    steps = (torch.arange(4000).double() + 0.5) / 4000
+    path = (steps.unsqueeze(-1) * before[:20]).requires_grad_()
+    (gradients,) = torch.autograd.grad(activation(path).sum(), path)
+    torch.testing.assert_close(found[:20], gradients.mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[20:], torch.full((2,), at_zero).double(), rtol=0, atol=1e-6)
+
+
+def norm(seed: int) -> Norm:
+    gamma, beta = 1 + random(HIDDEN, seed=seed) / 4, random(HIDDEN, seed=seed + 1)
+    return Norm(lambda x: layer_norm(x, (HIDDEN,), gamma, beta, 1e-5), gamma, beta, 1e-5, centred=True)
+
+
+@pytest.mark.parametrize("present", ["none", "post", "cross", "pre", "sandwich", "all"])
+def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) -> None:
+    kept = {
+        "post": ["attention_norm", "output_norm"],
+        "cross": ["attention_norm", "cross_attention_norm", "output_norm"],
+        "pre": ["feed_forward_norm"],
+        "sandwich": ["feed_forward_norm", "feed_forward_output_norm"],
+        "all": NORMS,
+    }.get(present, [])
+    named = {name: norm(3 * place) if name in kept else no_norm(random(1)) for place, name in enumerate(NORMS)}
+    up = Affine(random(HIDDEN, WIDTH, seed=20), random(WIDTH, seed=21))
+    down = Affine(random(WIDTH, HIDDEN, seed=22), random(HIDDEN, seed=23))
+    block: Any = SimpleNamespace(**named, feed_forward=(up, down), activation=torch.sigmoid)
+    own, others, constant = (random(TOKENS, HIDDEN, seed=seed) for seed in (30, 31, 32))
+    cross = random(TOKENS, HIDDEN, seed=33) if "cross_attention_norm" in kept else None
+    z = named["attention_norm"](own + others + constant)
+    if cross is not None:
+        z = named["cross_attention_norm"](z + cross)
+    before = named["feed_forward_norm"](z) @ up.W + up.b
+    true = named["feed_forward_output_norm"](torch.sigmoid(before) @ down.W + down.b)
+    rest = AfterAttention(block, own + others + constant, cross, before)
+    streams = [rest.stream(own), rest.stream(others), rest.stream_with_biases(constant)]
+    torch.testing.assert_close(sum(streams), z)
+    torch.testing.assert_close(
+        rest.added(streams[0]) + rest.added(streams[1]) + rest.added_with_biases(streams[2]), true
+    )
+
+
+def test_a_network_that_gives_nothing_leaves_the_skip_connection() -> None:
+    nothing = Affine(torch.zeros(HIDDEN, WIDTH).double(), torch.zeros(WIDTH).double())
+    norms = dict.fromkeys(NORMS, no_norm(random(1)))
+    down = Affine(random(WIDTH, HIDDEN), random(HIDDEN))
+    block: Any = SimpleNamespace(**norms, feed_forward=(nothing, down), activation=gelu)
+    own = random(TOKENS, HIDDEN)
+    rest = AfterAttention(block, own, None, torch.zeros(TOKENS, WIDTH).double())
+    torch.testing.assert_close(rest.output(own), own)

@@ -17,12 +17,11 @@ from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import STEP_MEASURES
-from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sums import LENGTHS, length_class
 from attnmix.measures.tables import COLUMNS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.store.layout import contributions_folder
@@ -40,11 +39,7 @@ def prepare(folder: Path) -> None:
 
 
 def small(workspace: Workspace, name: str = "workspace", **changes: Any) -> Path:
-    mixing = {
-        "documents": 6,
-        "gradient_documents": 2,
-        "gradient_max_length": 9,
-    }
+    mixing = {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9}
     capture = {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80}
     sections = {"measure": mixing, "capture": capture, "finetune": {}}
     folder = workspace(name, **{section: keys | changes.get(section, {}) for section, keys in sections.items()})
@@ -131,8 +126,8 @@ def test_tables_are_the_means_of_the_rows_in_the_statistics(finished: Path) -> N
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     table = Run(Path()).table("measure/mixing_controls")
-    own = ["shuffled_words", "text_mean_value", "without_value_bias"]
-    pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), own)}
+    controls = ["shuffled_words", "text_mean_value", "without_value_bias"]
+    pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), controls)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert len(table) == len(pairs) * 3 * len(RATIOS)
     mixing = Run(Path()).table("measure/mixing")
@@ -145,8 +140,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     weights = both[both["method"] == "attn_w"].set_index("control")["below"]
     assert (weights.drop("shuffled_words") == 0).all()
     assert (weights["shuffled_words"] != 0).all()
-    of_checkpoints = both[(both["method"] == "attn_n") & (both["checkpoint"] != "difference")]
-    assert of_checkpoints["below"].abs().min() > 1e-5
+    assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
 
 def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
@@ -164,7 +158,7 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
         for name, rows in tokens.groupby("document", sort=False):
             ids = np.array(tokenizer.convert_tokens_to_ids(rows["token"].tolist()), np.int32)
             words = rows["word"].fillna(-1).to_numpy(np.int32)
-            document = Document(str(name), ids, np.zeros(len(ids), np.int8), len(ids), captured=False, words=words)
+            document = Document(str(name), ids, np.zeros(len(ids), np.int8), words)
             if control == "shuffled_words":
                 document = shuffled_words(document, seed)
             found.append(measurer.ratios([document])[:, :, 0])  # [layers, methods, tokens]
@@ -195,7 +189,9 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
         patch.chdir(tmp_path)
         shard = contributions_folder("pretrained", "test/3", Run(Path()).measured) / "alti.zarr" / "c/0/0/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-        with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*`dvc repro -f measure`"):
+        with pytest.raises(
+            InputError, match=r"test_3/alti\.zarr is damaged .*; force the stage measure, which writes it, to run again"
+        ):
             Run(Path()).matrix("pretrained", "test/3", "alti")
 
 
@@ -232,36 +228,26 @@ def test_metrics_and_plots_hold_what_the_design_names(finished: Path) -> None:
 def test_a_second_run_and_an_interrupted_one_give_the_same_bytes(
     finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = small(workspace)
-    calls = 0
     original = measure.BatchMeasurer.measures
+    calls: list[int] = []
 
-    def killed(self: Any, documents: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > 2:
+    def measures(self: Any, documents: Any) -> Any:
+        calls.append(len(documents))
+        if len(calls) == 3:
             raise KeyboardInterrupt
         return original(self, documents)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(measure.BatchMeasurer, "measures", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_tokenized(measure)
+    monkeypatch.setattr(measure.BatchMeasurer, "measures", measures)
+    folder = small(workspace)
+    with pytest.raises(KeyboardInterrupt):
+        run_tokenized(measure)
     assert not (folder / "features/measure").exists()
-    again = 0
-
-    def counted(self: Any, documents: Any) -> Any:
-        nonlocal again
-        again += 1
-        return original(self, documents)
-
-    monkeypatch.setattr(measure.BatchMeasurer, "measures", counted)
     run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
+    resumed = len(calls) - 1  # without the one that was killed
     fresh = small(workspace, "fresh")
-    calls_so_far, again = again, 0
     run_tokenized(measure)
-    assert calls_so_far == again - 2
+    assert len(calls) - 1 == 2 * resumed  # no batch was measured twice
     assert bytes_of(fresh) == bytes_of(finished)
 
 
@@ -416,8 +402,7 @@ def test_drawn_documents_are_cut_like_the_tokenizer_cuts(default_weights: Path) 
     (document,) = tokenized_documents(load_tokenizer(default_weights), {"test/0": text}, 16)
     expected = AutoTokenizer.from_pretrained(default_weights)(text, truncation=True, max_length=16)["input_ids"]
     assert document.ids.tolist() == expected
-    assert document.counted == 16
-    assert not document.captured
+    assert document.measured
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:

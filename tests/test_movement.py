@@ -11,12 +11,11 @@ from scipy import stats
 from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics.pairwise import paired_distances
 
-from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site
 from attnmix.maps.movement import COLUMNS, linear_projections, movement_table, transitions
 
 BEFORE, MIDDLE, AFTER = Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")
-UMAP = UmapParameters(seed=2, stability_seeds=[3, 4])
+NOT_MEASURED = pd.DataFrame({"layer": []})
 
 
 def residuals(values: Any, given: Any) -> Any:
@@ -25,14 +24,14 @@ def residuals(values: Any, given: Any) -> Any:
     return y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
 
 
-def table_of(lengths: list[int]) -> pd.DataFrame:
-    """`document` and `position` of documents of so many tokens."""
+def tokens_of(lengths: list[int]) -> pd.DataFrame:
+    """`document` and `position` of documents of these numbers of tokens."""
     parts = [pd.DataFrame({"document": f"test/{i}", "position": np.arange(n)}) for i, n in enumerate(lengths)]
     return pd.concat(parts, ignore_index=True)
 
 
 def moved_by(lengths: Any, start: Any, generator: Any) -> Any:
-    """Places `[tokens, 2]` so far from where the tokens were, in any direction."""
+    """Places `[tokens, 2]` at these distances from where the tokens were, in any direction."""
     angle = generator.uniform(0, 2 * np.pi, size=len(lengths))
     return (start + np.column_stack([np.cos(angle), np.sin(angle)]) * np.asarray(lengths)[:, None]).astype(np.float32)
 
@@ -43,14 +42,16 @@ def planted(lengths: list[int], moves: Any, full: Any, ratio: Any) -> pd.DataFra
     `moves` holds a row for each seed.
     """
     generator = np.random.default_rng(0)
-    tokens = table_of(lengths)
+    tokens = tokens_of(lengths)
     start = generator.normal(size=(len(tokens), 2)).astype(np.float32)
     maps = {
         seed: {BEFORE: start, MIDDLE: moved_by(lengths_of_seed, start, generator)}
         for seed, lengths_of_seed in enumerate(np.atleast_2d(moves), 2)
     }
     features = {BEFORE: start, MIDDLE: moved_by(full, start, generator)}
-    return movement_table({"joint": maps}, features, tokens, pd.DataFrame({"layer": 1, "attn_n": ratio}), UMAP)
+    return movement_table(
+        {"joint": maps}, features, tokens, pd.DataFrame({"layer": 1, "attn_n": ratio}), "euclidean", 2
+    )
 
 
 def row_of(table: pd.DataFrame, measure: str, against: str = "attn_n") -> Any:
@@ -103,16 +104,15 @@ def test_means_are_over_documents_not_tokens_and_intervals_over_documents() -> N
     assert list(summary.columns) == list(COLUMNS)
     parts = np.split(np.arange(number), np.cumsum(lengths)[:-1])
     expected_DS = np.array([[spearmanr(each[part], ratio[part]).statistic for each in moves] for part in parts])
-    found = row_of(summary, "spearman")
-    assert found["mean"] == pytest.approx(expected_DS.mean(), abs=0.01)
+    row = row_of(summary, "spearman")
+    assert row["mean"] == pytest.approx(expected_DS.mean(), abs=0.01)
     extremes = [expected_DS.mean(0).min(), expected_DS.mean(0).max()]
-    assert [found["lowest_seed"], found["highest_seed"]] == pytest.approx(extremes, abs=0.01)
-    assert found[["documents", "tokens", "seeds"]].tolist() == [6, number, 3]
-    again = np.random.default_rng(9)
-    draws = [expected_DS.mean(1)[again.integers(6, size=6)].mean() for _ in range(4000)]
+    assert [row["lowest_seed"], row["highest_seed"]] == pytest.approx(extremes, abs=0.01)
+    assert row[["documents", "tokens", "seeds"]].tolist() == [6, number, 3]
+    draws = expected_DS.mean(1)[np.random.default_rng(9).integers(6, size=(4000, 6))].mean(1)
     wider = stats.t.ppf(0.975, 5) / stats.norm.ppf(0.975) * (6 / 5) ** 0.5  # than percentiles, for 6 documents
     ends = expected_DS.mean() + (np.quantile(draws, [0.025, 0.975]) - expected_DS.mean()) * wider
-    assert [found["ci_low"], found["ci_high"]] == pytest.approx(ends, abs=0.05)
+    assert [row["ci_low"], row["ci_high"]] == pytest.approx(ends, abs=0.05)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
@@ -132,12 +132,12 @@ def test_documents_without_a_value_are_left_out_of_means_and_counts() -> None:
     ratio[32:52] = np.nan  # a document that was not measured
     ratio[3] = np.nan  # and a token
     summary = planted(lengths, moves, full, ratio)
-    found = row_of(summary, "spearman")
-    assert found[["documents", "tokens"]].tolist() == [2, 39]
+    row = row_of(summary, "spearman")
+    assert row[["documents", "tokens"]].tolist() == [2, 39]
     known = [part[np.isfinite(ratio[part])] for part in (np.arange(2, 32), np.arange(52, 62))]
     expected = np.mean([spearmanr(moves[part], ratio[part]).statistic for part in known])
-    assert found["mean"] == pytest.approx(expected, abs=0.01)
-    assert np.isfinite(found["ci_low"])
+    assert row["mean"] == pytest.approx(expected, abs=0.01)
+    assert np.isfinite(row["ci_low"])
     assert row_of(summary, "spearman", "full_space")["documents"] == 3
 
 
@@ -148,7 +148,7 @@ def test_steps_are_set_against_the_ratios_of_what_they_cover_and_tokens_that_com
     middle = moved_by(length, start, generator)
     maps = {BEFORE: start, MIDDLE: middle, AFTER: start}
     ratios = pd.DataFrame({"layer": 1, "attn_n": length**3, "attn_w": -length, "enc_n": length})
-    table = movement_table({"joint": {2: maps}}, maps, table_of([50]), ratios, UMAP)
+    table = movement_table({"joint": {2: maps}}, maps, tokens_of([50]), ratios, "euclidean", 2)
     table = table.query("measure == 'spearman'").set_index(["step", "against"])
     assert table["mean"].to_dict() == {
         ("attention", "full_space"): pytest.approx(1),
@@ -158,9 +158,9 @@ def test_steps_are_set_against_the_ratios_of_what_they_cover_and_tokens_that_com
         ("layer", "full_space"): pytest.approx(np.nan, nan_ok=True),  # back where it was
         ("layer", "enc_n"): pytest.approx(np.nan, nan_ok=True),
     }
-    alone = movement_table({"joint": {2: {MIDDLE: middle}}}, {MIDDLE: middle}, table_of([50]), ratios, UMAP)
+    alone = movement_table({"joint": {2: {MIDDLE: middle}}}, {MIDDLE: middle}, tokens_of([50]), ratios, "euclidean", 2)
     assert alone.empty
-    without = movement_table({"joint": {2: maps}}, maps, table_of([50]), pd.DataFrame(), UMAP)
+    without = movement_table({"joint": {2: maps}}, maps, tokens_of([50]), NOT_MEASURED, "euclidean", 2)
     assert set(without["against"]) == {"full_space"}
 
 
@@ -169,9 +169,7 @@ def test_moves_in_the_full_space_are_by_the_metric(metric: str) -> None:
     generator = np.random.default_rng(0)
     maps = {site: generator.normal(size=(40, 2)).astype(np.float32) for site in (BEFORE, MIDDLE)}
     features = {site: generator.normal(size=(40, 6)).astype(np.float32) for site in (BEFORE, MIDDLE)}
-    table = movement_table(
-        {"joint": {2: maps}}, features, table_of([40]), pd.DataFrame(), UmapParameters(metric=metric)
-    )
+    table = movement_table({"joint": {2: maps}}, features, tokens_of([40]), NOT_MEASURED, metric, 2)
     full = paired_distances(features[BEFORE], features[MIDDLE], metric=metric)
     expected = spearmanr(np.linalg.norm(maps[MIDDLE] - maps[BEFORE], axis=1), full).statistic
     assert row_of(table, "spearman", "full_space")["mean"] == pytest.approx(expected, abs=1e-6)
@@ -189,37 +187,28 @@ def test_projections_are_of_all_points_together_and_random_ones_seeded() -> None
     flat, other = (np.concatenate(list(each.values())) for each in projected["random_projection"].values())
     assert together @ np.linalg.lstsq(together, flat, rcond=None)[0] == pytest.approx(flat, abs=1e-4)
     assert not np.allclose(flat, other)
-    assert linear_projections({}, [2]) == {}
-
-
-ENTERED, LEFT = Site(0, "embedding_output"), Site(1, "layer_output")
 
 
 @pytest.mark.parametrize(
     ("points", "attended", "fed"),
     [
-        (("attention_residual", "attention_norm"), "attention_norm", "attention_norm"),
-        (("attention_norm",), "attention_norm", "attention_norm"),
-        (("attention_output", "attention_residual"), "attention_residual", "attention_residual"),
-        (("attention_output", "ffn_output"), None, None),
-        (("attention_norm", "cross_attention_norm"), "attention_norm", "cross_attention_norm"),
+        ("attention_residual attention_norm", "attention_norm", "attention_norm"),  # post-LN
+        ("attention_norm", "attention_norm", "attention_norm"),
+        ("attention_output attention_residual", "attention_residual", "attention_residual"),  # pre-LN
+        ("attention_output ffn_output", None, None),  # parallel
+        ("attention_norm cross_attention_norm", "attention_norm", "cross_attention_norm"),  # decoder
     ],
-    ids=["post_ln", "without_skip", "pre_ln", "parallel", "decoder"],
 )
-def test_attention_ends_where_the_family_ends_it(
-    points: tuple[str, ...], attended: str | None, fed: str | None
-) -> None:
-    found = transitions([ENTERED, *(Site(1, point) for point in points), LEFT])
-    parts = [(1, "layer", ENTERED, LEFT)]
+def test_attention_ends_where_the_family_ends_it(points: str, attended: str | None, fed: str | None) -> None:
+    parts = [(1, "layer", BEFORE, AFTER)]
     if attended and fed:
-        parts += [(1, "attention", ENTERED, Site(1, attended)), (1, "ffn", Site(1, fed), LEFT)]
-    assert sorted(found) == sorted(parts)
+        parts += [(1, "attention", BEFORE, Site(1, attended)), (1, "ffn", Site(1, fed), AFTER)]
+    assert sorted(transitions([BEFORE, *(Site(1, point) for point in points.split()), AFTER])) == sorted(parts)
 
 
 def test_the_decoders_first_layer_begins_with_its_own_embedding() -> None:
-    own = Site(2, "decoder_embedding_output")
-    found = transitions([Site(2, "layer_output"), own, Site(3, "layer_output"), Site(4, "layer_output")])
-    assert found == [
-        (3, "layer", own, Site(3, "layer_output")),
-        (4, "layer", Site(3, "layer_output"), Site(4, "layer_output")),
+    start, *layers = Site(2, "decoder_embedding_output"), *(Site(layer, "layer_output") for layer in (2, 3, 4))
+    assert transitions([layers[0], start, *layers[1:]]) == [
+        (3, "layer", start, layers[1]),
+        (4, "layer", layers[1], layers[2]),
     ]

@@ -1,4 +1,4 @@
-"""The page: its numbers are the files', its views work in a browser and are linked, and no text of anyone's runs."""
+"""The page: its numbers are the files', its views work in a browser and are linked, and no captured text runs."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import sys
 import zlib
 from graphlib import CycleError
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 import pandas as pd
 import pytest
-from browser import Opened
-from conftest import (
-    COMMIT,
-    REPOSITORY,
-)
-from page_run import HOSTILE, LAYOUTS, choose, open_values, shown_again, tokens, write_run
+from browser import Opened, browser
+from conftest import COMMIT, REPOSITORY
+from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens, write_run
 
-from attnmix.core.points import Site
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import largest_shares, quantise, visible
 from attnmix.page.assembly import HERE, page_script
-from attnmix.page.payload import Payload
-from attnmix.page.sentences import changed_parameters, headline, lead
-from attnmix.store import features as store
-from attnmix.store.layout import ACTIVATIONS
+from attnmix.page.payload import SHAPE
+from attnmix.page.sentences import headline, lead
 from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
 
+CHARTS = ("map-chart", "mixing-chart", "steps-chart")
 
-def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Opened) -> None:
-    for chart in ("map-chart", "mixing-chart", "steps-chart"):
+
+def test_every_view_renders_without_an_error_and_requests_nothing(opened: Opened) -> None:
+    for chart in CHARTS:
         assert opened.traces(chart)
         assert opened.page.locator(f"#{chart} svg, #{chart} canvas").count() == 1
     documents = tokens()["document"]
@@ -48,48 +45,57 @@ def test_every_view_renders_says_nothing_wrong_and_asks_for_nothing(opened: Open
     assert own_basis.startswith("Places of attention heads on the joint map cannot be compared")
 
 
-def reviews_at(layer: int, method: str = "attnresln_n") -> pd.DataFrame:
-    table = pd.read_csv("reports/plots/measure/mixing_by_review.csv").query(
-        "checkpoint == 'finetuned' and method == @method"
-    )
-    return table[table["layer"] == layer]
+@pytest.mark.long
+def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
+    with browser("firefox") as firefox:
+        # Firefox does not know what Playwright asks of a browser's media by default.
+        shown = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
+        page = shown.page
+        choose(page, "layer", "2")
+        for token in range(2, 2 + len(HOSTILE)):
+            page.locator(f"#token-{token}").click()
+        assert page.evaluate("window.hacked") is None
+        page.locator("#token-3").click()
+        assert page.locator("#sources li").count() > 0
+        page.keyboard.press("ArrowRight")
+        assert visible(tokens()["token"][4]) in page.locator("#selected").inner_text()
+        for chart in CHARTS:
+            assert shown.traces(chart)
+        shown.close()
 
 
 def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
-    page = opened.page
-    means = pd.read_csv("reports/plots/measure/mixing.csv").query(
-        "method == 'attnresln_n' and checkpoint == 'finetuned'"
-    )
-    most, least = means.loc[means["mean"].idxmax()], means.loc[means["mean"].idxmin()]
+    page, table = opened.page, Run(Path()).table("measure/mixing_by_review")
+    reviews = table.query("checkpoint == 'finetuned' and method == 'attnresln_n'").sort_values("layer", kind="stable")
+    means = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'")
+    layer = int(means.loc[means["mean"].idxmax(), "layer"])
     assert page.locator("h1").inner_text().replace("\xa0", " ") == (
-        f"Layer {most['layer']} mixes tokens most, at a ratio of {100 * most['mean']:.0f} %; layer {least['layer']} "
-        f"least, {100 * least['mean']:.0f} %"
+        f"Layer {layer} mixes tokens most, at a ratio of {100 * means['mean'].max():.0f} %; layer "
+        f"{means.loc[means['mean'].idxmin(), 'layer']} least, {100 * means['mean'].min():.0f} %"
     )
-    assert page.locator("#layer").input_value() == str(most["layer"])
+    assert page.locator("#layer").input_value() == str(layer)
     page.wait_for_selector("#overview-chart circle", state="attached")  # drawn once it is seen
     dots = page.locator("#overview-chart circle").evaluate_all(
         "all => all.map(each => [each.textContent, Number(each.getAttribute('cy'))])"
     )
-    expected = pd.concat([reviews_at(layer) for layer in (1, 2, 3)])
-    assert [said for said, _ in dots] == [f"{row.document}: {100 * row.mean:.0f} %" for row in expected.itertuples()]
+    assert [name for name, _ in dots] == [f"{row.document}: {100 * row.mean:.0f} %" for row in reviews.itertuples()]
     heights = np.array([height for _, height in dots])
-    slope, start = np.polyfit(expected["mean"], heights, 1)
+    slope, start = np.polyfit(reviews["mean"], heights, 1)
     assert slope < 0
-    assert np.abs(slope * expected["mean"] + start - heights).max() < 0.1  # pixels
-    own = page.locator("#overview-chart path.own").get_attribute("d")
+    assert np.abs(slope * reviews["mean"] + start - heights).max() < 0.1  # pixels
     captured = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned'")
     shares = captured.groupby("layer")["attnresln_n"].mean()
-    drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", own)[1:]]
+    path = page.locator("#overview-chart path.own").get_attribute("d")
+    drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", path)[1:]]
     assert drawn == pytest.approx((slope * shares + start).tolist(), abs=0.2)
-    among = reviews_at(int(most["layer"]))["mean"]
-    value = shares[int(most["layer"])]
+    among = reviews.loc[reviews["layer"] == layer, "mean"]
     assert page.locator("#typical").inner_text() == (
-        f"The mean ratio of its tokens in layer {most['layer']} is {100 * value:.0f} %, higher than in "
-        f"{100 * (among < value).mean():.0f} % of the {len(among)} measured reviews."
+        f"The mean ratio of its tokens in layer {layer} is {100 * shares[layer]:.0f} %, higher than in "
+        f"{100 * (among < shares[layer]).mean():.0f} % of the {len(among)} measured reviews."
     )
 
 
-def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened: Opened) -> None:
+def test_a_text_is_named_by_its_beginning_with_a_note_of_what_was_read(opened: Opened) -> None:
     reviews = pd.read_parquet("data/reviews/test.parquet")["text"]
     options = opened.page.locator("#document option").all_inner_texts()
     lengths = tokens().groupby("document", sort=False).size().tolist()
@@ -101,40 +107,37 @@ def test_a_text_is_chosen_by_its_beginning_and_what_became_of_it_is_said(opened:
     )
 
 
-def test_a_link_shows_what_its_sender_saw(opened: Opened, run: Path) -> None:
+def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
     page = opened.page
-    chosen = {
-        "document": "1",
-        "layer": "2",
-        "ratio-method": "attn_n",
-        "checkpoint": "pretrained",
-        "matrix": "attention",
-    }
-    for control, option in {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm"}.items():
+    chosen = {"document": "1", "checkpoint": "pretrained", "ratio-method": "attn_n", "matrix": "attention", "head": "1"}
+    chosen |= {"shade": "ratio", "beside-choice": "2", "layout": "aligned", "step-measure": "norm"}
+    for control, option in chosen.items():
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
     page.locator("#point").fill("5")
     assert page.locator("#layer").input_value() == "1"
     choose(page, "layer", "2")
+    chosen["layer"] = "2"
     point = page.locator("#point").input_value()
-    assert store.stored_sites(ACTIVATIONS)[int(point)] == Site(2, "ffn_output")
-    selected = page.locator("#selected").inner_text()
+    assert str(Run(Path()).sites[int(point)]) == "layer_02/ffn_output"
+    views = ("#selected", "#text-legend", "#beside-name")
+    texts = [page.locator(view).inner_text() for view in views]
     page.wait_for_function("() => location.hash.includes('point=2.ffn_output') && location.hash.includes('token=')")
     link = page.evaluate("location.href")
+    assert parse_qs(link.split("#")[1])["beside"] == ["text/0"]
     page.goto("about:blank")
     page.goto(link)
     page.wait_for_selector("html[data-ready]")
-    shown = {
-        name: page.locator(f"#{name}").input_value() for name in (*chosen, "head", "layout", "step-measure", "point")
-    }
-    assert shown == {**chosen, "head": "1", "layout": "aligned", "step-measure": "norm", "point": point}
-    assert page.locator("#selected").inner_text() == selected
-    page.evaluate("location.hash = 'layer=3&document=99&method=<b>&checkpoint=finetuned'")
+    assert {name: page.locator(f"#{name}").input_value() for name in chosen} == chosen
+    assert page.locator("#point").input_value() == point
+    assert [page.locator(view).inner_text() for view in views] == texts
+    page.evaluate("location.hash = 'layer=3&document=99&method=<b>&difference=true'")
     page.wait_for_function("() => document.getElementById('layer').value === '3'")
-    assert page.locator("#checkpoint").input_value() == "finetuned"
-    assert (page.locator("#document").input_value(), page.locator("#ratio-method").input_value()) == ("1", "attn_n")
+    values = [page.locator(f"#{name}").input_value() for name in ("checkpoint", "document", "ratio-method")]
+    assert values == ["difference", "1", "attn_n"]
 
 
+@pytest.mark.long
 def test_the_link_can_be_copied(run: Path, chromium: Any) -> None:
     shown = Opened(chromium, Run(run).page, permissions=["clipboard-read", "clipboard-write"])
     choose(shown.page, "matrix", "norm")
@@ -146,35 +149,31 @@ def test_the_link_can_be_copied(run: Path, chromium: Any) -> None:
 
 
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
-    page = opened.page
-    tested = Run(Path()).metrics("finetune")["test"]
-    assert f"{100 * tested['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
-    mixing = pd.read_csv("reports/plots/measure/mixing.csv").query("method == 'attnresln_n'")
-    difference = mixing.query("layer == 2 and checkpoint == 'difference'")
+    page, run = opened.page, Run(Path())
+    test = run.metrics("finetune")["test"]
+    assert f"{100 * test['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
+    mixing = run.table("measure/mixing").query("method == 'attnresln_n'")
     drawn = {trace["name"]: trace for trace in opened.traces("mixing-chart") if trace["method"] == "attnresln_n"}
     for checkpoint, name in (("pretrained", "Pretrained"), ("finetuned", "Fine-tuned")):
         assert drawn[name]["y"] == mixing.loc[mixing["checkpoint"] == checkpoint, "mean"].tolist()
-    best = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
-    said = page.locator(".lead, #findings").all_inner_texts()
-    said = " ".join(said).replace("\N{MINUS SIGN}", "-").replace("\xa0", " ")
-    whose = f"LayerNorm of layer {best['layer']}, the length ratio of other tokens in a token's vector"
-    assert f"{whose} is {100 * best['mean']:.0f} %" in said
-    assert f"accuracy is {100 * tested['accuracy_ci_low']:.0f} % to {100 * tested['accuracy_ci_high']:.0f} %" in said
-    controls = pd.read_csv("reports/plots/measure/mixing_controls.csv").query("method == 'attnresln_n'")
-    for control, words in (
-        ("random_weights", "With random weights the ratio would be"),
-        ("text_mean_value", "would be"),
+    most = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
+    controls = run.table("measure/mixing_controls").query("method == 'attnresln_n'")
+    control = controls[controls["checkpoint"].isin(["finetuned", "random"])].groupby("control")["mean"].mean()
+    text = " ".join(page.locator(".lead, #findings").all_inner_texts()).replace("\xa0", " ")
+    for sentence in (
+        f"LayerNorm of layer {most['layer']}, the length ratio of other tokens in a token's vector is "
+        f"{100 * most['mean']:.0f} %",
+        f"accuracy is {100 * test['accuracy_ci_low']:.0f} % to {100 * test['accuracy_ci_high']:.0f} %",
+        f"With random weights the ratio would be {100 * control['random_weights']:.0f} %",
+        f"would be {100 * control['text_mean_value']:.0f} %",
     ):
-        rows = controls[(controls["control"] == control) & controls["checkpoint"].isin(["finetuned", "random"])]
-        assert f"{words} {100 * rows['mean'].mean():.0f} %" in said
+        assert sentence in text
     choose(page, "layer", "2")
+    difference = mixing.query("layer == 2 and checkpoint == 'difference'")["mean"].item()
     shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert f"{100 * difference['mean'].item():+.1f} percentage points" in shown
-    steps = pd.read_csv("reports/plots/measure/geometry.csv").query(
-        "checkpoint == 'finetuned' and measure == 'cosine_input' and point == 'ffn_norm'"
-    )
-    found = next(trace for trace in opened.traces("steps-chart") if trace["name"] == "Last LayerNorm")
-    assert found["y"] == steps["mean"].tolist()
+    assert f"{100 * difference:+.1f} percentage points" in shown
+    steps = run.steps.query("checkpoint == 'finetuned' and measure == 'cosine_input' and step == 'ffn_norm'")
+    assert opened.trace("steps-chart", "Last LayerNorm")["y"] == steps["mean"].tolist()
 
 
 def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
@@ -187,7 +186,7 @@ def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
     choose(page, "shape", "words")
     for token, text in enumerate(HOSTILE, start=2):
         page.locator(f"#token-{token}").click()  # the selected word is always drawn
-        words = next(trace for trace in opened.traces("map-chart") if trace["name"] == "words")
+        words = opened.trace("map-chart", "words")
         assert visible(text) == words["text"][words["tokens"].index(token)]
         page.mouse.move(0, 0)  # or the word under the mouse is looked at
         assert visible(text) in page.locator("#heads-said").text_content()
@@ -233,35 +232,30 @@ def test_no_two_modules_define_one_name_as_they_share_a_scope() -> None:
 
 
 def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
-    found = re.search(r'id="data">([^<]+)<', (Run(run).page).read_text(encoding="utf-8"))
-    assert found
-    data = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    _, packed = (Run(run).page).read_text(encoding="utf-8").split('id="data">')
+    data = json.loads(zlib.decompress(base64.b64decode(packed.partition("<")[0])))
     keys = set(re.findall(r"(?<![\w./])data\.(\w+)(?:\.(\w+))?", page_script()))
     taken_apart = re.findall(r"{ ([\w, ]+) } = data\.(\w+);", page_script())  # const { start, length } = data.part;
     keys |= {(part, key) for names, part in taken_apart for key in names.split(", ")}
     parts = {part for part, _ in keys}
     assert parts == set(data)
-    check_type(data, Payload)
+    check_shape(data, SHAPE)
     # The other parts are lists, or their keys are names of texts, models or points.
     for part in ("labels", "ratios", "reviews", "attention", "nearest"):
         assert {key for each, key in keys if each == part and key} == set(data[part]), part
 
 
-def check_type(value: Any, kind: Any) -> None:
-    """Raise an error where a value of JSON is not of the type that is declared for it."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_typeddict(kind):
-        hints = get_type_hints(kind)
-        assert set(value) == set(hints), kind
-        for name, each in hints.items():
-            check_type(value[name], each)
-    elif origin in (list, dict):
-        assert isinstance(value, origin), (value, kind)
-        for each in value.values() if origin is dict else value:
-            check_type(each, arguments[-1])
-    elif kind is not Any:
-        kinds = arguments or (kind,)
-        assert isinstance(value, kinds) or (float in kinds and isinstance(value, int)), (value, kind)
+def check_shape(value: Any, shape: Any) -> None:
+    """Raise an error where a value of JSON is not of the shape that is declared for it."""
+    if isinstance(shape, dict):
+        assert ... in shape or set(value) == set(shape), shape
+        for name, each in value.items():
+            check_shape(each, shape.get(name, shape.get(...)))
+    elif isinstance(shape, list):
+        for each in value:
+            check_shape(each, shape[0])
+    else:
+        assert isinstance(value, shape), (value, shape)
 
 
 def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:
@@ -275,6 +269,7 @@ def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:
         page_script(tmp_path)
 
 
+@pytest.mark.long
 def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -> None:
     shown = Opened(chromium, Run(run).page, viewport={"width": 1400, "height": 900}, color_scheme="dark")
     page = shown.page
@@ -285,12 +280,11 @@ def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -
         assert page.locator(f"#{name}").is_visible()
     for name in ("play", "point", "clear", "map", "steps"):
         assert not page.locator(f"#{name}").is_visible()
-    for chart in ("mixing-chart",):
-        box = page.locator(f"#{chart}").bounding_box()
-        drawing = page.locator(f"#{chart} svg, #{chart} canvas").first.bounding_box()
-        assert box["width"] <= 700  # of A4 between usual margins
-        assert drawing["width"] <= box["width"]
-        assert drawing["height"] <= box["height"]
+    box = page.locator("#mixing-chart").bounding_box()
+    drawing = page.locator("#mixing-chart svg").first.bounding_box()
+    assert box["width"] <= 700  # of A4 between usual margins
+    assert drawing["width"] <= box["width"]
+    assert drawing["height"] <= box["height"]
     ink = page.locator("#mixing-chart .chosen").get_attribute("fill")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen")
@@ -298,13 +292,6 @@ def test_print_says_what_is_shown_and_fits_the_paper(run: Path, chromium: Any) -
     assert page.locator("#mixing-chart .chosen").get_attribute("fill") != ink
     shown.traces("map-chart")
     assert page.locator("#map-chart canvas").bounding_box()["width"] > 640
-    shown.close()
-
-
-def test_narrow_window_needs_no_sideways_scrolling(run: Path, chromium: Any) -> None:
-    shown = Opened(chromium, Run(run).page, viewport={"width": 400, "height": 800})
-    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 400
-    assert shown.page.locator("#map-chart").bounding_box()["width"] > 300
     shown.close()
 
 
@@ -321,62 +308,57 @@ def test_another_process_renders_the_same_bytes(copied: Path) -> None:
     assert [name for name, content in rendered[0].items() if rendered[1][name] != content] == []
 
 
-def test_page_names_what_differs_from_the_defaults(workspace: Any, opened: Opened) -> None:
+def test_page_names_changed_parameters_and_origins(workspace: Any, opened: Opened) -> None:
     rows = opened.page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("capture.max_length") and "40" in row for row in rows)
+    text = opened.page.locator("#run").inner_text()
+    assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in text
+    assert "The reviews come from data/sample." in text
     workspace("unchanged")
     shutil.copy(REPOSITORY / "params.yaml", "params.yaml")
-    assert changed_parameters(read_parameters()) == []
+    assert render.changed_parameters(read_parameters()) == []
 
 
-def test_page_names_where_model_and_reviews_come_from(opened: Opened) -> None:
-    said = opened.page.locator("#run").inner_text()
-    assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in said
-    assert "The reviews come from data/sample." in said
-
-
-@pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
+@pytest.mark.parametrize("checkpoint", ["pretrained", pytest.param("finetuned", marks=pytest.mark.long)])
 def test_page_of_one_measured_checkpoint(copied: Path, chromium: Any, checkpoint: str) -> None:
-    for path in Path("reports/plots").rglob("*.csv"):
+    run = Run(Path())
+    for path in run.tables.rglob("*.csv"):
         table = pd.read_csv(path)
         if "checkpoint" in table:
             table[table["checkpoint"].isin([checkpoint, "random"])].to_csv(path, index=False)
-    ratios = pd.read_parquet(Run(Path()).measured / "tokens.parquet")
-    ratios[ratios["checkpoint"] == checkpoint].to_parquet(Run(Path()).measured / "tokens.parquet", index=False)
-    shutil.rmtree(Run(Path()).measured / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
+    ratios = run.ratios(filters=[("checkpoint", "==", checkpoint)])
+    ratios.to_parquet(run.measured / "tokens.parquet", index=False)
+    shutil.rmtree(run.measured / "contributions" / ("pretrained" if checkpoint == "finetuned" else "finetuned"))
     if checkpoint == "pretrained":
-        path = Path("reports/plots/reduce/movement.csv")
+        path = run.tables / "reduce/movement.csv"
         pd.read_csv(path).query("against == 'full_space'").to_csv(path, index=False)
-    shown = shown_again(chromium)
+    shown = open_changed(chromium)
     page = shown.page
     assert "by fine-tuning" not in page.locator("#findings").inner_text().lower()
     assert page.locator("#checkpoint option").count() == 1
     page.locator("#token-1").click()
     choose(page, "colour", "ratio")
     page.locator("#point").fill("4")
-    moved = page.locator("#movement").text_content()
-    assert "with moves in the full space" in moved
-    assert ("With the mixing ratio: " in moved) == (checkpoint == "finetuned")
-    says = "it was not measured" in page.locator("#map-legend").inner_text()
-    assert says == (checkpoint == "pretrained")
+    movement = page.locator("#movement").text_content()
+    assert "with moves in the full space" in movement
+    assert ("With the mixing ratio: " in movement) == (checkpoint == "finetuned")
+    unmeasured = "it was not measured" in page.locator("#map-legend").inner_text()
+    assert unmeasured == (checkpoint == "pretrained")
     shown.close()
 
 
 @pytest.mark.parametrize("method", list(RATIOS))
-def test_findings_name_what_their_method_measures(copied: Path, method: str) -> None:
-    path = Path("reports/plots/measure/mixing.csv")
-    table = pd.read_csv(path)
-    table[table["method"] == method].to_csv(path, index=False)
-    first = lead(Run(Path()).mixing[0])
-    assert ("LayerNorm" in first) == (method in ("attnresln_n", "enc_n"))
-    assert ("whole of layer" in first) == (method == "layer_n")
-    assert ("weights" in first) == (method in ("attn_w", "attnres_w"))
-    rows = pd.read_csv("reports/plots/measure/mixing.csv").query("checkpoint == 'finetuned'")
-    assert f"{100 * rows['mean'].max():.0f} %" in first
+def test_lead_names_what_its_method_measures(run: Path, method: str) -> None:
+    curves = Run(run).mixing[0].query("method == @method")
+    sentence = lead(curves)
+    assert ("LayerNorm" in sentence) == (method in ("attnresln_n", "enc_n"))
+    assert ("whole of layer" in sentence) == (method == "layer_n")
+    assert ("weights" in sentence) == (method in ("attn_w", "attnres_w"))
+    assert f"{100 * curves.loc[curves['checkpoint'] == 'finetuned', 'mean'].max():.0f} %" in sentence
 
 
 @pytest.mark.parametrize(
-    ("means", "said"),
+    ("means", "sentence"),
     [
         ((0.21, 0.34, 0.28), "Layer 2 mixes tokens most, at a ratio of 34 %; layer 1 least, 21 %"),
         ((0.012, 0.004, 0.006), "Layer 1 mixes tokens most, at a ratio of 1.2 %; layer 2 least, 0.4 %"),
@@ -384,32 +366,28 @@ def test_findings_name_what_their_method_measures(copied: Path, method: str) -> 
         ((0.25,), "The one layer mixes tokens at a ratio of 25 %"),
     ],
 )
-def test_headline_tells_the_layers_apart(copied: Path, means: tuple[float, ...], said: str) -> None:
-    path = Path("reports/plots/measure/mixing.csv")
-    table = pd.read_csv(path)
-    table = table[table["layer"] <= len(means)]
-    table.assign(mean=[means[layer - 1] for layer in table["layer"]]).to_csv(path, index=False)
-    assert headline(Run(Path()).mixing[0]) == said
+def test_headline_tells_the_layers_apart(run: Path, means: tuple[float, ...], sentence: str) -> None:
+    curves = Run(run).mixing[0].query(f"layer <= {len(means)}")
+    assert headline(curves.assign(mean=[means[layer - 1] for layer in curves["layer"]])) == sentence
 
 
-def test_a_layout_that_is_switched_off_is_named(copied: Path, chromium: Any) -> None:
-    (Run(Path()).maps / "joint.parquet").unlink()
-    shown = shown_again(chromium)
-    assert "The joint layout was not made: put joint into umap.layouts" in shown.page.locator("#map").inner_text()
-    assert shown.page.locator("#layout option").all_inner_texts() == ["aligned", "separate"]
-    assert shown.traces("map-chart")
-    shown.close()
-
-
-@pytest.mark.parametrize("layout", ["joint", *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS[1:])])
-def test_figures_are_drawn_of_any_single_layout(copied: Path, layout: str) -> None:
-    for other in set(LAYOUTS) - {layout}:
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_page_and_figures_of_any_single_layout(copied: Path, chromium: Any, layout: str) -> None:
+    others = [name for name in ("joint", "aligned", "separate") if name != layout]
+    for other in others:
         (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
     figures = parameters.render.model_copy(update={"dpi": 40, "formats": ["png"]})
     render.main(parameters.model_copy(update={"render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
     assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
+    shown = open_changed(chromium)
+    text = shown.page.locator("#map").inner_text()
+    assert all(f"The {name} layout was not made: put {name} into umap.layouts" in text for name in others)
+    assert shown.page.locator("#layout option").all_inner_texts() == [layout]
+    assert shown.traces("map-chart")
+    shown.close()
 
 
 def test_documents_that_do_not_fit_are_counted(
@@ -418,7 +396,7 @@ def test_documents_that_do_not_fit_are_counted(
     write_run(workspace(capture={"documents": [0, 1, 2]}), run, [30, 30, 30], 3)
     monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", 70)
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
-    shown = shown_again(chromium)
+    shown = open_changed(chromium)
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
@@ -428,9 +406,9 @@ def test_documents_that_do_not_fit_are_counted(
 
 def test_shares_are_the_largest_of_each_row() -> None:
     matrix = np.array([[[0.1, 0.6, 0.3], [2.0, 1.0, 1.0], [np.nan, 1.0, 1.0]]])
-    found = largest_shares(matrix, 2)
-    sources = np.frombuffer(base64.b64decode(found["sources"]), dtype="<u2").reshape(1, 3, 2)
-    shares = (np.frombuffer(base64.b64decode(found["shares"]), dtype="u1").reshape(1, 3, 2) / 255) ** 2
+    form = largest_shares(matrix, 2)
+    sources = np.frombuffer(base64.b64decode(form["sources"]), dtype="<u2").reshape(1, 3, 2)
+    shares = (np.frombuffer(base64.b64decode(form["shares"]), dtype="u1").reshape(1, 3, 2) / 255) ** 2
     assert sources[0].tolist() == [[1, 2], [0, 1], [65535, 65535]]
     assert shares[0, :2] == pytest.approx(np.array([[0.6, 0.3], [0.5, 0.25]]), abs=0.005)
 

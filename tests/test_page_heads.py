@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from stages import show
 from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
+FAMILIES = ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "llama"))]
+OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox", "gemma3_text", "olmo2", "modernbert")]
 
 
 def decoded(text: str, kind: str) -> npt.NDArray[Any]:
@@ -43,18 +46,17 @@ def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
     """Two checkpoints' heads of one text; scores are far apart."""
     generator = np.random.default_rng(0)
-    found = {}
+    checkpoints = {}
     for checkpoint in ("pretrained", "finetuned"):
-        parts = random_parts(generator, (2, 4, 50, 32), key_heads=2)
+        parts = checkpoints[checkpoint] = random_parts(generator, (2, 4, 50, 32), key_heads=2)
         parts["query"] *= 3
         for layer, head in np.ndindex(2, 4):
             scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
             parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
-        found[checkpoint] = parts
-    return found
+    return checkpoints
 
 
-def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> None:
+def test_weights_in_16_bits_stay_within_a_tolerance(long_text: dict[str, Any]) -> None:
     data = encode_heads([("test/0", long_text), ("test/1", {})])
     assert (data["number"], data["width"]) == (4, 32)
     assert list(data["documents"]) == ["test/0"]
@@ -62,32 +64,31 @@ def test_in_16_bits_weights_stay_where_they_were(long_text: dict[str, Any]) -> N
         form = data["documents"]["test/0"][checkpoint]
         assert form["bits"] == 16
         assert "sums" not in form
-        query = decoded(form["query"], "<i2").reshape(2, 4, 50, 32) * decoded(form["query_scales"], "<f4").reshape(
-            2, 4, 50, 1
-        )
-        key = decoded(form["key"], "<i2").reshape(2, 2, 50, 32) * decoded(form["key_scales"], "<f4").reshape(
-            2, 2, 50, 1
+        query, key = (
+            decoded(form[name], "<i2").reshape(2, -1, 50, 32)
+            * decoded(form[f"{name}_scales"], "<f4").reshape(2, -1, 50, 1)
+            for name in ("query", "key")
         )
         for layer, head in np.ndindex(2, 4):
-            found = softmax(query[layer, head] @ key[layer, head // 2].T / 32**0.5)
-            np.testing.assert_allclose(found, weights(parts, layer, head), atol=2e-4, rtol=0)
+            computed = softmax(query[layer, head] @ key[layer, head // 2].T / 32**0.5)
+            np.testing.assert_allclose(computed, weights(parts, layer, head), atol=2e-4, rtol=0)
 
 
-def test_what_a_sink_takes_is_kept(long_text: dict[str, Any]) -> None:
+def test_share_of_an_attention_sink_is_kept(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     parts["log_sums"][:] += np.log(2)
     form = encode_heads([("test/0", long_text)])["documents"]["test/0"]["finetuned"]
     np.testing.assert_allclose(decoded(form["sums"], "<f4"), 0.5, rtol=1e-5)
 
 
-def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_off(long_text: dict[str, Any]) -> None:
+def test_long_texts_keep_the_largest_dimensions_and_the_errors_of_the_weights(long_text: dict[str, Any]) -> None:
     parts = long_text["finetuned"]
     errors = []
     for dimensions in (256, 200, 100):
         form = encode_8_bits(parts, dimensions)
         assert sum(form["ranks"]) == dimensions
         ends = np.cumsum([0, *form["ranks"]])
-        off = []
+        differences = []
         for number, rank in enumerate(form["ranks"]):
             rows = slice(50 * ends[number], 50 * ends[number + 1])
             scales = slice(ends[number], ends[number + 1])
@@ -95,60 +96,54 @@ def test_long_texts_keep_the_dimensions_that_matter_and_say_how_far_weights_are_
                 decoded(form[name], "<i1")[rows].reshape(50, rank) * decoded(form[f"{name}_scales"], "<f4")[scales]
                 for name in ("query", "key")
             )
-            off.append(np.abs(softmax(query @ key.T / 32**0.5) - weights(parts, number // 4, number % 4)))
-        assert form["largest_error"] == pytest.approx(np.max(off), rel=1e-6)
-        assert form["mean_error"] == pytest.approx(np.mean(off), rel=1e-6)
+            differences.append(np.abs(softmax(query @ key.T / 32**0.5) - weights(parts, number // 4, number % 4)))
+        assert form["largest_error"] == pytest.approx(np.max(differences), rel=1e-6)
+        assert form["mean_error"] == pytest.approx(np.mean(differences), rel=1e-6)
         errors.append(form["mean_error"])
     assert errors == sorted(errors)
     assert encode_8_bits(parts, 256)["largest_error"] < 0.04
 
 
-def test_what_does_not_fit_loses_bits_then_the_other_checkpoint_then_dimensions_then_itself(
+def test_heads_that_do_not_fit_lose_bits_then_a_checkpoint_then_dimensions_then_all(
     long_text: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
-    seen = []
-    for limit in (whole, whole - 1, whole // 2 - 1, 10_000, 5_000):
+    size = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
+    kept = []
+    for limit in (size, size - 1, 10_000, 5_000):
         monkeypatch.setattr(arrays, "HEAD_BYTES", limit)
         forms = encode_heads([("test/0", long_text)])["documents"].get("test/0", {})
-        seen.append({name: (form["bits"], sum(form.get("ranks", []))) for name, form in forms.items()})
-    assert seen[0] == {"pretrained": (16, 0), "finetuned": (16, 0)}
-    assert list(seen[1]) == ["pretrained", "finetuned"]
-    assert seen[1]["finetuned"][0] == 8
-    assert seen[3] == {"finetuned": (8, 100)}
-    assert seen[4] == {}
+        kept.append({name: (form["bits"], sum(form.get("ranks", []))) for name, form in forms.items()})
+    assert kept[0] == {"pretrained": (16, 0), "finetuned": (16, 0)}
+    assert [bits for bits, _ in kept[1].values()] == [8, 8]
+    assert kept[2:] == [{"finetuned": (8, 100)}, {}]
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
     """The page of `TEXT` in a family's tiny random model, and the same model run by hand."""
-    made: dict[str, tuple[Path, Reference]] = {}
 
-    def find(name: str) -> tuple[Path, Reference]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            model = write_family(name, folder / "model")
-            write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
-            with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(folder)
-                parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
-                show.main(parameters, [TEXT], folder / "page")
-            base = load_base(model).double()
-            reference = run_reference(name, base, load_tokenizer(model)(TEXT)["input_ids"])
-            made[name] = folder / "page/index.html", reference
-        return made[name]
+    @cache
+    def page_of(name: str) -> tuple[Path, Reference]:
+        folder = tmp_path_factory.mktemp(name)
+        model = write_family(name, folder / "model")
+        write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
+            show.main(parameters, [TEXT], folder / "page")
+        ids = load_tokenizer(model)(TEXT)["input_ids"]
+        return folder / "page/index.html", run_reference(name, load_base(model).double(), ids)
 
-    return find
+    return page_of
 
 
 @pytest.fixture
-def opened(pages: Callable[[str], tuple[Path, Reference]], chromium: Any) -> Iterator[Callable[..., Opened]]:
+def opened(pages: Callable[[str], tuple[Path, Reference]], chromium: Any) -> Iterator[Callable[[str], Opened]]:
     """The page of a family; at the end no page may have complained."""
     shown: list[Opened] = []
 
-    def show_page(name: str, **context: Any) -> Opened:
-        size = {"viewport": {"width": 1400, "height": 900}}
-        shown.append(Opened(chromium, pages(name)[0], **{**size, **context}))
+    def show_page(name: str) -> Opened:
+        shown.append(Opened(chromium, pages(name)[0], viewport={"width": 1400, "height": 900}))
         return shown[-1]
 
     yield show_page
@@ -157,7 +152,7 @@ def opened(pages: Callable[[str], tuple[Path, Reference]], chromium: Any) -> Ite
 
 
 def table_of(page: Any, pane: str) -> list[dict[str, str]]:
-    """The values that stand below a pane, by column."""
+    """Return the table of a pane's values, by column."""
     files = page.locator(f"#{pane} + .files")
     if files.locator("details").get_attribute("open") is None:
         open_values(page, pane)
@@ -166,9 +161,9 @@ def table_of(page: Any, pane: str) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_lines_are_the_models_weights_and_norms(
-    name: str, opened: Callable[..., Opened], pages: Callable[[str], tuple[Path, Reference]]
+    name: str, opened: Callable[[str], Opened], pages: Callable[[str], tuple[Path, Reference]]
 ) -> None:
     page = opened(name).page
     layer = pages(name)[1].layers[1]
@@ -176,9 +171,8 @@ def test_lines_are_the_models_weights_and_norms(
     assert page.locator("#heads-name").inner_text() == "Layer 2, head 3 of 4"
     page.locator("#token-2").click()
     page.mouse.move(0, 0)
-    f = np.linalg.norm(
-        layer.value[2] @ layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2], axis=-1
-    )
+    W_O = layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2]
+    f = np.linalg.norm(layer.value[2] @ W_O, axis=-1)
     for kind, column in (("weight", "attention weight"), ("norm", "weight times length")):
         page.locator("#head-value").select_option(kind)
         expected = layer.attention[2] * (f if kind == "norm" else 1)
@@ -189,13 +183,13 @@ def test_lines_are_the_models_weights_and_norms(
         for row in rows:
             entry = expected[int(row["position"]), int(row["takes from position"])]
             assert float(row[column]) == pytest.approx(entry, abs=1e-5)
-    said = page.locator("#heads-said").inner_text()
+    sentence = page.locator("#heads-said").inner_text()
     largest = int(np.argmax(expected[2]))
     names = [row["takes from token"] for row in rows if int(row["takes from position"]) == largest]
-    assert f"takes most from “{names[0]}” {expected[2, largest]:.3g}"[:30] in said
+    assert f"takes most from “{names[0]}” {expected[2, largest]:.3g}"[:30] in sentence
 
 
-def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Callable[..., Opened]) -> None:
+def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Callable[[str], Opened]) -> None:
     page = opened("gpt2").page
     first = page.locator("#heads-all button[aria-label='Layer 1, head 1']")
     first.click()
@@ -219,19 +213,15 @@ def test_heads_are_walked_with_the_keyboard_and_causal_ones_look_back(opened: Ca
 
 
 def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Of every head `[heads, tokens, width]`, from the weights."""
+    """Return those of every head `[heads, tokens, width]`, from the weights."""
     u = layer.weights.norm("input_norm", layer.x)
     query, key = (layer.weights.split(role, u) for role in ("query", "key"))
     return (query, key) if layer.rotary is None else (rotated(query, layer.rotary), rotated(key, layer.rotary))
 
 
-NEURONS = ["bert", "gpt2", "llama"]
-OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox", "gemma3_text", "olmo2", "modernbert")]
-
-
-@pytest.mark.parametrize("name", [*NEURONS, *OTHERS])
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_every_number_of_a_neuron_is_the_models(
-    name: str, opened: Callable[..., Opened], pages: Callable[[str], tuple[Path, Reference]]
+    name: str, opened: Callable[[str], Opened], pages: Callable[[str], tuple[Path, Reference]]
 ) -> None:
     page = opened(name).page
     number, head, i, j = 1, 2, 3, 1
@@ -253,9 +243,9 @@ def test_every_number_of_a_neuron_is_the_models(
             assert float(row["score"]) == pytest.approx(dot * scaling, **close)
         else:
             assert row["score"] == ""
-    found: dict[str, list[float]] = {}
+    steps: dict[str, list[float]] = {}
     for row in table_of(page, "neuron-steps"):
-        found.setdefault(row["step"], []).append(float(row["value"]))
+        steps.setdefault(row["step"], []).append(float(row["value"]))
     w, points = layer.weights, layer.points
     attended = layer.attention[head, i] @ layer.value[head]
     W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)[head]
@@ -266,10 +256,10 @@ def test_every_number_of_a_neuron_is_the_models(
         **{"output": w.linear("out", points["attention_heads"])[i], "stored": result},
     }
     for step, vector in expected.items():
-        assert found[step] == pytest.approx(vector, **close), step
-    assert list(found.values())[-2] == pytest.approx(result, **close)  # computed on the page, before the stored one
-    assert ("skip" in found) == (name != "gpt_neox")
-    assert ("norm" in found) == (name == "bert")
-    assert ("output_norm" in found) == (name in ("gemma3_text", "olmo2"))
+        assert steps[step] == pytest.approx(vector, **close), step
+    assert list(steps.values())[-2] == pytest.approx(result, **close)  # computed on the page, before the stored one
+    assert ("skip" in steps) == (name != "gpt_neox")
+    assert ("norm" in steps) == (name == "bert")
+    assert ("output_norm" in steps) == (name in ("gemma3_text", "olmo2"))
     assert "off the model's own by" in page.locator("#neuron-ends").inner_text()
-    assert page.locator("#neuron-flow li").count() == len(found) - 4
+    assert page.locator("#neuron-flow li").count() == len(steps) - 4

@@ -1,4 +1,4 @@
-"""The pipeline on tiny input: dvc.yaml names the parameters that a stage reads and the files that it writes."""
+"""On tiny input, dvc.yaml names the parameters that each stage reads and the files that it opens and writes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stages.common.resume import UNFINISHED, unfinished_folder
 
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()}
-ONLY_FOR_A_HUB = {"dataset.revision", "model.revision"}
-# Numbers of documents stand in the sections of stages whose texts `tokenize` chooses; model.base is asked for only
-# where nothing is trained.
-UNREAD = {"measure": {"measure.documents", "model.base"}, "faithfulness": {"faithfulness.documents"}}
+# Read only for a hub's model, and by `measure` only where nothing is trained.
+UNREAD = {"dataset.revision", "model.revision"}
+UNREAD_BY = {"measure": {"measure.documents", "model.base"}, "faithfulness": {"faithfulness.documents"}}
+"""`tokenize` chooses the documents of later stages, whose sections hold their numbers."""
 
 
 def all_keys(section: str) -> set[str]:
@@ -34,7 +34,7 @@ ALL_KEYS = {key for section in Parameters.model_fields for key in all_keys(secti
 
 
 def declared_keys(stage: str) -> set[str]:
-    """The parameters that dvc.yaml names for a stage; a section stands for its keys, the file for all."""
+    """Return the parameters that dvc.yaml names for a stage; a section stands for its keys, the file for all."""
     names = STAGES[stage]["params"]
     if {"params.yaml": None} in names:
         return ALL_KEYS
@@ -42,58 +42,42 @@ def declared_keys(stage: str) -> set[str]:
 
 
 def outputs(stage: str) -> list[str]:
-    kinds = ("outs", "metrics", "plots")
-    outs = [out for kind in kinds for out in STAGES[stage].get(kind, ())]
+    outs = [out for kind in ("outs", "metrics", "plots") for out in STAGES[stage].get(kind, ())]
     return [out if isinstance(out, str) else next(iter(out)) for out in outs]
 
 
-def is_in(path: str, places: Iterable[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
+def outside(paths: set[str], places: Iterable[str]) -> set[str]:
+    """Return the paths that are in none of the places."""
+    return {path for path in paths if not any(Path(path).is_relative_to(place) for place in places)}
 
 
 class Recorder:
     """The parameters, or a section of them, that note which keys are read."""
 
-    def __init__(self, section: Any, prefix: str, seen: set[str]) -> None:
-        self._section, self._prefix, self._seen = section, prefix, seen
+    def __init__(self, section: Any, prefix: str, keys: set[str]) -> None:
+        self._section, self._prefix, self._keys = section, prefix, keys
 
     def __getattr__(self, key: str) -> Any:
-        said = getattr(type(self._section), key, None)
-        if isinstance(said, property):  # which reads keys itself
-            return said.fget(self) if said.fget else None
+        attribute = getattr(type(self._section), key, None)
+        if isinstance(attribute, property):  # which reads keys itself
+            return attribute.fget(self) if attribute.fget else None
         value = getattr(self._section, key)
-        if isinstance(value, Recorder):
-            return value
-        if key in type(self._section).model_fields:
+        if key in type(self._section).model_fields and not isinstance(value, Recorder):
             if hasattr(type(value), "model_fields"):
-                return Recorder(value, f"{key}.", self._seen)
-            self._seen.add(self._prefix + key)
+                return Recorder(value, f"{key}.", self._keys)
+            self._keys.add(self._prefix + key)
         return value
 
     def model_copy(self, update: dict[str, Any]) -> Any:
-        return Recorder(self._section.model_copy(update=update), self._prefix, self._seen)
+        return Recorder(self._section.model_copy(update=update), self._prefix, self._keys)
 
     def model_dump(self) -> Any:
-        self._seen |= all_keys(self._prefix.removesuffix(".")) if self._prefix else ALL_KEYS
+        self._keys |= all_keys(self._prefix.removesuffix(".")) if self._prefix else ALL_KEYS
         return self._section.model_dump()
 
 
-class Opened:
-    """Files under the working folder that were there and are opened from now on, as far as Python opens them."""
-
-    def __init__(self) -> None:
-        self.paths: set[str] | None = None
-        sys.addaudithook(self._look)
-
-    def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and self.paths is not None and isinstance(arguments[0], (str, os.PathLike)):
-            path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
-            if path.is_relative_to(Path.cwd()) and path.is_file():
-                self.paths.add(path.relative_to(Path.cwd()).as_posix())
-
-
 class Observed(NamedTuple):
-    """What a stage did on tiny input."""
+    """The keys that a stage read on tiny input, and the files that it opened and wrote."""
 
     keys: set[str]
     opened: set[str]
@@ -116,54 +100,54 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
         faithfulness={"documents": 2, "max_length": 20},
         render={"dpi": 50},
     )
-    found = {}
-    opened = Opened()
+    opened: set[str] = set()
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
+            if path.is_relative_to(folder) and path.is_file():
+                opened.add(path.relative_to(folder).as_posix())
+
+    def times() -> dict[str, int]:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in files}
+
+    sys.addaudithook(look)
+    runs = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         parameters = read_parameters()
         for name in STAGES:
             module = import_module(f"stages.{name}")
-            if hasattr(module, "unfinished_folder"):
-                # It takes what dvc.yaml names out of all parameters; that is no use of them.
-                patch.setattr(
-                    module, "unfinished_folder", lambda name, _, root: unfinished_folder(name, parameters, root)
-                )
-            before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-            keys: set[str] = set()
-            opened.paths = set()
-            recorder: Any = Recorder(parameters, "", keys)
-            module.main(recorder)
-            read, opened.paths = opened.paths, None
-            after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-            written = {str(path.relative_to(folder)) for path, time in after.items() if before.get(path) != time}
-            assert before.keys() <= after.keys()
-            found[name] = Observed(keys, read, written)
-    return found
+            if hasattr(module, "unfinished_folder"):  # takes from all parameters those that dvc.yaml names
+                replaced = lambda name, _, root: unfinished_folder(name, parameters, root)  # noqa: E731
+                patch.setattr(module, "unfinished_folder", replaced)
+            before, keys = times(), set[str]()
+            opened.clear()
+            module.main(Recorder(parameters, "", keys))
+            runs[name] = Observed(keys, set(opened), {path for path, _ in times().items() - before.items()})
+            assert before.keys() <= times().keys()
+    return runs
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_names_exactly_the_parameters_that_it_reads(observed: dict[str, Observed], stage: str) -> None:
-    keys = observed[stage].keys - ONLY_FOR_A_HUB
-    if stage == "reduce":  # no tensor of torch: its arithmetic is what `prepare_process` puts into the environment
-        keys |= {"arithmetic"}
-    assert declared_keys(stage) - ONLY_FOR_A_HUB - UNREAD.get(stage, set()) == keys
+    # `reduce` has no tensor of torch: its arithmetic is what `cli.main` puts into the environment.
+    keys = observed[stage].keys | ({"arithmetic"} if stage == "reduce" else set())
+    assert declared_keys(stage) - UNREAD - UNREAD_BY.get(stage, set()) == keys - UNREAD
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_writes_every_output_that_it_names_and_nothing_else(observed: dict[str, Observed], stage: str) -> None:
-    written = observed[stage].written
-    assert [out for out in outputs(stage) if not any(is_in(path, [out]) for path in written)] == []
-    # Until the stage `sources` is there, `download` says what is to be watched.
-    beside = ["reports/sources.json"] if stage == "download" else []
-    assert {path for path in written if not is_in(path, [*outputs(stage), *beside])} == set()
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_stage_opens_no_file_that_it_does_not_name(observed: dict[str, Observed], stage: str) -> None:
-    named = [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED)]
-    source = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
-    assert {path for path in observed[stage].opened if not is_in(path, [*named, *source])} == set()
-    assert observed[stage].opened
+def test_stage_opens_and_writes_only_the_files_that_it_names_and_writes_all_of_them(
+    observed: dict[str, Observed], stage: str
+) -> None:
+    _, opened, written = observed[stage]
+    assert [out for out in outputs(stage) if outside(written, [out]) == written] == []
+    # Until the stage `sources` exists, `download` says what is to be watched.
+    assert outside(written, [*outputs(stage), *(["reports/sources.json"] if stage == "download" else [])]) == set()
+    sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
+    assert outside(opened, [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED), *sources]) == set()
+    assert opened
 
 
 @pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)
@@ -171,15 +155,12 @@ def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: 
     """As `dvc exp run -S` writes it into params.yaml, by DVC's own writer."""
     from dvc.utils.hydra import apply_overrides
 
-    lines = profile.read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ")
-    chosen = [line for line in lines if not line.startswith("#")]
-    assert [line for line in chosen if any(map(str.isspace, line)) or not line] == []  # a shell parts them
+    lines = [line for line in profile.read_text(encoding="utf-8").splitlines() if not line.startswith("# ")]
+    assert [line for line in lines if len(line.split()) != 1] == []  # a shell separates them
     write_parameters(tmp_path)
-    apply_overrides(tmp_path / "params.yaml", chosen)
+    apply_overrides(tmp_path / "params.yaml", lines)
     parameters = read_parameters(tmp_path / "params.yaml")
-    for key, value in (line.split("=", 1) for line in chosen):
-        assert key in ALL_KEYS
+    for key, value in (line.split("=", 1) for line in lines):
         section, name = key.split(".")
         assert getattr(getattr(parameters, section), name) == yaml.safe_load(value)
     texts = parameters.dataset.test_limit

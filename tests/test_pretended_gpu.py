@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import KINDS as COMMON
@@ -20,9 +21,9 @@ from transformers import AutoConfig, AutoModel
 
 from attnmix.core.points import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
-from attnmix.measures.geometry import Cloud, geometry, step_measures, words_of
-from attnmix.measures.gradients import document_calls
+from attnmix.measures.controls import attended_without_bias, control_ratios
+from attnmix.measures.derivatives import document_chains
+from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.identities import identity_errors, vector_errors
 from attnmix.measures.layers import LayerPass, run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
@@ -46,24 +47,22 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
     def visit(seen: LayerPass, features: Mapping[Site, torch.Tensor]) -> None:
         made = [*mixing_ratios(methods, seen).values(), identity_errors(seen, mask.bool()), seen.attention.to_first()]
         made.append(vector_errors(seen.x, features[Site(seen.number, "layer_output")], mask.bool()))
-        document = seen.document(0).cut(5)
+        document = seen.document(0, 5)
         made.append(step_measures(document))
-        words = words_of(document.x, ids[0, :5], ids[0, :5])
+        words = Words(document.x, np.arange(5, dtype=np.int32))
         made.append(geometry(Cloud(document.features["layer_output"]), Cloud(document.x), words))
         bias = seen.value.new_zeros(seen.value.shape[-1])
         unbiased, row_sums = attended_without_bias(seen.attention, bias)
-        of_counted = (tensor[0, :5] for tensor in (seen.attention.diagonal(), row_sums))
-        sources = Sources(seen.block.output.W, *of_counted, document.value, bias, unbiased[0, :5])
-        made += [unbiased, *(ratio for each in control_ratios(methods, document, sources) for ratio in each)]
+        made += [unbiased, control_ratios(methods, document, row_sums[0, :5], bias, unbiased[0, :5])]
         by_layer.append(layer_contributions(declared, seen.document(0)))
         assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
 
     with torch.no_grad():
         run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED, PREACTIVATION))
         found = contributions(declared, by_layer)
-        calls = document_calls(base, ids[:1])
+        chains = document_chains(base, ids[:1])
         assert widths(base)
-    summed = [start.summed_TW for start in calls.starts.values()]
+    summed = [chain.start_TW for chain in chains]
     assert all(tensor.device.type == ids.device.type for tensor in (*found.values(), *summed))
 
 

@@ -25,15 +25,14 @@ from stages.common.resume import UNFINISHED
 pytestmark = pytest.mark.long
 
 CONSTANTS: dict[str, dict[str, int]] = {"finetune": {}, "capture": SMALL_SHARDS, "measure": {}}
-CAPTURE = {"documents": list(range(12)), "max_length": 40}
 MEASURE = {
     "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
     "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80},
 }
 
 
-def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
-    """A folder with what the stage reads."""
+def prepared(folder: Path, stage: str, tiny_bert: Path) -> Path:
+    """Return a folder with the inputs of the stage."""
     folder.mkdir()
     if stage == "finetune":
         prepared_for_finetune(folder, tiny_bert)
@@ -43,7 +42,7 @@ def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
         write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
     elif stage == "capture":
         prepared_for_capture(folder, tiny_bert)
-        write_parameters(folder, capture=CAPTURE)
+        write_parameters(folder, capture={"documents": list(range(12)), "max_length": 40})
     else:
         prepare_for_measure(folder)
         write_parameters(folder, **MEASURE)
@@ -51,7 +50,7 @@ def made(folder: Path, stage: str, tiny_bert: Path) -> Path:
 
 
 def assert_same(stage: str, folder: Path, expected: Path) -> None:
-    """Every byte of stores, ratios and tables; of a fine-tuned model what the order of sums allows."""
+    """Compare every byte of stores, ratios and tables; a fine-tuned model up to the order of sums."""
     if stage == "finetune":
         one, other = (load_file(each / "models/finetuned/model.safetensors") for each in (folder, expected))
         # The softmax does not see a key's bias: its gradient is rounding, which Adam makes as large as any other.
@@ -66,12 +65,11 @@ def assert_same(stage: str, folder: Path, expected: Path) -> None:
     assert not (folder / UNFINISHED).exists()
 
 
-def two_nodes(folder: Path, stage: str) -> list[int]:
-    """Two launchers that meet at a port of this machine, each with one process; the status of each."""
+def run_two_nodes(folder: Path, stage: str) -> list[int]:
+    """Return the status of two launchers that meet at a port of this machine, each with one process."""
     if stage != "finetune":
         tokenize_in(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
     nodes = []
@@ -95,18 +93,18 @@ def two_nodes(folder: Path, stage: str) -> list[int]:
 def test_two_processes_two_nodes_and_a_run_after_a_kill_write_what_one_process_does(
     tmp_path: Path, tiny_bert: Path, stage: str, moment: str
 ) -> None:
-    names = ("alone", "pair", "nodes", "killed")
-    alone, pair, nodes, killed = (made(tmp_path / name, stage, tiny_bert) for name in names)
-    run_stage(alone, stage, constants=CONSTANTS[stage])
-    run_stage(pair, stage, constants=CONSTANTS[stage], processes=2)
+    names, constants = ("alone", "pair", "nodes", "killed"), CONSTANTS[stage]
+    alone, pair, nodes, killed = (prepared(tmp_path / name, stage, tiny_bert) for name in names)
+    run_stage(alone, stage, constants=constants)
+    run_stage(pair, stage, constants=constants, processes=2)
     assert_same(stage, pair, alone)
-    assert two_nodes(nodes, stage) == [0, 0]
+    assert run_two_nodes(nodes, stage) == [0, 0]
     assert_same(stage, nodes, pair if stage == "finetune" else alone)
 
-    said = run_stage(killed, stage, constants=CONSTANTS[stage], processes=2, kill_at=moment, kill_rank=1)
-    assert "Signal 9 (SIGKILL)" in said
+    errors = run_stage(killed, stage, constants=constants, processes=2, kill_at=moment, kill_rank=1)
+    assert "Signal 9 (SIGKILL)" in errors
     assert any((killed / UNFINISHED / stage).rglob("*"))
-    run_stage(killed, stage, constants=CONSTANTS[stage], processes=2)
+    run_stage(killed, stage, constants=constants, processes=2)
     if stage == "finetune":
         assert digest(killed / "models/finetuned") == digest(pair / "models/finetuned")
     assert_same(stage, killed, pair)

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPOSITORY
-from dvc_repository import Repository, new_repository, stages_run
+from dvc_repository import STAGES, Repository, new_repository, stages_run
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
-STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
-    """What Slurm says to a job, and a folder with its programs."""
+    """Slurm's variables for a job, and a folder with its programs."""
     folder = tmp_path / "programs"
     folder.mkdir()
     for name, line in PLAYED.items():
@@ -30,8 +29,8 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     (folder / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    said = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
-    return said | {"PROGRAMS": str(folder)}
+    job = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
+    return job | {"PROGRAMS": str(folder)}
 
 
 def submit(repository: Repository, script: str, cluster: dict[str, str]) -> str:
@@ -44,16 +43,21 @@ def submit(repository: Repository, script: str, cluster: dict[str, str]) -> str:
 def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path, cluster: dict[str, str]) -> None:
     plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
     plain.dvc("repro")
-    said = submit(by_slurm, "slurm.sh", cluster)
-    assert stages_run(said) == ["download", "tokenize", "faithfulness", "reduce", "render"]
+    assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == [
+        "download",
+        "tokenize",
+        "faithfulness",
+        "reduce",
+        "render",
+    ]
     assert stages_run(by_slurm.dvc("repro", "--dry")) == []
     assert (by_slurm.folder / "dvc.lock").read_text() == (plain.folder / "dvc.lock").read_text()
     assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == []
 
 
 @pytest.mark.long
-def test_a_machine_goes_on_where_a_lost_one_stopped(tmp_path: Path) -> None:
-    """Of SkyPilot's job only its commands: the first machine is lost while it measures, the second is new."""
+def test_a_machine_resumes_where_a_lost_one_stopped(tmp_path: Path) -> None:
+    """Run the commands of SkyPilot's job: the first machine is lost while it measures, the second is new."""
     project = new_repository(tmp_path / "project")
     project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
     project.commit("A remote")
@@ -62,10 +66,9 @@ def test_a_machine_goes_on_where_a_lost_one_stopped(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     lost = job.replace("dvc repro", '[ "$stage" != measure ] || exit 9; dvc repro')
     assert lost != job
-    said = first.run("bash", "-c", lost, succeeds=False, STATE=str(tmp_path / "state")).stdout
-    assert stages_run(said) == STAGES[:4]
-    said = second.run("bash", "-c", job, STATE=str(tmp_path / "state")).stdout
-    assert stages_run(said) == STAGES[4:]
+    state = {"STATE": str(tmp_path / "state")}
+    assert stages_run(first.run("bash", "-c", lost, succeeds=False, **state).stdout) == STAGES[:4]
+    assert stages_run(second.run("bash", "-c", job, **state).stdout) == STAGES[4:]
     assert stages_run(second.dvc("repro", "--dry", "--allow-missing")) == []
 
 

@@ -1,9 +1,8 @@
-"""A page of a text of one's own: the numbers of that text, in any family, and no word of what was not done."""
+"""A page of the user's own text: its numbers in any family, and no word of what was not done."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from browser import Opened, browser
 from conftest import REPOSITORY, SHORT, Workspace, digest
 from families import write_family
+from stage_process import run_to_its_end
 from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
@@ -26,46 +26,38 @@ TEXT = "time flies like an arrow"
 QUICK = {**SHORT, "umap": {"stability_seeds": [3]}}
 
 
-def parameters_for(model: Path) -> Parameters:
-    return read_parameters().model_copy(
-        update={"model": ModelParameters(name=str(model).replace("package:/n", "package://n"))}
-    )
+def parameters_for(model: Path | str) -> Parameters:
+    return read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
 
 
 def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
-    workspace: Workspace, tiny_bert: Path
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    folder = workspace(**QUICK, model={"name": "whatever"})
+    folder, texts = workspace(**QUICK, model={"name": "whatever"}), (TEXT, "the film was good .")
     (folder / "features").mkdir()
     (folder / "features/kept.txt").write_text("a run of the pipeline", encoding="utf-8")
-    before = digest(folder)
-    show.main(parameters_for(tiny_bert), [TEXT, "the film was good ."], Path("out/page"))
-    made = folder / "out/page"
+    before, made = digest(folder), tmp_path / "out/page"
+    show.main(parameters_for(tiny_bert), texts, made)
     assert {each.name for each in made.iterdir()} == {"index.html", "features", "plots"}
     model = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
-    own, last = [], []
-    for text in (TEXT, "the film was good ."):
-        with torch.inference_mode():
-            found = model(**tokenizer(text, return_tensors="pt"), output_attentions=True)
-        own.append([1 - layer[0].mean(0).diagonal().numpy() for layer in found.attentions])
-        last.append(found.last_hidden_state[0].numpy())
-    expected = [np.concatenate(each).mean() for each in zip(*own, strict=True)]
+    with torch.inference_mode():
+        runs = [model(**tokenizer(text, return_tensors="pt"), output_attentions=True) for text in texts]
+    ratios = [[1 - layer[0].mean(0).diagonal().numpy() for layer in run.attentions] for run in runs]
+    expected = [np.concatenate(each).mean() for each in zip(*ratios, strict=True)]
     curves = pd.read_csv(made / "plots/measure/mixing.csv").query("method == 'attn_w'")
     assert set(curves["checkpoint"]) == {"pretrained"}
     np.testing.assert_allclose(curves["mean"], expected, atol=1e-5)
+    vectors = [run.last_hidden_state[0].numpy() for run in runs]
     features = read_features(made / "features/capture", Site(3, "layer_output"))
-    np.testing.assert_allclose(features, np.concatenate(last), atol=2e-3)  # float16
-    show.main(parameters_for(tiny_bert), [TEXT], Path("out/page"))  # an earlier page gives way
-    assert len(read_features(made / "features/capture", Site(3, "layer_output"))) == len(last[0])
-    for path in sorted((folder / "out").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    (folder / "out").rmdir()
+    np.testing.assert_allclose(features, np.concatenate(vectors), atol=2e-3)  # float16
+    show.main(parameters_for(tiny_bert), [TEXT], made)  # an earlier page gives way
+    assert len(read_features(made / "features/capture", Site(3, "layer_output"))) == len(vectors[0])
     assert digest(folder) == before
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
-def test_page_opens_and_says_nothing_of_reviews_or_fine_tuning(
+def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
     workspace: Workspace, tmp_path: Path, family: str
 ) -> None:
     folder = workspace(**QUICK)
@@ -76,8 +68,7 @@ def test_page_opens_and_says_nothing_of_reviews_or_fine_tuning(
     assert "all numbers and maps are of the text below." in words
     with browser() as started:
         opened = Opened(started, folder / "page/index.html")
-        shown = opened.page.inner_text("#words").split()
-        assert "".join(shown).lower().replace("▁", "").find("time") >= 0
+        assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
         means = pd.read_csv(folder / "page/plots/measure/mixing.csv")
         method = opened.page.input_value("#ratio-method")
         (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["method"] == method]
@@ -93,18 +84,16 @@ def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace, 
     with pytest.raises(InputError, match=r"^--to: \. holds params\.yaml, which"):
         show.main(parameters_for(tiny_bert), [TEXT], Path())
     with pytest.raises(InputError, match=r"--model: package://none/model: there is no installed Python package"):
-        show.main(parameters_for(Path("package://none/model")), [TEXT], Path("page"))
+        show.main(parameters_for("package://none/model"), [TEXT], Path("page"))
     (folder / "broken").mkdir()
     with pytest.raises(InputError, match=r"--model: broken holds no config\.json"):
-        show.main(parameters_for(Path("broken")), [TEXT], Path("page"))
+        show.main(parameters_for("broken"), [TEXT], Path("page"))
     assert not (folder / "page").exists()
 
 
 def test_command_takes_any_text_and_names_a_model_that_is_not_there(workspace: Workspace) -> None:
     folder = workspace()
     command = [sys.executable, "-m", "stages", "show", "--model", "broken model", '--text=--$x "y"']
-    run = subprocess.run(
-        command, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False
-    )
+    run = run_to_its_end(command, folder, {"PYTHONPATH": str(REPOSITORY)}, {})
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == "error: --model: there is no folder broken model, and it is no hub identifier\n"

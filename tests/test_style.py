@@ -12,15 +12,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnmix.core.names import Mark
-from attnmix.figures.label_placement import CurveEnd, label_curves
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
-from attnmix.figures.style import darken_for_contrast, high_contrast_cmap, paper_style, printable, save_figure
-
-COLORS = sorted(
-    {mark.color for marks in (POINT_MARKS, STEP_MARKS) for mark in marks.values()}
-    | {mark.color for mark in RATIO_MARKS.values()}
-    | {color for color, _ in WORD_MARKS}
+from attnmix.figures.style import (
+    darken_for_contrast,
+    high_contrast_cmap,
+    label_curves,
+    paper_style,
+    printable,
+    save_figure,
 )
+
+COLORS = {mark.color for marks in (POINT_MARKS, STEP_MARKS, RATIO_MARKS) for mark in marks.values()}
 
 
 def contrast_to_white(color: str) -> float:
@@ -31,7 +33,7 @@ def contrast_to_white(color: str) -> float:
 
 
 @pytest.mark.parametrize("least", [3.0, 4.5])
-@pytest.mark.parametrize("color", COLORS)
+@pytest.mark.parametrize("color", sorted(COLORS | {color for color, _ in WORD_MARKS}))
 def test_colours_stand_out_on_white_and_keep_their_hue(color: str, least: float) -> None:
     shown = darken_for_contrast(color, least)
     assert contrast_to_white(shown) >= least
@@ -41,7 +43,7 @@ def test_colours_stand_out_on_white_and_keep_their_hue(color: str, least: float)
     assert hues[0] == pytest.approx(hues[1], abs=0.06)
 
 
-@pytest.mark.parametrize("name", ["Greys", "Blues", "Oranges", "viridis"])
+@pytest.mark.parametrize("name", ["Greys", "Blues", "Oranges"])
 def test_shades_of_colour_maps_stand_out_on_white(name: str) -> None:
     shades = [mpl.colors.to_hex(color) for color in high_contrast_cmap(name)(np.linspace(0, 1, 50))]
     assert min(map(contrast_to_white, shades)) > 2.95
@@ -68,10 +70,11 @@ def test_labels_of_curves_stand_at_their_ends_in_order_and_apart() -> None:
         panels = figure.subplots(1, 2)
         figure.subplots_adjust(right=0.8, wspace=0.6)
         heights, names = [0.5, 0.51, 0.52, 0.0, 1.0], ["one", "two\nlines", "three", "last", "first"]
-        ends = [CurveEnd(6, height, name, "#0072b2") for height, name in zip(heights, names, strict=True)]
+        for height, name in zip(heights, names, strict=True):
+            panels[0].plot([1, 6], [0.5, height], color="#0072b2", label=name)
         panels[0].set(xlim=(1, 6), ylim=(0, 1))
-        label_curves(panels[0], ends, 6)
-        label_curves(panels[1], [], 6)
+        for axes in panels:  # there is nothing in the second
+            label_curves(axes)
         figure.draw_without_rendering()
         boxes = sorted(
             ((note.get_text(), mpl.text.Text.get_window_extent(note)) for note in panels[0].texts),

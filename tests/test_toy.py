@@ -9,18 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, run_tokenized, toy_reviews
+from conftest import Workspace, plain_document, run_tokenized, toy_reviews
 from families import write_family
 from transformers import AutoModel, BertConfig, BertModel
 
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS
-from attnmix.measures.documents import CLASSES, Document
-from attnmix.measures.gradients import document_calls, jacobian_norms
+from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS
-from attnmix.measures.whole_document import DocumentMeasurer
 from attnmix.models.attention import OBSERVED
 from attnmix.store.runs import Run
 from stages import measure
@@ -51,15 +50,9 @@ def toy(layers: int = 1) -> Any:
     return base
 
 
-def document(*ids: int) -> Document:
-    numbers = np.arange(len(ids), dtype=np.int32)
-    classes = np.full(len(ids), CLASSES.index("word"), dtype=np.int8)
-    return Document(f"test/{ids}", np.array(ids, np.int32), classes, len(ids), captured=False, words=numbers)
-
-
 def measured(base: Any, *ids: int) -> DocumentMeasures:
-    (found,) = BatchMeasurer(base, TOY, list(RATIOS), 0).measures([document(*ids)])
-    return found
+    (measures,) = BatchMeasurer(base, TOY, list(RATIOS), 0).measures([plain_document(ids)])
+    return measures
 
 
 def ratios(base: Any, *ids: int) -> dict[str, Any]:
@@ -69,8 +62,8 @@ def ratios(base: Any, *ids: int) -> dict[str, Any]:
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
     """Of the first layer, the means by control and method."""
-    means = measured(base, *ids).counted["controls"][..., 0] / len(ids)
-    return {control: dict(zip(RATIOS, row, strict=True)) for control, row in zip(SAME_PASS, means, strict=True)}
+    counted = measured(base, *ids).counted
+    return {control: dict(zip(RATIOS, counted[control][0] / len(ids), strict=True)) for control in SAME_PASS}
 
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
@@ -130,9 +123,9 @@ def test_derivatives_of_two_orthogonal_tokens() -> None:
     # Both norms take out the mean and the output's own direction: of weight * I two dimensions of four are left, over
     # the standard deviation of 3/2 x_1 + 1/2 x_2, sqrt(5)/2.
     base = toy().double()
-    calls = document_calls(base, torch.tensor([[X1, X2]]))
+    chains = document_chains(base, torch.tensor([[X1, X2]]))
     with torch.no_grad():
-        found = jacobian_norms(calls, "layer_input", directions=HIDDEN, seed=0)
+        found = derivative_norms(chains, "layer_input", directions=HIDDEN, seed=0).entries_LTT
     own, other = (weight * 2**0.5 / (5**0.5 / 2) for weight in (1.5, 0.5))
     assert (own, other) == pytest.approx((1.8974, 0.6325), abs=5e-5)
     torch.testing.assert_close(found[0], torch.tensor(both_rows(own, other)).double(), atol=1e-6, rtol=0)
@@ -165,7 +158,8 @@ def test_a_factor_of_the_values_that_the_output_takes_back_changes_nothing() -> 
         layer.attention.output.dense.weight.div_(8)
     before, after = (measured(model, X1, X2, X3, X1) for model in (base, scaled))
     np.testing.assert_allclose(after.ratios, before.ratios, atol=1e-6)
-    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
+    for control in SAME_PASS:
+        np.testing.assert_allclose(after.counted[control], before.counted[control], atol=1e-5)
     assert not np.allclose(before.ratios, measured(toy(layers=3), X1, X2, X3, X1).ratios, atol=0.01)
 
 
@@ -175,7 +169,8 @@ def test_without_positions_ratios_follow_their_tokens() -> None:
     order = np.array([3, 0, 4, 2, 1])
     before, after = measured(base, *ids), measured(base, *ids[order])
     np.testing.assert_allclose(after.ratios, before.ratios[..., order], atol=1e-6)
-    np.testing.assert_allclose(after.counted["controls"], before.counted["controls"], atol=1e-5)
+    for control in SAME_PASS:
+        np.testing.assert_allclose(after.counted[control], before.counted[control], atol=1e-5)
     assert not np.allclose(after.ratios, before.ratios, atol=0.01)
 
 
@@ -215,9 +210,8 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
 ) -> None:
     mixing = {"documents": 4, "gradient_documents": 2, "gradient_max_length": 9}
     workspace(measure=mixing, capture={"documents": [], "texts": [" film" * tokens], "max_length": 30})
-    reviews = toy_reviews(8, 0).assign(text=" film" * tokens)
     Path("data/reviews").mkdir(parents=True)
-    reviews.to_parquet("data/reviews/test.parquet", index=False)
+    toy_reviews(8, 0).assign(text=" film" * tokens).to_parquet("data/reviews/test.parquet", index=False)
     for seed, checkpoint in enumerate(("pretrained", "finetuned")):
         folder = write_family("gpt2", Path("models") / checkpoint, seed)
         base = AutoModel.from_pretrained(folder)
@@ -225,19 +219,18 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
             base.wpe.weight.zero_()
         base.save_pretrained(folder)
     run_tokenized(measure)
-    assert Run(Path()).ratios()["position"].max() == tokens - 1
-    assert Run(Path()).ratios()["token"].nunique() == 1
-    for path in sorted(Run(Path()).tables.rglob("*.csv")):
-        table = pd.read_csv(path)
-        values = table[[name for name in ("mean", "ci_low", "ci_high", "below") if name in table]]
-        unknown = values.isna().any(axis=1)
-        if "tokens_of" in table:  # of all tokens but the first
-            assert (unknown == ((table["tokens_of"] == "without_first") & (tokens == 1))).all()
-            unknown &= table["tokens_of"] != "without_first"
+    run = Run(Path())
+    assert (run.ratios()["position"].max(), run.ratios()["token"].nunique()) == (tokens - 1, 1)
+    assert {path.stem for path in run.tables.rglob("*.csv")} == set(COLUMNS)
+    for name in COLUMNS.keys() - {"geometry"}:  # each of its measures says where it is unknown
+        table = run.table(f"measure/{name}")
+        values = table[[column for column in ("mean", "ci_low", "ci_high", "below") if column in table]]
+        unknown = pd.Series(False, index=table.index)
+        if "tokens_of" in table:
+            unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
+            assert values[unknown].isna().any(axis=1).all()
         if "quantity" in table:  # a rank correlation of one token, or of equal ones
-            unknown &= table["quantity"] != "agreement"
+            unknown = table["quantity"] == "agreement"
         if "control" in table:
-            unknown &= table["checkpoint"] != "random"
-        if path.stem != "geometry":  # each of its measures says where it is unknown
-            assert not unknown.any(), path.stem
-    assert {path.stem for path in Run(Path()).tables.rglob("*.csv")} == set(COLUMNS)
+            unknown = table["checkpoint"] == "random"
+        assert not values[~unknown].isna().any(axis=None), name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from dvc_repository import Repository, with_home
 
 import verify
 
@@ -20,7 +18,7 @@ stages:
     outs: [table.csv, rows.parquet, store.zarr, image.bin]
     metrics: [metrics.json: {cache: false}]
 """
-# What a run finds in its surroundings ends up in one place of each output.
+# Each output holds one value that a run takes from its surroundings.
 WORK = """
 import datetime, json, os
 import numpy as np, pandas as pd, zarr
@@ -40,49 +38,39 @@ PLANTED = WORK.format(
     planted="threads, seed = int(os.environ['OMP_NUM_THREADS']), int(os.environ['PYTHONHASHSEED'])\n"
     "date = datetime.date.today().isoformat()"
 )
-AUTHOR = ("-c", "user.name=tests", "-c", "user.email=tests@example.org")
-
-
-@pytest.fixture(autouse=True)
-def two_clones_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository with the results of the steady pipeline in its only commit; the current folder."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (folder / "dvc.yaml").write_text(PIPELINE, encoding="utf-8")
-    (folder / "work.py").write_text(STEADY, encoding="utf-8")
-    (folder / "params.yaml").write_text("limit: 3\n", encoding="utf-8")
-    for command in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"], ["dvc", "repro", "--quiet"]):
-        subprocess.run(command, check=True, capture_output=True)
-    subprocess.run(["git", "add", "--all"], check=True)
-    commit()
-    return folder
-
-
-def commit() -> None:
-    subprocess.run(["git", *AUTHOR, "commit", "--quiet", "--all", "--message", "A pipeline"], check=True)
+    made = with_home(tmp_path / "repository")
+    made.folder.mkdir()
+    for name, text in (("dvc.yaml", PIPELINE), ("work.py", STEADY), ("params.yaml", "limit: 3\n")):
+        (made.folder / name).write_text(text, encoding="utf-8")
+    made.git("init", "--quiet")
+    made.dvc("init", "--quiet")
+    made.dvc("repro", "--quiet")
+    made.commit("A pipeline")
+    monkeypatch.chdir(made.folder)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return made
 
 
 def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify.main([]) == 0
     assert "2 clones, the same bytes in dvc.lock and every output" in capsys.readouterr().out
 
-    (repository / "work.py").write_text(PLANTED, encoding="utf-8")
-    commit()
+    (repository.folder / "work.py").write_text(PLANTED, encoding="utf-8")
+    repository.commit("A change")
     assert verify.main(["--until", "work"]) == 1
     pair = "one thread and two threads é: "
-    named = dict(
-        line.removeprefix(pair).split(": ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith(pair)
-    )
+    lines = [line.removeprefix(pair) for line in capsys.readouterr().out.splitlines() if line.startswith(pair)]
+    named = dict(line.split(": ", 1) for line in lines)
     assert named.pop("metrics.json").startswith("test, dates, 1: '20")
     assert named.pop("dvc.lock").startswith("stages, work, outs, image.bin, md5: ")
     assert named == {
@@ -95,10 +83,10 @@ def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
 
 
 def test_another_result_than_the_committed_one_is_named(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (repository / "metrics.json").write_text("{}", encoding="utf-8")
-    commit()
+    (repository.folder / "metrics.json").write_text("{}", encoding="utf-8")
+    repository.commit("A change")
     assert verify.main([]) == 1
     assert "not as committed: metrics.json" in capsys.readouterr().out
     # With a profile no committed result is expected.
@@ -107,8 +95,8 @@ def test_another_result_than_the_committed_one_is_named(
     assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
 
 
-def test_stage_that_fails_is_one_error_with_the_end_of_its_log(repository: Path) -> None:
-    (repository / "work.py").write_text("raise SystemExit('the stage says why')", encoding="utf-8")
-    commit()
+def test_stage_that_fails_is_one_error_with_the_end_of_its_log(repository: Repository) -> None:
+    (repository.folder / "work.py").write_text("raise SystemExit('the stage says why')", encoding="utf-8")
+    repository.commit("A change")
     with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
         verify.main([])

@@ -51,19 +51,18 @@ HOSTILE = [
 
 
 def write_bert(folder: Path, texts: list[str]) -> None:
-    """A tiny BERT without a head; every character of the texts is a token, or all is [UNK] where there are none."""
+    """Write a tiny BERT without a head, whose tokens are the characters of the texts."""
     write_tokenizer(folder)
     letters = sorted(set("".join(texts).lower()) - {" "})
     vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     names = {name: number for number, name in enumerate(vocabulary)}
-    tokenizer = BertTokenizerFast(vocab=names, strip_accents=False)
-    tokenizer.save_pretrained(folder)
+    BertTokenizerFast(vocab=names, strip_accents=False).save_pretrained(folder)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
     BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=64, **sizes)).save_pretrained(folder)
 
 
 def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str], **capture: Any) -> Path:
-    """Every stage in this process, on a csv of the frame, whose columns are text and label."""
+    """Run every stage in this process on a csv of the frame, whose columns are text and label."""
     folder = workspace()
     frame.to_csv(folder / "reviews.csv", index=False, encoding="utf-8-sig", quoting=csv.QUOTE_ALL)
     write_bert(folder / "model", vocabulary)
@@ -108,26 +107,25 @@ def test_three_classes_in_another_script_go_from_a_file_to_the_page(
         assert row["margin"] == pytest.approx(chosen - max(logits), abs=1e-4)
     tokens = Run(Path()).tokens
     assert "[UNK]" not in set(tokens["token"])
-    # The letters stand in the figures as text.
-    drawn = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
+    # The letters are in the figures as text.
+    figure = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
     with paper_style(find_fallback_fonts(tokens["token"])):
-        assert all(
-            escape(printable(token)) in drawn for token in tokens.loc[tokens["document"] == "test/0", "token"][:8]
-        )
+        assert all(escape(printable(token)) in figure for token in tokens["token"][:8])
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_are_one_error(
     workspace: Workspace, known: bool
 ) -> None:
-    frame, texts = toy_reviews(40, 0)[["text", "label"]], [" ".join(HOSTILE[:-1]), HOSTILE[-1]]
+    frame = toy_reviews(40, 0)[["text", "label"]]
     frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
+    capture = {"documents": [0], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]], "max_length": 64}
     if not known:
         with pytest.raises(InputError, match=r"the vocabulary of model has no token for 100\.0 % of the words"):
-            run_pipeline(workspace, frame, ["~"], documents=[0], texts=texts, max_length=64)
+            run_pipeline(workspace, frame, ["~"], **capture)
         assert not Path("models/pretrained").exists()
         return
-    folder = run_pipeline(workspace, frame, frame["text"].tolist(), documents=[0], texts=texts, max_length=64)
+    folder = run_pipeline(workspace, frame, frame["text"].tolist(), **capture)
     assert Run(Path()).documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
     page = (folder / "reports/index.html").read_text(encoding="utf-8")
     assert "<script>document.title" not in page
@@ -137,11 +135,11 @@ def test_hostile_texts_go_through_every_stage_and_those_without_a_known_token_ar
 
 def test_names_of_classes_leave_a_sentence_in_its_order() -> None:
     row = {"label_name": "NA", "predicted": "سلبي\x00", "probability": 0.5}
-    said = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
-    assert said == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
+    note = document_note(row | {"tokens": 9, "whole_tokens": 9, "unknown_tokens": 0})
+    assert note == "Labelled NA, classified as \u2068سلبي␀\u2069 with a probability of 50 %."
 
 
-def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) -> None:
+def test_fonts_are_added_for_letters_that_the_usual_one_lacks(tmp_path: Path) -> None:
     letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # which matplotlib brings along, in another font
     with paper_style():
         assert printable(letter) != letter
@@ -153,7 +151,6 @@ def test_fonts_are_added_for_letters_that_the_figures_own_lacks(tmp_path: Path) 
             figure.text(0.1, 0.5, printable(letter))
             save_figure(figure, tmp_path / "drawn", ["png", "pdf", "svg"], 50)
         pixels.append((tmp_path / "drawn.png").read_bytes())
-        drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
-        assert (letter in drawn) == (texts == [letter])
-        assert ("&lt;U+1D400&gt;" in drawn) == (texts != [letter])
+        vectors = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+        assert (letter in vectors, "&lt;U+1D400&gt;" in vectors) == (texts == [letter], texts != [letter])
     assert pixels[0] != pixels[1]

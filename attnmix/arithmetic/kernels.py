@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 ROWS = 192  # of a product, for one thread
 ONE_THREAD_MULTIPLICATIONS = 2**21  # in a product that is not worth a second thread
 BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
-BLOCK_HEADS = 4  # at least, so that several cores have work
+BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -85,23 +85,21 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     """Return `[M, K] @ [K, N]`, or the same with one axis before both."""
     if first.dtype in HALF_DTYPES:
         return _product(first.float(), second.float()).to(first.dtype)
-    made = first.new_empty((*first.shape[:-1], second.shape[-1]))
-    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, made))
-    whole = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
-    size = max(1, -(-len(a) // cores())) if whole else ROWS
+    result = first.new_empty((*first.shape[:-1], second.shape[-1]))
+    a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, result))
+    batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
+    size = max(1, -(-len(a) // cores())) if batched else ROWS
     parts = [slice(start, start + size) for start in range(0, len(a), size)]
-    left = iter(parts)
 
-    def compute() -> None:
-        for part in left:
-            np.matmul(a[part], b[part] if whole else b, out=out[part])
+    def compute(part: slice) -> None:
+        np.matmul(a[part], b[part] if batched else b, out=out[part])
 
-    alone = len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS
-    others = [] if alone else [_threads().submit(compute) for _ in range(min(cores(), len(parts)) - 1)]
-    compute()
-    for other in others:
-        other.result()
-    return made
+    if len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS:
+        for part in parts:
+            compute(part)
+    else:
+        list(_threads().map(compute, parts))
+    return result
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
@@ -112,22 +110,19 @@ def _for_blas(matrices: Tensor) -> Tensor:
     return matrices.contiguous()
 
 
-def _added(product: Tensor, to: Tensor, beta: float, alpha: float) -> Tensor:
-    if alpha != 1:
-        product.mul_(alpha)
-    return product.add_(to if beta == 1 else to * beta) if beta else product
-
-
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _added(_product(first, second), to, beta, alpha)
+    result = _product(first, second)
+    if alpha != 1:
+        result.mul_(alpha)
+    return result.add_(to if beta == 1 else to * beta) if beta else result  # NaN in `to` does not count without beta
+
+
+def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
+    return _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors).squeeze(-1)
 
 
 def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
     return _product(matrix, vector.unsqueeze(-1)).squeeze(-1)
-
-
-def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _added(_mv(matrix, vector), to, beta, alpha)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
@@ -145,22 +140,15 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
-    heads = query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
+    outputs = query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
     log_sums = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
-    for block in _attention_blocks(query, key, value, dropout_p, is_causal, attn_mask, scale):
-        heads[block.place] = _product(block.weights, block.value).view(heads[block.place].shape)
-        log_sums[block.place] = block.log_sums.view(log_sums[block.place].shape)
-    return heads, log_sums
+    for place, _, _, value_GSd, weights_GNS, sums_GN in _weights(query, key, value, dropout_p, is_causal, **options):
+        outputs[place] = _product(weights_GNS, value_GSd).view(outputs[place].shape)
+        log_sums[place] = sums_GN.view(log_sums[place].shape)
+    return outputs, log_sums
 
 
 def _attention_backward(
@@ -169,88 +157,71 @@ def _attention_backward(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
+    _sums: Tensor,
+    *others: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives by query, key and value, in their shapes."""
-    every_head = (*query.shape[:2], *key.shape[2:])
-    grad_query, grad_key, grad_value = (
-        query.new_zeros(query.shape),
-        key.new_zeros(every_head),
-        key.new_zeros(every_head),
-    )
-    for block in _attention_blocks(query, key, value, dropout_p, is_causal, attn_mask, scale):
-        texts_and_heads, shape = block.place[:2], grad_key[block.place[:2]].shape
-        grad, attended = (each[block.place].flatten(0, 1).to(block.query.dtype) for each in (grad_out, out))
-        grad_scores = _product(grad, block.value.mT).sub_((grad * attended).sum(-1, keepdim=True))
-        grad_scores.mul_(block.weights).mul_(_factor(query, scale))
-        grad_query[block.place] = _product(grad_scores, block.key).view(grad_query[block.place].shape)
-        grad_key[texts_and_heads] += _product(grad_scores.mT, block.query).view(shape)
-        grad_value[texts_and_heads] += _product(block.weights.mT, grad).view(shape)
-    groups = (each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (grad_key, grad_value))
-    return grad_query, *groups
+    all_heads = (*query.shape[:2], *key.shape[2:])
+    grad_query, grad_key, grad_value = (query.new_zeros(shape) for shape in (query.shape, all_heads, all_heads))
+    factor = _factor(query, **options)
+    for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others[1:], **options):
+        heads = place[:2]
+        grad_GNd, out_GNd = (each[place].flatten(0, 1).to(weights_GNS.dtype) for each in (grad_out, out))
+        grad_scores_GNS = _product(grad_GNd, value_GSd.mT).sub_((grad_GNd * out_GNd).sum(-1, keepdim=True))
+        grad_scores_GNS.mul_(weights_GNS).mul_(factor)
+        grad_query[place] = _product(grad_scores_GNS, key_GSd).view(grad_query[place].shape)
+        grad_key[heads] += _product(grad_scores_GNS.mT, query_GNd).view(grad_key[heads].shape)
+        grad_value[heads] += _product(weights_GNS.mT, grad_GNd).view(grad_value[heads].shape)
+    return grad_query, *(each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (grad_key, grad_value))
 
 
-class _AttentionBlock(NamedTuple):
-    """The attention of some heads and rows: G heads of one or more texts, N rows, S keys, width d."""
-
-    place: tuple[slice, slice, slice]  # texts, heads, rows
-    query: Tensor  # [G, N, d]
-    key: Tensor  # [G, S, d]
-    value: Tensor  # [G, S, d]
-    weights: Tensor  # [G, N, S], 0 in rows that see no key
-    log_sums: Tensor  # [G, N], the logarithm of the softmax's denominator; 0 in rows that see no key
-
-
-def _attention_blocks(
+def _weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     dropout_p: float,
-    is_causal: bool,
-    mask: Tensor | None,
-    scale: float | None,
-) -> Iterator[_AttentionBlock]:
-    """Yield blocks of at most `BLOCK_ELEMENTS` weights, which stay in a processor's cache.
+    causal: bool,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Iterator[tuple[tuple[slice, slice, slice], Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Yield the attention weights, so few at a time that they stay in a processor's cache.
 
-    How a text is divided depends on its length only, not on the batch or the number of cores.
+    G heads of one or several texts, N rows, S keys: their place in `query`, query `[G, N, d]`, key and value
+    `[G, S, d]`, weights `[G, N, S]` and the logarithm of their denominator `[G, N]`; both are 0 for rows without a key.
+    N depends on S alone, so the bytes of a text do not depend on its batch or on the number of cores.
     """
     if dropout_p:
         raise NotImplementedError("the portable attention has no dropout")
-    (batch, heads, tokens, _), keys = query.shape, key.shape[-2]
+    (batch, heads, length, _), keys = query.shape, key.shape[-2]
     kind = torch.promote_types(query.dtype, torch.float32)
     if key.shape[1] < heads:  # grouped heads
         key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
-    rows = min(tokens, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
-    group = min(heads, max(1, BLOCK_ELEMENTS // (rows * keys)))
-    texts = max(1, BLOCK_ELEMENTS // (rows * keys * heads))
-    starts = product(range(0, batch, texts), range(0, heads, group), range(0, tokens, rows))
-    for text, head, row in starts:
-        place = np.s_[text : text + texts, head : head + group, row : row + rows]
-        q, k, v = (each.flatten(0, 1).to(kind) for each in (query[place], key[place[:2]], value[place[:2]]))
-        scores = _product(q, k.mT.contiguous()).mul_(_factor(query, scale))
-        if mask is not None:
-            scores.view(-1, min(group, heads - head), *scores.shape[1:]).add_(
-                mask.expand(batch, heads, tokens, keys)[place]
-            )
-        if is_causal:
-            positions = torch.arange(keys)
-            scores.masked_fill_(positions > positions[place[2]].unsqueeze(-1), -torch.inf)
-        largest = scores.amax(-1)
-        weights = torch.softmax(scores, -1, out=scores)
-        log_sums = largest - weights.amax(-1).log()
-        empty = largest == -torch.inf
-        if empty.any():
-            weights.masked_fill_(empty.unsqueeze(-1), 0)
-            log_sums.masked_fill_(empty, 0)
-        yield _AttentionBlock(place, q, k, v, weights, log_sums)
+    rows = min(length, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
+    together = max(1, BLOCK_ELEMENTS // (rows * keys))
+    group, texts = min(heads, together), max(1, together // heads)
+    for text, head, row in product(range(0, batch, texts), range(0, heads, group), range(0, length, rows)):
+        place = (slice(text, text + texts), slice(head, head + group), slice(row, row + rows))
+        parts = (query[place], key[place[:2]], value[place[:2]])
+        query_GNd, key_GSd, value_GSd = (each.flatten(0, 1).to(kind) for each in parts)
+        scores_GNS = _product(query_GNd, key_GSd.mT.contiguous()).mul_(_factor(query, scale=scale))
+        if attn_mask is not None:
+            mask = attn_mask.expand(batch, heads, length, keys)[place]
+            scores_GNS.view(mask.shape).add_(mask)
+        if causal:
+            tokens = torch.arange(keys)
+            scores_GNS.masked_fill_(tokens > tokens[place[2]].unsqueeze(-1), -torch.inf)
+        largest_GN = scores_GNS.amax(-1)
+        empty_GN = largest_GN == -torch.inf
+        weights_GNS = torch.softmax(scores_GNS, -1, out=scores_GNS)
+        log_sums_GN = largest_GN - weights_GNS.amax(-1).log()
+        if empty_GN.any():
+            weights_GNS.masked_fill_(empty_GN.unsqueeze(-1), 0)
+        yield place, query_GNd, key_GSd, value_GSd, weights_GNS, log_sums_GN.masked_fill(empty_GN, 0)
 
 
-def _factor(query: Tensor, scale: float | None) -> float:
+def _factor(query: Tensor, scale: float | None = None, **_mask: Tensor | None) -> float:
+    """Return what the scores are multiplied by."""
     return query.shape[-1] ** -0.5 if scale is None else scale
 
 
@@ -263,33 +234,24 @@ def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced")
 
 def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     if not compute_v:
-        values = np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)
-        return torch.from_numpy(values), matrices.new_empty(0)
+        return torch.from_numpy(np.linalg.eigvalsh(matrices.numpy(), UPLO=UPLO)), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
     return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def _register() -> None:
     library = torch.library.Library("aten", "IMPL")
+    fused = "_scaled_dot_product_flash_attention_for_cpu"
+    kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
+    kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
+    kernels |= {f"{name}_": _in_place(kernel) for name, kernel in kernels.items()}
+    kernels |= {"mm": _product, "bmm": _product}
+    kernels |= {f"{name}.out": _into(kernel) for name, kernel in kernels.items() if not name.endswith("_")}
+    kernels |= {"mv": _mv, "dot": _dot, "vdot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
+    kernels |= {fused: _attention, f"{fused}_backward": _attention_backward}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
-        kernels: dict[str, Callable[..., Any]] = {name: _elementwise(function) for name, function in UNARY.items()}
-        kernels |= {"addmm": _addmm, "baddbmm": _addmm, "addmv": _addmv}
         for name, kernel in kernels.items():
-            library.impl(f"{name}_", _in_place(kernel), "CPU", allow_override=True)
-        kernels |= {"mm": _product, "bmm": _product, "mv": _mv, "dot": _dot, "vdot": _dot}
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
-            if name not in ("mv", "dot", "vdot"):
-                library.impl(f"{name}.out", _into(kernel), "CPU", allow_override=True)
-        fused = "_scaled_dot_product_flash_attention_for_cpu"
-        several: dict[str, Callable[..., Any]] = {
-            fused: _attention,
-            f"{fused}_backward": _attention_backward,
-            "linalg_qr": _qr,
-            "_linalg_eigh": _eigh,
-        }
-        for name, kernel in several.items():
             library.impl(name, kernel, "CPU", allow_override=True)
     _registered.append(library)
 
@@ -300,7 +262,7 @@ def _in_place(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _into(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
-        made = kernel(*arguments, **options)
-        return out.resize_(made.shape).copy_(made)
+        result = kernel(*arguments, **options)
+        return out.resize_(result.shape).copy_(result)
 
     return write

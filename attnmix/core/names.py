@@ -1,7 +1,7 @@
 """Names that parameters allow and that stages write into their files, in the order in which they are shown.
 
-Labels and colours stand in `attnmix.figures.labels`, which only drawing reads, and, of a measure, beside its formula.
-So a stage that computes runs again when a name changes, not when a label or a colour does.
+Labels and colours are in `attnmix.figures.labels`, which only drawing reads, and a measure's definition is next to its
+formula. So a stage that computes runs again when a name changes, not when a label or a colour does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """Label, colour and marker of one kind of thing; colour and marker both tell it apart."""
+    """Label, colour and marker of one kind of thing, which colour and marker each identify."""
 
     label: str
     color: str
@@ -19,7 +19,7 @@ class Mark(NamedTuple):
 
 
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
-"""Mixing ratios, by how much of a layer they cover."""
+"""Mixing ratios, ordered by how much of a layer they cover."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")
 """Contribution matrices of one layer."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
@@ -28,12 +28,12 @@ CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "separate")
 ONE_PLANE = ("joint", "aligned")
-"""Layouts on which a vector's places at two capture points can be compared."""
+"""Layouts in which a vector's positions at two capture points can be compared."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
 """`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""
 
-# How a token is shown
-SPACE = "␣"  # in a label; a token without one continues right where the token before it ended
+# Characters in the labels of tokens
+SPACE = "␣"  # a token without one continues where the token before it ended
 NEWLINE = "⏎"
 SAME_CHARACTER = "…"
 WORDPIECE_PREFIX = "##"

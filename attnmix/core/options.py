@@ -1,8 +1,7 @@
-"""`params.yaml` as typed, checked objects: an unknown key, a wrong type or an impossible value is an error."""
+"""Every parameter with its type and default; an unknown key, a wrong type or an impossible value is an error."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -18,30 +17,17 @@ from pydantic import (
     model_validator,
 )
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import LAYOUTS, MATRIX_NAMES, RATIO_NAMES
 from attnmix.core.points import POINTS
 from attnmix.store.layout import ACTIVATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
-
-
-def text_problem(text: str) -> str | None:
-    """Return why no tokenizer reads `text` as it stands, or None where one does.
-
-    Tokenizers drop spaces, control characters and combining marks without a letter, so a text of these alone is empty.
-    """
-    if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
-        return "the text is empty"
-    if "\0" in text:
-        return "the text holds a NUL character"
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        return "the text holds half a character (a lone surrogate)"
-    return None
 
 
 def _check_text(text: str) -> str:
@@ -57,12 +43,6 @@ def _one_of(allowed: Iterable[str]) -> AfterValidator:
         return name
 
     return AfterValidator(check)
-
-
-Point = Annotated[str, _one_of(POINTS)]
-Method = Annotated[str, _one_of(RATIO_NAMES)]
-MatrixName = Annotated[str, _one_of(MATRIX_NAMES)]
-Layout = Annotated[str, _one_of(LAYOUTS)]
 
 
 class _Section(BaseModel):
@@ -95,7 +75,7 @@ class DatasetParameters(_Section):
 
     @property
     def configuration(self) -> str | None:
-        """The part of the name behind a colon: one of several configurations of a folder or hub dataset."""
+        """The part of the name behind a colon, one of several configurations of a folder or hub dataset."""
         return self.name.partition(":")[2] or None
 
     @model_validator(mode="after")
@@ -114,7 +94,7 @@ class ModelParameters(_Section):
 
     @property
     def base_model(self) -> ModelParameters | None:
-        """The model that `base` names, `name` or `name@revision`."""
+        """The model that `base` names, as `name` or `name@revision`."""
         if self.base is None:
             return None
         name, _, revision = self.base.partition("@")
@@ -122,7 +102,7 @@ class ModelParameters(_Section):
 
 
 class FinetuneParameters(_Section):
-    epochs: Annotated[int, Field(ge=0)] = 3
+    epochs: CountOrZero = 3
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
@@ -130,10 +110,10 @@ class FinetuneParameters(_Section):
 
 
 class CaptureParameters(_Section):
-    documents: list[Annotated[int, Field(ge=0)]] = []
-    drawn: Annotated[int, Field(ge=0)] = 0
+    documents: list[CountOrZero] = []
+    drawn: CountOrZero = 0
     texts: list[Annotated[str, AfterValidator(_check_text)]] = []
-    points: Annotated[list[Point], Field(min_length=1)] = [
+    points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),
     ]
@@ -141,11 +121,11 @@ class CaptureParameters(_Section):
     dtype: Literal["float16", "float32"] = "float16"
     batch_tokens: Count = 4096
     precision: Literal["fp32", "bf16"] = "fp32"
-    store: Annotated[str, Field(min_length=1)] = str(ACTIVATIONS)
+    store: Text = str(ACTIVATIONS)
 
     @property
     def elsewhere(self) -> bool:
-        """True where the stores lie in another place than DVC's output."""
+        """True where the stores are in another place than DVC's output."""
         return self.store != str(ACTIVATIONS)
 
     @field_validator("store")
@@ -159,19 +139,19 @@ class CaptureParameters(_Section):
         return store.rstrip("/")
 
     def check_documents(self, reviews: int) -> None:
-        """Raise `InputError` for a row number past the end of that many reviews."""
-        outside = [str(number) for number in self.documents if number >= reviews]
-        if outside:
+        """Raise `InputError` for a row number that the test split of `reviews` lacks."""
+        if outside := [str(number) for number in self.documents if number >= reviews]:
+            numbers = ", ".join(outside)
             raise InputError(
-                f"capture.documents: there is no test review {', '.join(outside)}; rows 0 to {reviews - 1} are allowed"
+                f"capture.documents: there is no test review {numbers}; rows 0 to {reviews - 1} are allowed"
             )
 
 
 class MeasureParameters(_Section):
     documents: Count = 40
-    methods: Annotated[list[Method], Field(min_length=1)] = list(RATIO_NAMES)
-    matrices: list[MatrixName] = list(MATRIX_NAMES)
-    gradient_documents: Annotated[int, Field(ge=0)] = 4
+    methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = list(RATIO_NAMES)
+    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = list(MATRIX_NAMES)
+    gradient_documents: CountOrZero = 4
     gradient_max_length: Tokens = 24
 
 
@@ -184,35 +164,17 @@ METRIC_NAMES = (
     "braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "l1", "l2", "linf", "linfinity",
     "linfty", "manhattan", "minkowski", "softmax_hellinger", "taxicab",
 )  # fmt: skip
-"""The metrics of umap-learn for dense real vectors."""
-_NOT_FOR_FEATURES = {
-    "compares discrete or binary data": "categorical count dice hamming hierarchical_categorical jaccard kulsinski "
-    "matching myers ordinal rogerstanimoto russellrao sokalmichener sokalsneath string yule",
-    "needs parameters of its own": "mahalanobis seuclidean standardised_euclidean weighted_minkowski wminkowski",
-    "is not defined for negative values": "hellinger ll_dirichlet symmetric_kl",
-    "is defined within the unit ball only": "poincare",
-    "is defined for two dimensions only": "haversine",
-}
-REFUSED_METRICS = {name: reason for reason, names in _NOT_FOR_FEATURES.items() for name in names.split()}
-"""Its others, and why they are refused."""
+"""The metrics of umap-learn for dense real vectors that need no parameters of their own."""
 
 
 class UmapParameters(_Section):
-    metric: Text = "euclidean"
+    metric: Annotated[str, _one_of(METRIC_NAMES)] = "euclidean"
     seed: Seed = 2
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
-    layouts: Annotated[list[Layout], Field(min_length=1)] = ["joint", "separate", "aligned"]
+    layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = ["joint", "separate", "aligned"]
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
     stability_seeds: list[Seed] = [3, 4]
-
-    @field_validator("metric")
-    @classmethod
-    def _known_metric(cls, metric: str) -> str:
-        if metric not in METRIC_NAMES:
-            reason = REFUSED_METRICS.get(metric, "is not known to umap-learn")
-            raise ValueError(f"not a metric for dense real vectors, it {reason}; allowed: {', '.join(METRIC_NAMES)}")
-        return metric
 
     @field_validator("stability_seeds")
     @classmethod
@@ -228,7 +190,7 @@ class RenderParameters(_Section):
 
 
 class Parameters(_Section):
-    """Every parameter with its default: `Parameters()` equals the shipped params.yaml."""
+    """All sections of params.yaml: `Parameters()` equals the shipped file."""
 
     seed: Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
@@ -242,6 +204,7 @@ class Parameters(_Section):
     render: RenderParameters = RenderParameters()
 
     def lengths(self) -> dict[str, int]:
-        """Return the parameters that truncate texts, each with its number of tokens."""
-        sections = {name: getattr(self, name) for name in ("finetune", "capture", "faithfulness")}
-        return {f"{name}.max_length": section.max_length for name, section in sections.items()}
+        """Return the number of tokens of each parameter that truncates texts."""
+        return {
+            f"{name}.max_length": getattr(self, name).max_length for name in ("finetune", "capture", "faithfulness")
+        }

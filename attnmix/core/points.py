@@ -7,16 +7,10 @@ from typing import NamedTuple
 
 EMBEDDING_POINTS = ("word_embedding", "embedding_sum", "embedding_output")
 LAYER_POINTS = (
-    "attention_heads",
-    "attention_output",
-    "attention_residual",
-    "attention_norm",
-    "cross_attention_output",
-    "cross_attention_norm",
-    "ffn_output",
-    "layer_output",
+    *("attention_heads", "attention_output", "attention_residual", "attention_norm"),
+    *("cross_attention_output", "cross_attention_norm", "ffn_output", "layer_output"),
 )
-# The input of the first layer of a decoder beside an encoder; it stands at the level of the encoder's last layer.
+# The input of the first layer of an encoder-decoder's decoder, at the level of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
@@ -24,12 +18,12 @@ SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_outpu
 OWN_BASIS = frozenset({"attention_heads"})
 """Points before attention's last Linear, in other coordinates than the residual stream's.
 
-How far their vectors lie from other points' says nothing, so no score and no move compares them.
+Distances between their vectors and those of other points mean nothing, so no score and no move compares them.
 """
 PREACTIVATION = "preactivation"
 """The input of a plain feed-forward network's activation: no capture point, but recorded like one."""
-# The steps of a layer, as far as a family has them, and the capture point after each; where a norm follows the second
-# skip connection, no point stands between them.
+# The steps of a layer, some of which a family may lack, and the capture point after each; there is none between the
+# second skip connection and a norm that follows it.
 STEP_POINTS = {
     "heads": "attention_heads",
     "output_linear": "attention_output",

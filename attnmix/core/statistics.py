@@ -1,4 +1,4 @@
-"""Means and their bootstrap intervals: documents are the unit that is resampled, not tokens."""
+"""Rank correlations, and means with bootstrap intervals: documents are resampled, not tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.stats import norm, rankdata
 from scipy.stats import t as student
-
-from attnmix.core.ranks import rank_correlation
 
 Doubles = npt.NDArray[np.float64]
 
@@ -19,7 +17,8 @@ LEVEL = 0.95
 BOOTSTRAP_SAMPLES = 2000
 MIN_SIMULTANEOUS = 20  # documents; `Resampled.simultaneous` says why
 MIN_STANDARD_ERROR = 1e-12  # smaller ones come from rounding
-BLOCK_DRAWS = 2**18  # documents times samples that are drawn at once, so that memory does not grow with their number
+MIN_UNEXPLAINED = 1e-9  # smallest share of a variance that a given variable leaves; less is rounding
+BLOCK_DRAWS = 2**18  # documents times samples drawn at a time, so that memory does not grow with their number
 
 
 class Interval(NamedTuple):
@@ -33,10 +32,8 @@ class Interval(NamedTuple):
 class Resampled(NamedTuple):
     """Weighted means of the documents as they are `[...]`, and in every bootstrap sample `[samples, ...]`.
 
-    The percentiles of few documents lie too close: the spread of n is (n - 1) / n of their variance, and how far it is
-    off is not known. So both kinds of interval are wider by sqrt(n / (n - 1)) and by how much Student's t with n - 1
-    degrees of freedom is wider than a normal one at the same level (Hesterberg, The American Statistician 2015): for a
-    single 95 % interval 1.9 times for 4 documents, 1.04 for 40. NaN with fewer than two.
+    Intervals of n documents are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
+    freedom, to the normal quantile (Hesterberg, The American Statistician 2015); NaN with fewer than two documents.
     """
 
     mean: Doubles
@@ -44,16 +41,14 @@ class Resampled(NamedTuple):
     documents: Doubles
     """Number of documents in each mean `[...]`."""
     counts: Doubles | float = np.nan
-    """What the documents' sums are divided by `[...]`: their tokens, where a mean is over tokens."""
+    """The divisors of the documents' sums `[...]`: numbers of tokens, where a mean is over tokens."""
 
     def interval(self) -> Interval:
-        """Return the percentile interval, widened; samples in which nothing was counted are left out."""
+        """Return the widened percentile interval, without the samples in which nothing was counted."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = np.quantile(self.samples, tails, axis=0)
-        for cell in np.argwhere(np.isnan(self.samples).any(0)):
-            defined = self.samples[(..., *cell)]
-            defined = defined[~np.isnan(defined)]
-            ends[(..., *cell)] = np.quantile(defined, tails) if len(defined) else np.nan
+        ends, missing = np.quantile(self.samples, tails, axis=0), np.isnan(self.samples)
+        partly = missing.any(0) & ~missing.all(0)
+        ends[:, partly] = np.nanquantile(self.samples[:, partly], tails, axis=0)
         normal = norm.ppf(tails[1])
         low, high = self.mean + (ends - self.mean) * _student(normal, self.documents) / normal
         return Interval(self.mean, low, high)
@@ -67,18 +62,16 @@ class Resampled(NamedTuple):
 
         With a cell's standard error se over the samples, and c the 95 % quantile of the largest |sample - mean| / se
         of all cells, they are mean ± t sqrt(n / (n - 1)) se, where Student's t with n - 1 degrees of freedom exceeds t
-        as rarely as a normal variable exceeds c. NaN in a cell that does not vary, in one that is not in every sample,
-        and in one of fewer than `MIN_SIMULTANEOUS` documents: their samples are too few for the tail of a maximum
-        (4 documents have 35). In simulations without any effect (normal values, families of 10 to 42 cells) some
-        interval left 0 out in 15 to 44 % of the families of 4 documents, 6 to 12 % of 8, 6 to 8 % of 12, and 5 to 7 %
-        of 20 and of 40, where 5 % are asked.
+        as rarely as a normal variable exceeds c. NaN in a cell that does not vary, that is missing in a sample, or that
+        has fewer than `MIN_SIMULTANEOUS` documents: with fewer, too many intervals exclude 0 by chance
+        (`docs/measures.md` has the rates).
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean, error = self.mean.ravel(), samples.std(0)
-        given = (error > MIN_STANDARD_ERROR) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
-        standardised = np.abs(samples[:, given] - mean[given]) / error[given]
+        varying = (error > MIN_STANDARD_ERROR) & (self.documents.ravel() >= MIN_SIMULTANEOUS)
+        standardised = np.abs(samples[:, varying] - mean[varying]) / error[varying]
         quantile = np.quantile(standardised.max(1, initial=0), LEVEL)
-        half = np.where(given, error, np.nan).reshape(self.mean.shape) * _student(quantile, self.documents)
+        half = np.where(varying, error, np.nan).reshape(self.mean.shape) * _student(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -89,39 +82,39 @@ class Resampled(NamedTuple):
 
 
 class Draws:
-    """How often each document is in each bootstrap sample; the same seed and number of documents draw the same.
+    """Counts of each document in each bootstrap sample, the same for the same seed and number of documents.
 
-    In `file`, block of documents by block: a sample is drawn as a whole, and sums are read a block at a time.
+    They are kept in `file` by block of documents: a sample is drawn as a whole, sums are read block by block.
     """
 
     def __init__(self, blocks: Sequence[int], samples: int, seed: int, file: IO[bytes]) -> None:
-        """Draw for blocks of so many documents each."""
+        """Draw for blocks of these numbers of documents."""
         self.blocks, self.samples, self.file = blocks, samples, file
         documents, generator = sum(blocks), np.random.default_rng(seed)
         ends, shares = np.cumsum(blocks), np.full(documents, 1 / documents)
         for start in range(0, samples, block_samples := max(1, BLOCK_DRAWS // documents)):
-            drawn = generator.multinomial(documents, shares, size=min(block_samples, samples - start))
-            drawn = drawn.astype(np.uint8)  # that one of many is drawn 256 times in a sample has a chance below 1e-500
+            counts = generator.multinomial(documents, shares, size=min(block_samples, samples - start))
+            counts = counts.astype(np.uint8)  # the chance that a count reaches 256 is below 1e-500
             for end, size in zip(ends, blocks, strict=True):
                 file.seek(samples * (end - size) + start * size)
-                file.write(drawn[:, end - size : end].tobytes())
+                file.write(counts[:, end - size : end].tobytes())
 
     def __iter__(self) -> Iterator[Doubles]:
-        """Yield the draws of each block `[samples, documents]`."""
+        """Yield the counts of each block `[samples, documents]`."""
         self.file.seek(0)
         for size in self.blocks:
-            drawn = np.frombuffer(self.file.read(self.samples * size), dtype=np.uint8)
-            yield drawn.reshape(self.samples, size).astype(np.float64)
+            counts = np.frombuffer(self.file.read(self.samples * size), dtype=np.uint8)
+            yield counts.reshape(self.samples, size).astype(np.float64)
 
     def resample(self, blocks: Iterable[tuple[Doubles, Doubles]]) -> Resampled:
-        """Return means from every document's sums `[documents, ...]` and counts that broadcast to them.
+        """Return means of the documents' sums `[documents, ...]` and their counts, which broadcast to the sums.
 
-        `blocks` have the sizes for which the draws were made, and are read one after the other.
+        `blocks` have the sizes of `self.blocks`, and are read one after the other.
         """
         totals: list[Any] = [0.0] * 5
         for (sums, counts), weights in zip(blocks, self, strict=True):
-            drawn = [np.tensordot(weights, each, axes=1) for each in (sums, counts)]
-            block = [sums.sum(0), counts.sum(0), *drawn, (counts > 0).sum(0)]
+            resampled = [np.tensordot(weights, each, axes=1) for each in (sums, counts)]
+            block = [sums.sum(0), counts.sum(0), *resampled, (counts > 0).sum(0)]
             totals = [total + each for total, each in zip(totals, block, strict=True)]
         sums, counts, sums_of_samples, counts_of_samples, documents = totals
         mean = _ratio(sums, counts)
@@ -130,13 +123,13 @@ class Draws:
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return `Draws.resample` of documents that are one block."""
+    """Return `Draws.resample` of the documents as one block."""
     with io.BytesIO() as file:
         return Draws([len(sums)], samples, seed, file).resample([(sums, np.asarray(counts, dtype=np.float64))])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:
-    """Return what replaces a normal quantile in the interval of a mean over so many documents."""
+    """Return the quantile that replaces a normal one in the interval of a mean over this number of documents."""
     number = np.where(documents >= 2, documents, np.nan)
     return np.asarray(student.isf(norm.sf(quantile), number - 1) * np.sqrt(number / (number - 1)))
 
@@ -154,14 +147,14 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 def mean_product_across(documents: Callable[[], Iterable[tuple[npt.NDArray[Any], int]]]) -> Interval:
     """Return the mean product of two unit vectors of different documents, over all such pairs `[...]`.
 
-    `documents` yields the sum `[..., D]` and the number of every document's unit vectors, anew at each call: they are
-    read twice and not kept. With the total S of the s_d, of n_d vectors each, the mean over pairs is
+    `documents` is called twice, so that nothing is kept; it yields the sum s_d `[..., D]` and the number n_d of each
+    document's unit vectors. With S the sum of all s_d and N that of all n_d, the mean over pairs is
 
         (|S|^2 - sum_d |s_d|^2) / (N^2 - sum_d n_d^2)
 
-    The interval is the jackknife's: every document left out once, Student's t with one degree of freedom less than
-    there are documents. A bootstrap would need the products of all pairs of documents. NaN with fewer than three
-    documents, the mean with fewer than two.
+    The interval is the jackknife's: each document is left out once, and Student's t has one degree of freedom less than
+    there are documents. A bootstrap would need the products of all pairs of documents. The interval is NaN with fewer
+    than three documents, the mean with fewer than two.
     """
     total, squares, numbers = np.zeros(()), np.zeros(()), []
     for vectors, number in documents():
@@ -174,7 +167,7 @@ def mean_product_across(documents: Callable[[], Iterable[tuple[npt.NDArray[Any],
     mean = _ratio(products, np.broadcast_to(pairs, products.shape))
     if len(counts) < 3:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    change, changes_squared = np.zeros(()), np.zeros(())  # of the means without one document from `mean`
+    change, changes_squared = np.zeros(()), np.zeros(())  # differences of the means without one document from `mean`
     for vectors, number in documents():
         square = np.square(vectors, dtype=np.float64).sum(-1)
         with_total = np.einsum("...d,...d->...", vectors, total, dtype=np.float64)
@@ -187,3 +180,30 @@ def mean_product_across(documents: Callable[[], Iterable[tuple[npt.NDArray[Any],
 
 def _ratio(sums: Doubles, counts: Doubles) -> Doubles:
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the correlation over the last axis of two arrays that broadcast to each other.
+
+    NaN where one side is constant or holds a NaN.
+    """
+    ranks = [np.asarray(rankdata(values, axis=-1, nan_policy="propagate")) for values in (first, second)]
+    first_centred, second_centred = (each - each.mean(-1, keepdims=True) for each in ranks)
+    products = np.asarray((first_centred * second_centred).sum(-1))
+    lengths = np.linalg.norm(first_centred, axis=-1) * np.linalg.norm(second_centred, axis=-1)
+    correlations = np.full(products.shape, np.nan)
+    np.divide(products, lengths, out=correlations, where=lengths > 0)
+    return correlations
+
+
+def partial_correlation(
+    between: npt.NDArray[Any], first_given: npt.NDArray[Any], second_given: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
+
+    For rank correlations this is Pearson's correlation of the residuals of ranks. NaN where z explains all of x or y.
+    """
+    unexplained = np.stack(np.broadcast_arrays(1 - np.square(first_given), 1 - np.square(second_given)))
+    defined = (unexplained > MIN_UNEXPLAINED).all(axis=0)
+    spread = np.sqrt(np.where(defined, unexplained[0] * unexplained[1], 1.0))
+    return np.where(defined, np.clip((between - first_given * second_given) / spread, -1, 1), np.nan)

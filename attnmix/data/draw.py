@@ -21,10 +21,8 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
         return np.arange(len(labels))
     classes, quota = _quotas(labels, size)
     generator = np.random.default_rng(seed)
-    drawn = [
-        generator.choice(np.flatnonzero(labels == name), size=take, replace=False)
-        for name, take in zip(classes, quota, strict=True)
-    ]
+    rows = [np.flatnonzero(labels == name) for name in classes]
+    drawn = [generator.choice(each, size=take, replace=False) for each, take in zip(rows, quota, strict=True)]
     return np.sort(np.concatenate(drawn))
 
 
@@ -67,8 +65,8 @@ def typical_reviews(predictions: pd.DataFrame, max_tokens: int = TYPICAL_TOKENS)
 def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
     """Take groups in random order, each where it brings the classes nearer to their quotas.
 
-    The distance is the sum of squared missing shares of each class. scikit-learn's
-    StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row is a group.
+    The distance is the sum of squared missing shares of each class. scikit-learn's StratifiedGroupKFold knows equal
+    folds only, and takes a hundred times as long where nearly every row is a group.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     missing_C = _quotas(labels, size)[1].astype(float)

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from attnmix.core.points import LAYER_POINTS, PREACTIVATION
-from attnmix.faithfulness.classifier import Classifier, Gradients
-from attnmix.faithfulness.decomposition import Decomposition, decomposition_obstacle
+from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
@@ -94,8 +93,8 @@ class Review:
         decomposition = None
         if decomposition_obstacle(family) is None and int(read_T.sum()) == 1:
             decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
-        names = [] if len(family.stacks) > 1 else family.present(MATRICES_READ)
-        matrices = [LAYER_MATRICES[name] for name in names]
+        needed = {name.removesuffix("_rollout") for name in MATRIX_NAMES if not _matrix_obstacle(name, family)}
+        matrices = [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]
         by_layer: list[dict[str, Tensor]] = []
 
         def visit(layer_pass: LayerPass) -> None:
@@ -127,15 +126,10 @@ class Attribution(NamedTuple):
         return np.atleast_2d(self.formula(review))
 
 
-def layer_matrix(name: str) -> str:
-    """Return the name of the matrix of one layer that a matrix or rollout is made of."""
-    return name if name in LAYER_MATRICES else name.removesuffix("_rollout")
-
-
 def _matrix_obstacle(name: str, family: Family) -> str | None:
     if len(family.stacks) > 1:
         return "its decoder's rows hold the token before, and no rollout passes from one stack to the other"
-    return family.absent().get(layer_matrix(name))
+    return family.absent().get(name.removesuffix("_rollout"))
 
 
 MATRIX_NAMES = ("attention", "attention_rollout", "value_zeroing_rollout", "alti_rollout", "globenc_rollout")
@@ -152,8 +146,6 @@ ATTRIBUTIONS = {
     "leave_one_out": Attribution(Review.left_out),  # Li et al., 2016
 }
 """Every token score by its name."""
-MATRICES_READ = [name for name in LAYER_MATRICES if name in map(layer_matrix, MATRIX_NAMES)]
-"""The matrices of one layer that they read."""
 
 
 def present_attributions(family: Family) -> dict[str, Attribution]:

@@ -1,29 +1,39 @@
-"""The fine-tuned classifier and what of its passes the token scores are made of.
+"""The fine-tuned classifier, and its class score taken apart by input token: DecompX (Modarressi et al., ACL 2023).
 
-Shapes: T tokens, D hidden, C classes.
+What enters the first layer belongs to one token each. From there every vector is kept as a sum of parts, one for each
+input token and one of the biases: attention weights as they are, norms by their linear parts, activations by
+(g(p) - g(0)) / p (`attnmix.measures.layers`). The parts of the logits sum to them. Keeping the biases apart is
+the authors' later option `include_bias_token`; their published configuration spreads each bias over the tokens.
+
+Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import Linear, Module
+from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.measures.layers import LayerPass, run_layers, value_map
+from attnmix.core.errors import InputError
+from attnmix.core.points import PREACTIVATION
+from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import first_of
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import family_of
+from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_classifier, load_tokenizer
 
 Tensor = torch.Tensor
+
+TOLERANCE = 1e-4  # of the largest logit; rounding of float32 gives 1e-6
+BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 
 
 class Gradients(NamedTuple):
@@ -40,9 +50,14 @@ class Gradients(NamedTuple):
 class HeadCall(NamedTuple):
     """A Linear after the last layer, and what enters and leaves it `[width]`."""
 
-    linear: Linear
+    module: Linear
     input: Tensor
     output: Tensor
+
+    @property
+    def weights(self) -> Affine:
+        """Its weights and biases."""
+        return Affine(self.module.weight.T, self.module.bias)
 
 
 class Classifier:
@@ -67,26 +82,22 @@ class Classifier:
         places = [place for place, ids in enumerate(texts) if ids]
         with torch.inference_mode():
             for batch in batches_by_tokens([len(texts[place]) for place in places], self.batch_tokens):
-                chosen = [places[number] for number in batch]
-                inputs = padded([texts[place] for place in chosen], self.tokenizer.pad_token_id, self.model.device)
-                logits[chosen] = self.model(**inputs).logits.double().cpu()
+                rows = [places[number] for number in batch]
+                inputs = padded([texts[row] for row in rows], self.tokenizer.pad_token_id, self.model.device)
+                logits[rows] = self.model(**inputs).logits.double().cpu()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of the class `label` in one text."""
-        vectors: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Any:
-            return lambda _module, _inputs, output: vectors.update({name: first_of(output)})
-
+        vectors: list[Tensor] = []
+        words = self.base.get_submodule(self.family.word_embedding)
         with ExitStack() as hooks:
-            words = self.base.get_submodule(self.family.word_embedding)
-            hooks.enter_context(words.register_forward_hook(keep("words")))
-            for layer in self.layers:
-                hooks.enter_context(layer.register_forward_hook(keep("last")))
+            for module in (words, *self.layers):
+                keep = module.register_forward_hook(lambda _module, _inputs, output: vectors.append(first_of(output)))
+                hooks.enter_context(keep)
             logit = self.model(**self._batch_of(ids)).logits[0, label]
-        by_words, by_last = torch.autograd.grad(logit, [vectors["words"], vectors["last"]])
-        return Gradients(vectors["words"].detach()[0], by_words[0], by_last[0].abs().sum(-1) > 0)
+        by_words, by_last = torch.autograd.grad(logit, [vectors[0], vectors[-1]])
+        return Gradients(vectors[0].detach()[0], by_words[0], by_last[0].abs().sum(-1) > 0)
 
     def layer_passes(
         self, ids: Sequence[int], visit: Callable[[LayerPass], None], points: Sequence[str]
@@ -94,18 +105,16 @@ class Classifier:
         """Return the logits `[C]` of one text and the calls of the head's Linears; show each layer to `visit`."""
         calls: list[HeadCall] = []
 
-        def note(module: Module, inputs: Any, output: Tensor) -> None:
-            assert isinstance(module, Linear)
+        def note(module: Any, inputs: Any, output: Tensor) -> None:
             calls.append(HeadCall(module, inputs[0].flatten(0, -2)[0], output.flatten(0, -2)[0]))
 
         def visit_document(layer_pass: LayerPass, _features: Any) -> None:
-            calls.clear()  # a Linear of the embedding is none of the head
             visit(layer_pass.document(0))
+            calls.clear()  # a Linear of the embedding or of a layer is none of the head
 
-        inside = {part for layer in self.layers for part in layer.modules()}
         with ExitStack() as hooks, torch.inference_mode():
             for module in self.model.modules():
-                if isinstance(module, Linear) and module not in inside:
+                if isinstance(module, Linear):
                     hooks.enter_context(module.register_forward_hook(note))
             output = run_layers(self.base, self.folder, self._batch_of(ids), visit_document, points, self.model)
         return output.logits[0], calls
@@ -113,11 +122,7 @@ class Classifier:
     @cached_property
     def values(self) -> list[Affine]:
         """x -> x W_V + b_V of each layer."""
-        maps: list[Affine] = []
-        with torch.inference_mode():
-            batch = self._batch_of([self.tokenizer.pad_token_id])
-            run_layers(self.base, self.folder, batch, lambda layer_pass, _features: maps.append(value_map(layer_pass)))
-        return maps
+        return map_layers(value_map, self.base, self.folder, self._batch_of([self.tokenizer.pad_token_id]))
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return what enters the head's second Linear `[width]` if all that leaves the first is `number` `[1]`."""
@@ -132,3 +137,86 @@ class Classifier:
 
     def _batch_of(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)
+
+
+def decomposition_obstacle(family: Family) -> str | None:
+    """Return why the logits of a family cannot be taken apart, if so."""
+    stack = family.stacks[0]
+    if len(family.stacks) > 1:
+        return "a decoder stands beside its encoder"
+    if not stack.plain:
+        return family.absent()["layer_n"]
+    return family.absent()["attention_norm"] if stack.attention_norm is None else None
+
+
+class Decomposition:
+    """One text's parts, moved on layer by layer; at the end only those of the token that the head reads."""
+
+    def __init__(self, classifier: Classifier, read: int) -> None:
+        self.classifier, self.read = classifier, read
+        self.values = classifier.values  # by a pass of its own, before that of the text
+        self.parts_JTD = torch.empty(0)
+        self.whole_D = torch.empty(0)
+
+    def visit(self, layer_pass: LayerPass) -> None:
+        """Move on through one layer."""
+        x_TD = layer_pass.x
+        if layer_pass.number == 1:
+            tokens = torch.arange(len(x_TD), device=x_TD.device)
+            self.parts_JTD = x_TD.new_zeros(len(tokens) + 1, *x_TD.shape)
+            self.parts_JTD[tokens, tokens] = x_TD
+        value_JTE = _affine(self.values[layer_pass.number - 1], self.parts_JTD)
+        rows = range(len(x_TD)) if layer_pass.number < len(self.values) else range(self.read, self.read + 1)
+        size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
+        blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
+        parts = [_through_layer(layer_pass, self.parts_JTD, value_JTE, slice(b.start, b.stop)) for b in blocks]
+        self.parts_JTD = torch.cat(parts, 1)
+        self.whole_D = layer_pass.features["layer_output"][self.read]
+
+    def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
+        """Return parts of the logits `[J, C]`; None where the head is not one Linear, or two around an activation.
+
+        Raise `InputError` where they do not sum to the logits.
+        """
+        parts_JD = self.parts_JTD[:, 0]
+        linear = 1 <= len(calls) <= 2 and torch.equal(calls[0].input, self.whole_D)
+        if not linear or not torch.equal(calls[-1].output, logits_C):
+            return None
+        parts_JD = _affine(calls[0].weights, parts_JD)
+        if len(calls) == 2:
+            between = partial(self.classifier.between, calls[0].module, calls[1].module)
+            parts_JD = parts_JD * slopes(between, calls[0].output, calls[1].input)
+            parts_JD[-1] += between(parts_JD.new_zeros(1))
+            parts_JD = _affine(calls[1].weights, parts_JD)
+        error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
+        if not error <= TOLERANCE:
+            raise InputError(
+                f"{self.classifier.folder}: the parts of the class scores of {name} do not sum to them: relative error "
+                f"{error:.3g}, at most {TOLERANCE:g} is rounding; the entry of {self.classifier.family.model_type} in "
+                "attnmix/models/families.yaml does not hold for this model"
+            )
+        return parts_JD
+
+
+def _affine(affine: Affine, parts: Tensor) -> Tensor:
+    """Return the parts `[J, ..., out]` after an affine map, whose bias joins the other biases."""
+    mapped = parts @ affine.W
+    mapped[-1] += affine.b
+    return mapped
+
+
+def _through_layer(layer_pass: LayerPass, parts_JTD: Tensor, value_JTE: Tensor, rows: slice) -> Tensor:
+    """Return the parts `[J, R, D]` of what leaves a layer at the tokens `rows`, from those of its input and values."""
+    block, weights_HRT = layer_pass.block, layer_pass.attention.weights(rows)
+    heads_JHTd = value_JTE.unflatten(-1, (len(weights_HRT), -1)).transpose(1, 2)
+    mixed_JRE = (weights_HRT @ heads_JHTd).transpose(1, 2).flatten(-2)
+    residual_JRD = mixed_JRE @ block.output.W + parts_JTD[:, rows]
+    residual_JRD[-1] += block.output.b
+    rest = AfterAttention(block, layer_pass.residual[rows], None, layer_pass.features[PREACTIVATION][rows])
+    stream_JRD = rest.stream(residual_JRD)
+    stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
+    summed_JRD = stream_JRD + rest.added(stream_JRD)
+    summed_JRD[-1] = stream_JRD[-1] + rest.added_with_biases(stream_JRD[-1])
+    passed_JRD = block.output_norm.part(summed_JRD, summed_JRD.sum(0))
+    passed_JRD[-1] += block.output_norm.beta
+    return passed_JRD

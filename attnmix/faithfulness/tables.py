@@ -14,8 +14,15 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.stats import norm
 
-from attnmix.core.ranks import partial_correlation, rank_correlation
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, Interval, Resampled, resample
+from attnmix.core.statistics import (
+    BOOTSTRAP_SAMPLES,
+    LEVEL,
+    Interval,
+    Resampled,
+    partial_correlation,
+    rank_correlation,
+    resample,
+)
 from attnmix.faithfulness.attributions import RANDOM, Review
 
 Doubles = npt.NDArray[np.float64]
@@ -39,18 +46,17 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
     texts: dict[tuple[str, int, float], tuple[int, ...]] = {}
-    for name, drawn in scores.items():
-        for draw, scores_T in enumerate(drawn):
+    for name, scores_DT in scores.items():
+        for (draw, scores_T), share in product(enumerate(scores_DT), SHARES):
             if len(review.words) and not np.isnan(scores_T[review.words]).any():
-                for share in SHARES:
-                    texts[name, draw, share] = tuple(review.without(first_places(review, scores_T, share)))
+                texts[name, draw, share] = tuple(review.without(first_places(review, scores_T, share)))
     distinct = list(dict.fromkeys(texts.values()))  # those that several scores leave are classified once
     probabilities = review.classifier.logits(distinct).softmax(-1)[:, review.predicted].tolist()
     by_text = dict(zip(distinct, probabilities, strict=True))
-    left = {key: by_text[text] for key, text in texts.items()}
     drops = {}
-    for name, drawn in scores.items():
-        left_DS = [[left.get((name, draw, share), np.nan) for share in SHARES] for draw in range(len(drawn))]
+    for name, scores_DT in scores.items():
+        keys = [[(name, draw, share) for share in SHARES] for draw in range(len(scores_DT))]
+        left_DS = [[by_text[texts[key]] if key in texts else np.nan for key in row] for row in keys]
         drops[name] = review.probability - np.mean(left_DS, axis=0)
     return drops
 
@@ -70,16 +76,14 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     """
     aopc_NM = drops_NMS.mean(-1, keepdims=True)
     above = _means((aopc_NM - aopc_NM[:, [methods.index(RANDOM)]])[..., 0], seed)
+    overall = {
+        **_columns("above_random above_random_low above_random_high", above.interval()),
+        **_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()),
+        **_columns("derivative_spearman derivative_low derivative_high", _means(agreement_NM, seed).correlations()),
+    }
     drops = _means(np.concatenate([drops_NMS, aopc_NM], -1), seed).interval()
     table = pd.DataFrame(list(product(methods, [*SHARES, ALL])), columns=["method", "share"])
-    overall = {
-        **_columns(["above_random", "above_random_low", "above_random_high"], above.interval()),
-        **_columns(["above_random", "simultaneous_low", "simultaneous_high"], above.simultaneous()),
-        **_columns(
-            ["derivative_spearman", "derivative_low", "derivative_high"], _means(agreement_NM, seed).correlations()
-        ),
-    }
-    table = table.assign(**_columns(["drop", "ci_low", "ci_high"], drops))
+    table = table.assign(**_columns("drop ci_low ci_high", drops))
     table = table.join(pd.DataFrame(overall, index=table.index[table["share"] == ALL]))
     return table.assign(documents=np.repeat((~np.isnan(aopc_NM)).sum(0), len(SHARES) + 1))
 
@@ -90,8 +94,8 @@ def _means(values: Doubles, seed: int) -> Resampled:
     return resample(np.where(known, values, 0), known.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
 
 
-def _columns(names: Sequence[str], interval: Interval) -> dict[str, Doubles]:
-    return {name: part.ravel() for name, part in zip(names, interval, strict=True)}
+def _columns(names: str, interval: Interval) -> dict[str, Doubles]:
+    return {name: part.ravel() for name, part in zip(names.split(), interval, strict=True)}
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
@@ -108,11 +112,11 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.
     for checkpoint in checkpoints:
         plain_K, given_length_K = np.transpose([_correlations(group, checkpoint) for group in classes.values()])
         counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
-        for number, name in enumerate([*classes, ALL]):
-            part = slice(None) if name == ALL else slice(number, number + 1)
+        parts = [(name, [place], size) for place, (name, size) in enumerate(zip(classes, sizes_K, strict=True))]
+        for name, part, documents in (*parts, (ALL, list(range(len(classes))), counted)):
             plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
             given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
-            rows.append((checkpoint, name, *plain, *given_length, counted if name == ALL else sizes_K[number]))
+            rows.append((checkpoint, name, *plain, *given_length, documents))
     intervals = ["spearman", "ci_low", "ci_high", "given_length", "given_length_low", "given_length_high"]
     return pd.DataFrame(rows, columns=["checkpoint", "predicted", *intervals, "documents"])
 

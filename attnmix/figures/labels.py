@@ -85,25 +85,25 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours the same with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-# Of the tokens that a tokenizer adds at the start and the end of a text, which are called what they are in the data.
+# Colour and marker of the tokens that a tokenizer adds at the start and the end of a text; the data has their names.
 SPECIAL_LOOKS = {"cls": ("#D55E00", "^"), "sep": ("#000000", "s")}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
 WORD_MARKS = tuple(zip(("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#0072B2", "#999999"), "DvPXp*", strict=True))
 
 
 def layer_label(layer: int, encoder: int | None = None) -> str:
-    """`Layer 3`, or `Embedding` for level 0; `Decoder 1` beside an `encoder` of so many layers."""
+    """Return `Layer 3`, or `Embedding` for level 0; `Decoder 1` after an `encoder` of that many layers."""
     if encoder is None or not layer:
         return f"Layer {layer}" if layer else "Embedding"
     return f"Encoder {layer}" if layer <= encoder else f"Decoder {layer - encoder}"
 
 
 def site_label(site: Site, encoder: int | None = None) -> str:
-    """`Layer 3: Attention output`; the points of embeddings have names that say so themselves."""
+    """Return `Layer 3: Attention output`; the points of embeddings have names that say so themselves."""
     label = POINT_MARKS[site.point].label
     return f"{layer_label(site.layer, encoder)}: {label}" if site.point in LAYER_POINTS else label
 
 
 def in_text(label: str) -> str:
-    """A label within a sentence."""
+    """Return a label as it is written within a sentence."""
     return label[0].lower() + label[1:]

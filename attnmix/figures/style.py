@@ -1,11 +1,12 @@
-"""What all figures share: sizes, fonts, colours that stand out on white, limits, and reproducible files."""
+"""Sizes, fonts, colours that stand out on white, limits, labels next to what they name, and reproducible files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.ft2font import FaceFlags
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
+from scipy.optimize import isotonic_regression
 
 from attnmix.core.names import Mark
 
@@ -26,6 +29,12 @@ ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
 CONTRAST, TEXT_CONTRAST = 3.0, 4.5  # WCAG 2.2's least contrast to white, of marks and of text
 ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # as wide as Helvetica, and embedded in a PDF as it is, as Type 42
+LABEL_SIZE, CURVE_LABEL_SIZE = 5, 6  # points, of tokens and of curves
+LABEL_X = 1.06  # where the labels of curves begin, in panel widths
+LINE_HEIGHT = 1.25  # in font sizes
+# Offsets from a point to the centre of its label, in font sizes.
+DISTANCES, ANGLES = (0.9, 1.7, 2.8, 4.2, 6.0), np.pi * np.arange(12) / 6
+OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
 SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # for readers of an svg who have no Arimo
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but they shape the letters beside them
 # Neither date nor program version in the files.
@@ -125,19 +134,86 @@ def high_contrast_cmap(name: str) -> ListedColormap:
 
 def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
     """Return a legend's entries for `marks`."""
-    colors = {mark: darken_for_contrast(mark.color) for mark in marks}
+    looks: Any = {"linestyle": "none", "markersize": size}
     return [
-        Line2D([], [], linestyle="none", marker=mark.marker, color=color, markersize=size, label=mark.label)
-        for mark, color in colors.items()
+        Line2D([], [], marker=mark.marker, color=darken_for_contrast(mark.color), label=mark.label, **looks)
+        for mark in marks
     ]
 
 
 def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
-    """Set limits around the points `[vectors, 2]`, with one scale for both axes; points of NaN are ignored."""
-    points = xy[np.isfinite(xy).all(axis=1)] if np.isfinite(xy).any() else np.array([[0.0, 0.0], [1.0, 1.0]])
-    low, high = points.min(axis=0), points.max(axis=0)
+    """Set limits around the points `[vectors, 2]`, with one scale for both axes."""
+    low, high = xy.min(axis=0), xy.max(axis=0)
     figure: Any = axes.figure
     inches = np.array(axes.get_position().size) * figure.get_size_inches()
     half = inches * (np.maximum(high - low, 1e-3) / inches).max() * AXIS_MARGIN / 2
     (left, bottom), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
     axes.set(xlim=(left, right), ylim=(bottom, top))
+
+
+def label_curves(axes: Axes) -> None:
+    """Write each labelled curve's label to the right of the panel, as near to the height of its end as others allow.
+
+    The panel must have its final place and limits.
+    """
+    curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    ends = [(*np.asarray(line.get_xydata())[-1], str(line.get_label()), str(line.get_color())) for line in curves]
+    if not ends:
+        return
+    ends.sort(key=lambda end: end[1])
+    figure: Any = axes.figure
+    bottom, top = axes.get_ylim()
+    wanted = np.array([(y - bottom) / (top - bottom) for _, y, _, _ in ends])
+    panel_height = axes.get_position().height * figure.get_figheight() * 72
+    line_heights = np.array([label.count("\n") + 1 for _, _, label, _ in ends]) * CURVE_LABEL_SIZE * LINE_HEIGHT
+    heights = line_heights / panel_height
+    # Centres of adjacent labels, stacked without gaps. Least squares moves them as little as possible.
+    stacked = np.cumsum(heights) - heights / 2
+    bottoms = np.clip(isotonic_regression(wanted - stacked).x, 0, max(0.0, 1 - heights.sum()))
+    for (x, y, label, color), center in zip(ends, bottoms + stacked, strict=True):
+        arrow: Any = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1}
+        looks: Any = {"color": darken_for_contrast(color, TEXT_CONTRAST), "va": "center", "fontsize": CURVE_LABEL_SIZE}
+        axes.annotate(label, (x, y), (LABEL_X, center), textcoords="axes fraction", arrowprops=arrow, **looks)
+
+
+def text_width(text: str, size: float) -> float:
+    """Return the width of a text in points."""
+    return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0])
+
+
+def place_labels(
+    axes: Axes, xy: npt.NDArray[np.float64], labels: Mapping[int, str], size: float
+) -> npt.NDArray[np.float64]:
+    """Return the centres `[labels, 2]` of labels for some of the points `xy` `[points, 2]`, in data coordinates.
+
+    `labels` maps a point's index to its label. Each is placed near its point, within the axes, where it overlaps no
+    label before it and covers the fewest points.
+    """
+    figure: Any = axes.figure
+    pixels = figure.dpi / 72  # of a point of print
+    points, box = axes.transData.transform(xy), axes.get_window_extent().get_points()
+    sizes = pixels * np.array([(text_width(label, size) + 2, size + 2) for label in labels.values()])
+    centres = np.empty((len(labels), 2))
+    for place, (index, extent) in enumerate(zip(labels, sizes, strict=True)):
+        # Left and right of a point, a label is moved by half its width.
+        candidates = points[index] + OFFSETS * size * pixels + np.sign(OFFSETS) * [extent[0] / 2, 0]
+        outside = ((candidates - extent / 2 < box[0]) | (candidates + extent / 2 > box[1])).any(axis=1)
+        gaps = np.abs(candidates[:, None] - centres[:place]) - (sizes[:place] + extent) / 2
+        overlap = np.prod(np.minimum(gaps, 0), axis=-1).sum(axis=1) / np.prod(extent)
+        covered = (np.abs(candidates[:, None] - points) < extent / 2).all(axis=-1).sum(axis=1)
+        cost = np.hypot(*OFFSETS.T) + 0.3 * covered + 100 * overlap + 1000 * outside
+        centres[place] = candidates[np.argmin(cost.round(6))]
+    return axes.transData.inverted().transform(centres)
+
+
+def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:
+    """Return at most `number` of the labels: starting near the centre, always that of the farthest point."""
+    indices = list(labels)
+    points = xy[indices]
+    places = [int(np.argmin(np.square(points - points.mean(axis=0)).sum(axis=1)))]
+    distance = np.full(len(points), np.inf)
+    while len(places) < min(number, len(points)):
+        distance = np.minimum(distance, np.square(points - points[places[-1]]).sum(axis=1))
+        distance[places] = -1
+        places.append(int(np.argmax(distance)))
+    return {indices[place]: labels[indices[place]] for place in places}

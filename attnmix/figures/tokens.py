@@ -1,23 +1,27 @@
-"""Captured tokens as a person reads them: their labels, whether they begin a word, and the words that they make up."""
+"""Captured tokens as a person reads them: their labels, the words and sentences that they make up, whole texts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import category
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
 from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
+from attnmix.figures.style import printable
 from attnmix.store.tokens import DECODER_TOKEN
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
 CLOSING = ("Pe", "Pf")  # Unicode categories of characters that still belong to the sentence before them
+MAX_LABEL = 16  # characters; a vocabulary may hold a token of a hundred dashes
 
 
 class DisplayToken(NamedTuple):
@@ -25,7 +29,7 @@ class DisplayToken(NamedTuple):
 
     label: str
     begins: bool
-    """True where no token stands right before it in the text."""
+    """True where no token is right before it in the text."""
     token_class: str
     word: int = -1
     """The number of its word; -1 for special tokens."""
@@ -41,15 +45,40 @@ class DisplayToken(NamedTuple):
         text = self.label.strip(SPACE)
         return (text if self.begins else text.removeprefix(WORDPIECE_PREFIX)) or self.label
 
+    @property
+    def short_label(self) -> str:
+        """The label, printable and of at most `MAX_LABEL` characters."""
+        label = printable(self.label)
+        return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+
+
+class TextLayers(NamedTuple):
+    """A model's layers and the tokens of one text that they read; a decoder reads each text shifted by one token."""
+
+    name: str
+    layers: range
+    encoder: int | None
+    tokens: list[DisplayToken]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the tokens, short enough for an axis."""
+        return [token.short_label for token in self.tokens]
+
+    @property
+    def suffix(self) -> str:
+        """` of the decoder`, where there is an encoder too."""
+        return self.name and f" of the {self.name}"
+
 
 class CapturedTexts(NamedTuple):
     """The tokens of the captured texts, as the model reads them."""
 
     tokens: pd.DataFrame
     readings: list[list[DisplayToken]]
-    """Every row of `tokens`; a second time as the decoder reads it, where there is one beside an encoder."""
+    """Every row of `tokens`; a second time as the decoder reads it, where there is an encoder too."""
     encoder: int | None
-    """The number of the encoder's layers, beside a decoder."""
+    """The number of the encoder's layers, where there is a decoder too."""
 
     def reading(self, site: Site) -> int:
         """Return the index of the reading that a site's vectors belong to."""
@@ -60,6 +89,36 @@ class CapturedTexts(NamedTuple):
         """Return the different tokens of a class, such as `<s>`."""
         labels = (token.label for reading in self.readings for token in reading if token.token_class == token_class)
         return " ".join(dict.fromkeys(labels))
+
+    def rows(self, document: str) -> npt.NDArray[np.int64]:
+        """Return the rows of one text."""
+        return np.flatnonzero(self.tokens["document"] == document)
+
+    def text_layers(self, document: str, layers: int) -> list[TextLayers]:
+        """Return one text with all layers of a model, or first with the encoder's and then with the decoder's."""
+        tokens = [[reading[row] for row in self.rows(document)] for reading in self.readings]
+        if self.encoder is None:
+            return [TextLayers("", range(1, layers + 1), None, tokens[0])]
+        decoder = TextLayers("decoder", range(self.encoder + 1, layers + 1), self.encoder, tokens[1])
+        return [TextLayers("", range(1, self.encoder + 1), self.encoder, tokens[0]), decoder]
+
+    def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
+        """Return for each reading of a text the labels of its special tokens and whole words, else of all tokens.
+
+        The keys are indices into `positions`.
+        """
+        rows = self.rows(document)
+        rows = rows[np.searchsorted(self.tokens["position"].to_numpy()[rows], positions)]
+        labels = []
+        for reading in self.readings:
+            starts = words(reading)
+            whole = {
+                index: reading[row].short_label
+                for index, row in enumerate(rows)
+                if reading[row].special or (len(starts[row]) > 1 and starts[row] == reading[row].text.strip().lower())
+            }
+            labels.append(whole or {index: reading[row].short_label for index, row in enumerate(rows)})
+        return labels
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
@@ -105,6 +164,11 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
     return [text if any(map(str.isalnum, text)) else "" for text in texts]
 
 
+def frequent_words(words: Sequence[str], number: int) -> list[str]:
+    """Return the `number` most frequent words that occur more than once; among equals, the earliest."""
+    return [word for word, count in Counter(filter(None, words)).most_common(number) if count > 1]
+
+
 def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
     """Return the places of a text's whole sentences, with the closing characters that follow their ends."""
     complete, start, ended = [], 0, False
@@ -125,8 +189,3 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
     if len(tokens) <= limit:
         return range(len(tokens))
     return max((each for each in sentences(tokens) if len(each) <= limit), key=len, default=range(limit))
-
-
-def frequent_words(words: Sequence[str], number: int) -> list[str]:
-    """Return the `number` most frequent words that occur more than once; among equals, the earliest."""
-    return [word for word, count in Counter(filter(None, words)).most_common(number) if count > 1]

@@ -1,16 +1,33 @@
-"""A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing."""
+"""A repository of the hub at one commit: its list of files, and each file, checked against the hub's listing.
+
+`huggingface_hub` checks no digest, lists a repository without a timeout, does not retry a reset connection, and waits
+as long as a server asks, without a total limit. Its requests go through a client that mends the last three.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
+import socket
+import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
-from huggingface_hub import constants, get_token, hf_hub_download, is_offline_mode, resolve_revision, snapshot_download
+from huggingface_hub import (
+    constants,
+    get_session,
+    get_token,
+    hf_hub_download,
+    is_offline_mode,
+    resolve_revision,
+    set_client_factory,
+    snapshot_download,
+)
 
 # The public reader of the listing that the client keeps leaves out the sha256 of large files.
 from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache
@@ -23,31 +40,39 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # its stub forgets it
 from huggingface_hub.utils.tqdm import tqdm
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.hub.retries import Backoff, UnavailableError, chain, failure
 
-Kind = Literal["model", "dataset"]
+TIME_LIMIT_SECONDS = 120.0  # for the retries of one request
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
+TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
+# Errors that a retry does not help with, before the first answer.
+UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
+
+
+class UnavailableError(InputError):
+    """The hub does not give what it is asked for; the text says why."""
 
 
 class Repository:
     """`name` on the hub, at a branch, tag or commit; raises `InputError` where it cannot be had."""
 
-    def __init__(self, kind: Kind, name: str, revision: str | None) -> None:
+    def __init__(self, kind: Literal["model", "dataset"], name: str, revision: str | None) -> None:
         self.kind, self.name, self._revision = kind, name, revision
+        _use_retries()
         with self._errors_in_words():
             self.commit = resolve_revision(name, revision=revision, repo_type=kind).resolved
             # Fetches no file, but the listing, which the client keeps for HF_HUB_OFFLINE.
-            snapshot_download(
-                name, revision=self.commit, repo_type=kind, allow_patterns=[], tqdm_class=_bar(disable=True)
-            )
+            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(lambda: None, disable=True)}
+            snapshot_download(name, revision=self.commit, repo_type=kind, **options)
             folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).expanduser().resolve()
             listing = read_tree_cache(str(folder), self.commit)
             if listing is None:
                 raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
-            if any(PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts for path in listing):
+            if any(path.startswith("/") or ".." in path.split("/") for path in listing):
                 raise ValueError("a listing that leads out of the repository")
             self._listing = listing
 
@@ -57,34 +82,32 @@ class Repository:
         return sorted(self._listing)
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
-        """Return where the files lie in the client's cache, downloaded where they are missing, all checked."""
+        """Return each file's place in the client's cache, downloaded where it is missing, and checked."""
         with self._errors_in_words():
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
         listed, backoff, spoilt = self._listing[path], Backoff(), 0
-        bar, kind = _bar(progress=backoff.restart, desc=path), self.kind  # the client's would show a signed address
+        bar = _bar(backoff.restart, desc=path)  # the client's would show a signed address
         while spoilt < 2:
+            options: dict[str, Any] = {"repo_type": self.kind, "tqdm_class": bar}
             try:
-                file = Path(hf_hub_download(self.name, path, revision=self.commit, repo_type=kind, tqdm_class=bar))
+                file = Path(hf_hub_download(self.name, path, revision=self.commit, **options))
             except httpx2.TransportError as error:
-                backoff.wait(failure(error))
-                continue  # from where it broke
+                backoff.wait(_failure(error))  # the client then resumes where it broke
+                continue
             except OSError as error:
                 if type(error) is not OSError or error.errno is not None:
-                    raise
-                spoilt += 1  # the client's error for a body of another size
-                continue
-            if _is_as_listed(file, listed):
-                return file
+                    raise  # all but the client's error for a body of another size
+            else:
+                if _is_as_listed(file, listed):
+                    return file
+                for each in (file.resolve(), file):
+                    each.unlink(missing_ok=True)
             spoilt += 1
-            for each in (file.resolve(), file):
-                each.unlink(missing_ok=True)
-        digest = f"sha256 {listed.lfs_sha256}" if listed.lfs_sha256 is not None else f"git blob {listed.blob_id}"
-        raise UnavailableError(
-            f"{path} came twice with other bytes than the hub's listing says ({listed.size} bytes, {digest}); "
-            "a proxy, or the hub itself, spoils it"
-        )
+        listing = f"{listed.size} bytes, hash {listed.lfs_sha256 or listed.blob_id}"
+        problem = f"{path} came twice with other bytes than the hub's listing says ({listing})"
+        raise UnavailableError(f"{problem}; a proxy, or the hub itself, spoils it")
 
     @contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -97,57 +120,37 @@ class Repository:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
             revision = f" at revision {self._revision}" if self._revision else ""
-            raise InputError(
-                f"{self.kind}.name: {self.name} is no folder here, and cannot be had from the hub{revision}: "
-                f"{self._reason(error)}"
-            ) from error
+            problem = f"{self.name} is no folder here, and cannot be had from the hub{revision}"
+            raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
-        for each in chain(error):
+        causes = list(_chain(error))
+        for each in causes:
             if isinstance(each, HfHubHTTPError):
                 return self._refusal(each)
             if isinstance(each, UnavailableError) and not is_offline_mode():
                 return str(each)
         if is_offline_mode():
             return "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it to download the rest"
-        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in chain(error)):
-            page = " but a page" if isinstance(error, json.JSONDecodeError) and error.doc.lstrip()[:1] == "<" else ""
-            return (
-                f"what answers at {constants.ENDPOINT} is no hub{page}; log in to the network that shows it, "
-                "or mend the proxy or HF_ENDPOINT"
-            )
-        return first_line(list(chain(error))[-1])
+        if any(isinstance(each, (FileMetadataError, LookupError, TypeError, ValueError)) for each in causes):
+            remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
+            return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
+        return first_line(causes[-1])
 
     def _refusal(self, error: HfHubHTTPError) -> str:
         status = error.response.status_code
-        where = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
+        address = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
         if isinstance(error, GatedRepoError):
-            return f"it is gated; accept its terms at {where} and {LOGIN}"
+            return f"it is gated; accept its terms at {address} and {LOGIN}"
         if isinstance(error, RevisionNotFoundError):
-            return f"it has no such branch, tag or commit; {where} lists those that it has"
+            return f"it has no such branch, tag or commit; {address} lists those that it has"
         if status == 401 and get_token() and not isinstance(error, RepositoryNotFoundError):
-            return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} anew"
+            return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} again"
         if status == 401 or isinstance(error, RepositoryNotFoundError):
-            return f"there is no {self.kind} of that name that it shows; mend the name, or, for a private one, {LOGIN}"
+            return f"it shows no {self.kind} of that name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
             return f"the hub forbids it; {LOGIN} with the right to read it"
         return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
-
-
-def _bar(progress: Callable[[], None] | None = None, **fixed: Any) -> type[tqdm]:
-    """Return the client's progress bar, which calls `progress` for each part that arrives; `fixed` are its options."""
-
-    class Bar(tqdm):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
-
-        def update(self, n: float | None = 1) -> bool | None:
-            if progress:
-                progress()
-            shown: bool | None = super().update(n)
-            return shown
-
-    return Bar
 
 
 def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
@@ -158,3 +161,101 @@ def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.lfs_sha256
         blob = hashlib.sha1(b"blob %d\0" % listed.size, usedforsecurity=False)
         return hashlib.file_digest(file, lambda: blob).hexdigest() == listed.blob_id
+
+
+def _bar(progress: Callable[[], None], **fixed: Any) -> type[tqdm]:
+    """Return the client's progress bar with some options `fixed`, which calls `progress` for each part that arrives."""
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # the client's
+
+        def update(self, n: float | None = 1) -> Any:
+            progress()
+            return super().update(n)
+
+    return Bar
+
+
+class Backoff:
+    """Waits between the tries of one request, twice as long each time, within `TIME_LIMIT_SECONDS`."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again with the shortest wait and the whole limit, as after progress."""
+        self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
+
+    def remaining(self) -> float:
+        """Return how many seconds are left of the limit."""
+        return self._end - time.monotonic()
+
+    def wait(self, cause: str, requested: float = 0.0) -> None:
+        """Wait, as long as the server has `requested` at least; raise `UnavailableError` past the limit."""
+        wait = max(self._wait, requested)
+        if self.remaining() <= wait:
+            asks = f", and asks to wait {requested:.0f} s" if requested else ""
+            raise UnavailableError(f"{cause}{asks}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
+        logging.info("the hub: %s; retried in %.1f s", cause, wait)
+        time.sleep(wait)
+        self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
+
+
+class RetryingClient(httpx2.Client):
+    """A client that retries temporary failures; a response whose body is streamed is retried until it begins."""
+
+    _has_answered = False
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send as httpx does; raise `UnavailableError` once the time limit is over, or for a server out of reach."""
+        backoff, limits = Backoff(), dict(request.extensions.get("timeout", {}))
+        while True:
+            request.extensions["timeout"] = {
+                phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
+                for phase in ("connect", "read", "write", "pool")
+            }
+            try:
+                response = super().send(request, **options)
+            except httpx2.TransportError as error:
+                root = list(_chain(error))[-1]
+                if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
+                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
+                backoff.wait(_failure(error))
+                continue
+            self._has_answered = True
+            if response.status_code not in TEMPORARY_STATUSES:
+                return response
+            response.close()
+            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}", _requested(response))
+
+
+@cache
+def _use_retries() -> None:
+    """Send all requests of `huggingface_hub` by a `RetryingClient` from now on."""
+    hooks = get_session().event_hooks  # they keep HF_HUB_OFFLINE
+    set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it comes from; the transport keeps some of them as context only."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _failure(error: httpx2.TransportError) -> str:
+    """Return what went wrong with a connection, in words."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "it sends nothing"
+    return f"the connection breaks ({first_line(list(_chain(error))[-1])})"
+
+
+def _requested(response: httpx2.Response) -> float:
+    """Return the seconds that the server asks to wait, by rate limits or Retry-After; 0 where it asks for none."""
+    limits = parse_ratelimit_headers(response.headers)
+    if response.status_code == 429 and limits and limits.remaining == 0:
+        return limits.reset_in_seconds
+    value = response.headers.get("Retry-After", "").strip()
+    return float(value) if value.isdigit() else 0.0

@@ -17,10 +17,8 @@ from scipy.stats import rankdata
 from sklearn.decomposition import PCA
 from sklearn.random_projection import GaussianRandomProjection
 
-from attnmix.core.options import UmapParameters
 from attnmix.core.points import Site, layer_input
-from attnmix.core.ranks import partial_correlation
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, resample
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, partial_correlation, resample
 from attnmix.maps.neighbours import METRICS, Vectors
 from attnmix.maps.quality import Maps
 from attnmix.measures.ratios import RATIOS
@@ -63,16 +61,16 @@ def linear_projections(vectors: Mapping[Site, Vectors], seeds: Sequence[int]) ->
     `pca` are the two principal components, the same with every seed; `random_projection` is one Gaussian matrix, which
     keeps squared distances in the mean (Johnson and Lindenstrauss 1984).
     """
-    if not vectors:
-        return {}
     together = np.concatenate([each.astype(np.float64) for each in vectors.values()])
     random = {seed: GaussianRandomProjection(2, random_state=seed) for seed in seeds}
     projections = {"pca": {seeds[0]: PCA(2, svd_solver="covariance_eigh")}, "random_projection": random}
-    maps: dict[str, Maps] = {}
-    for name, by_seed in projections.items():
-        places = {seed: np.split(each.fit_transform(together), len(vectors)) for seed, each in by_seed.items()}
-        maps[name] = {seed: dict(zip(vectors, parts, strict=True)) for seed, parts in places.items()}
-    return maps
+    return {
+        name: {
+            seed: dict(zip(vectors, np.split(each.fit_transform(together), len(vectors)), strict=True))
+            for seed, each in by_seed.items()
+        }
+        for name, by_seed in projections.items()
+    }
 
 
 def movement_table(
@@ -80,41 +78,38 @@ def movement_table(
     features: Mapping[Site, Vectors],
     tokens: pd.DataFrame,
     ratios: pd.DataFrame,
-    umap: UmapParameters,
+    metric: str,
+    seed: int,
 ) -> pd.DataFrame:
     """Return `COLUMNS`: for every layout and step, rank correlations within documents, means over documents and seeds.
 
     `layouts` has the coordinates `[tokens, 2]` by name, seed and point; `tokens` the columns `document` and `position`.
-    A token's move on the map is set against its move in the full space (by `umap.metric`), and in the attention
-    step, or in the whole layer, against each mixing ratio of that. `ratios` has the columns `layer` and one for each
-    method, for each layer one row for each token in the order of the maps; empty where none were measured.
+    A token's move on the map is compared with its move in the full space (by `metric`), and in the attention step, or
+    in the whole layer, with each mixing ratio of that. `ratios` has the columns `layer` and one for each method, for
+    each layer one row for each token in the order of the maps; no row where none were measured.
 
     `ci_low` and `ci_high` are the 95 % interval of a bootstrap over documents, NaN for a single one; `lowest_seed`
     and `highest_seed` the extremes of the seeds' means. For the measure `permutation_null` they are the range of 95 %
     of the permutations. `documents` and `tokens` count those for which the correlation is defined.
     """
     documents = list(tokens.groupby("document", sort=False).indices.values())
-    position = tokens["position"].to_numpy(np.float64)
-    by_layer = dict(list(ratios.groupby("layer"))) if len(ratios) else {}
+    position_T = tokens["position"].to_numpy(np.float64)
+    by_layer = dict(iter(ratios.groupby("layer")))
     rows: list[tuple[object, ...]] = []
     for layout, maps in layouts.items():
         for layer, step, before, after in transitions(list(next(iter(maps.values())))):
             moves = [xy[after].astype(np.float64) - xy[before] for xy in maps.values()]
             moved_ST = np.linalg.norm(np.stack(moves), axis=-1)
-            full = _distances(features[before], features[after], umap.metric)
-            of_layer = by_layer.get(layer, pd.DataFrame())
-            covering = [name for name, ratio in RATIOS.items() if name in of_layer and ratio.covers == step]
-            against = {FULL_SPACE: full} | {name: of_layer[name].to_numpy(np.float64) for name in covering}
-            for name, values in against.items():
+            full_T = _distances(features[before], features[after], metric)
+            layer_ratios = by_layer.get(layer, pd.DataFrame())
+            covering = [name for name, ratio in RATIOS.items() if name in layer_ratios and ratio.covers == step]
+            against = {FULL_SPACE: full_T} | {name: layer_ratios[name].to_numpy(np.float64) for name in covering}
+            for name, values_T in against.items():
                 parts = [
-                    _correlate(moved_ST[:, part], values[part], full[part], position[part], (umap.seed, number))
+                    _correlate(moved_ST[:, part], values_T[part], full_T[part], position_T[part], (seed, number))
                     for number, part in enumerate(documents)
                 ]
-                measures_DMS, null_DP, tokens_D = (np.array(each) for each in zip(*parts, strict=True))
-                summary = _summary(measures_DMS, null_DP, tokens_D, umap.seed)
-                # Nothing is left of a variable given itself.
-                kept = (row for row in summary if (name, row[0]) != (FULL_SPACE, GIVEN_FULL_SPACE))
-                rows += [(layout, layer, step, name, *row) for row in kept]
+                rows += [(layout, layer, step, name, *row) for row in _summary(parts, seed, name != FULL_SPACE)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -145,8 +140,8 @@ def _unit_ranks(values: Doubles) -> Doubles:
     """
     ranks = np.asarray(rankdata(values, axis=-1), dtype=np.float64)
     ranks -= ranks.mean(axis=-1, keepdims=True)
-    lengths = np.broadcast_to(np.linalg.norm(ranks, axis=-1, keepdims=True), ranks.shape)
-    return np.asarray(np.divide(ranks, lengths, out=np.full_like(ranks, np.nan), where=lengths > 0))
+    lengths = np.linalg.norm(ranks, axis=-1, keepdims=True)
+    return ranks / np.where(lengths > 0, lengths, np.nan)
 
 
 @lru_cache(maxsize=64)
@@ -156,19 +151,25 @@ def _orders(size: int, *seed: int) -> npt.NDArray[np.int64]:
 
 
 def _summary(
-    measures_DMS: Doubles, null_DP: Doubles, tokens_D: npt.NDArray[np.int64], seed: int
+    parts: Sequence[tuple[Doubles, Doubles, int]], seed: int, given_full_space: bool
 ) -> Iterator[tuple[object, ...]]:
-    """Yield `COLUMNS` from `measure` on, for every measure and, after `spearman`, for the permutations."""
+    """Yield `COLUMNS` from `measure` on, for every measure and, after `spearman`, for the permutations.
+
+    `parts` are what `_correlate` returns of each document. Nothing is left of the full space given itself.
+    """
+    measures_DMS, null_DP, tokens_D = (np.array(each) for each in zip(*parts, strict=True))
     known_DMS = np.ma.masked_invalid(measures_DMS)
     means_DM, by_seed_MS = known_DMS.mean(axis=2), known_DMS.mean(axis=0)
     defined_DM = ~np.ma.getmaskarray(means_DM)
     resampled = resample(means_DM.filled(0), defined_DM.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
     _, low_M, high_M = resampled.correlations()
     for number, measure in enumerate(MEASURES):
-        defined, of_seeds = defined_DM[:, number], by_seed_MS[number].filled(np.nan)
-        counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(of_seeds))
+        if measure == GIVEN_FULL_SPACE and not given_full_space:
+            continue
+        defined, seed_means = defined_DM[:, number], by_seed_MS[number].filled(np.nan)
+        counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(seed_means))
         mean = np.ma.filled(by_seed_MS[number].mean(), np.nan)
-        extremes = np.fmin.reduce(of_seeds), np.fmax.reduce(of_seeds)
+        extremes = np.fmin.reduce(seed_means), np.fmax.reduce(seed_means)
         yield measure, mean, low_M[number], high_M[number], *counts, *extremes
         if measure == "spearman":
             null_P = np.ma.masked_invalid(null_DP).mean(axis=0).filled(np.nan)
@@ -179,7 +180,5 @@ def _summary(
 def _distances(before: Vectors, after: Vectors, metric: str) -> Doubles:
     """Return how far each vector moves, `[tokens]`, in the order of `metric`."""
     known = METRICS[metric]
-    if known.distance == "euclidean":
-        return np.asarray(np.linalg.norm(known.prepared(after) - known.prepared(before), axis=1))
     distance = getattr(scipy.spatial.distance, {"manhattan": "cityblock"}.get(known.distance, known.distance))
     return np.array([distance(*pair) for pair in zip(known.prepared(before), known.prepared(after), strict=True)])

@@ -26,42 +26,36 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     one thread, so that its sums do not depend on how many run at once: with several threads scikit-learn finds other
     neighbours among nearly equal ones, so every neighbour search runs through here.
     """
-    with _backend() as workers:
+    with _workers() as workers:
         jobs = (joblib.delayed(_in_one_thread)(settings.in_place(), function, *arguments) for arguments in calls)
         results = joblib.Parallel(n_jobs=workers, return_as="generator")(jobs)
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
 
 
-def check_cluster() -> None:
-    """Raise `InputError` if the environment names a scheduler that does not answer."""
-    if os.environ.get(SCHEDULER):
-        _client().close()
+@contextmanager
+def _workers() -> Iterator[int]:
+    """Choose joblib's backend, and yield the number of workers.
 
-
-def _client() -> Any:
+    Raise `InputError` if the environment names a scheduler that does not answer.
+    """
+    address = os.environ.get(SCHEDULER)
+    if not address:
+        # The compiled loops and NumPy run without the interpreter lock, so threads are enough and start at once.
+        with joblib.parallel_config(backend="threading"):
+            yield joblib.cpu_count()
+        return
     from distributed import Client
 
-    address = os.environ[SCHEDULER]
     client: Any = Client
     try:
-        return client(address, timeout=CONNECT_TIMEOUT_SECONDS)
+        client = client(address, timeout=CONNECT_TIMEOUT_SECONDS)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{SCHEDULER}={address}: no Dask scheduler answers there; start one (`dask scheduler`) and name it as "
             "tcp://host:port, or unset the variable to work in this process"
         ) from error
-
-
-@contextmanager
-def _backend() -> Iterator[int]:
-    """Choose joblib's backend, and yield the number of workers."""
-    if os.environ.get(SCHEDULER):
-        with _client() as client, joblib.parallel_config(backend="dask", client=client):
-            yield -1
-    else:
-        # The compiled loops and NumPy run without the interpreter lock, so threads are enough and start at once.
-        with joblib.parallel_config(backend="threading"):
-            yield joblib.cpu_count()
+    with client, joblib.parallel_config(backend="dask", client=client):
+        yield -1
 
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -12,9 +12,8 @@ from scipy.spatial import procrustes
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 
-from attnmix.core.options import UmapParameters
 from attnmix.core.points import OWN_BASIS, Site
-from attnmix.core.ranks import rank_correlation
+from attnmix.core.statistics import rank_correlation
 from attnmix.data.draw import stratified_draw
 from attnmix.maps.aligned import Coordinates
 from attnmix.maps.neighbours import METRICS, Indices, Vectors, neighbours
@@ -23,6 +22,8 @@ from attnmix.maps.parallel import in_parallel
 N_NEIGHBOURS = 15
 MAX_SCORED_VECTORS = 2000  # of a map; scikit-learn's scores take memory by the square of their number
 COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
+COUNTS = ["tokens", "points", "scored_vectors"]
+"""Numbers of a layout, the same in all its rows: tokens at each point, points, and how many vectors were scored."""
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
 SCORES = (*NEIGHBOUR_SCORES, "distance_spearman")
 WITHIN = {name: f"{name}_within" for name in NEIGHBOUR_SCORES}
@@ -79,27 +80,27 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     return dict(zip(STABILITY, zip(value, chance, strict=True), strict=True))
 
 
-def score_map(vectors: Vectors, maps: Sequence[Coordinates], umap: UmapParameters) -> pd.DataFrame:
+def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
     """Return `value` and `chance` by `measure`, of the first of `maps`, which are one for each seed.
 
     Of very many vectors a seeded draw of `MAX_SCORED_VECTORS` is scored, and neighbours are found within it. Chance
     permutes the places on the map.
     """
-    rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), MAX_SCORED_VECTORS, umap.seed)
+    rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), MAX_SCORED_VECTORS, seed)
     vectors, maps = vectors[rows], [xy[rows] for xy in maps]
-    permuted = maps[0][np.random.default_rng(umap.seed).permutation(len(rows))]
-    values, chances = (scores(vectors, xy, umap.metric) for xy in (maps[0], permuted))
+    permuted = maps[0][np.random.default_rng(seed).permutation(len(rows))]
+    values, chances = (scores(vectors, xy, metric) for xy in (maps[0], permuted))
     pairs = {name: (values[name], chances[name]) for name in SCORES}
     if len(maps) > 1:
         undefined = dict.fromkeys(STABILITY, (float("nan"), float("nan")))
-        pairs |= undefined if np.isnan(values["neighbours_kept"]) else stability(maps, umap.seed)
-    return pd.DataFrame.from_dict(pairs, orient="index", columns=COLUMNS[-2:]).rename_axis("measure").round(DIGITS)
+        pairs |= undefined if np.isnan(values["neighbours_kept"]) else stability(maps, seed)
+    return (
+        pd.DataFrame.from_dict(pairs, orient="index", columns=["value", "chance"]).rename_axis("measure").round(DIGITS)
+    )
 
 
-def score_layout(
-    layout: str, vectors: Mapping[Site, Vectors], maps: Maps, umap: UmapParameters
-) -> tuple[pd.DataFrame, int]:
-    """Return `COLUMNS`, a layout's rows before those of its points, and how many vectors were scored.
+def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
+    """Return `COLUMNS`, a layout's rows before those of its points, and the numbers of `COUNTS`.
 
     A row without layer and point is the whole layout's: the mean over the points that have a value. The joint map is
     scored among the vectors of all points together, but for those in a basis of their own (`OWN_BASIS`), and each point
@@ -107,22 +108,22 @@ def score_layout(
     """
     by_seed = list(maps.values())
     within = by_seed[:1] if layout == "joint" else by_seed
-    calls = [(each, [places[site] for places in within], umap) for site, each in vectors.items()]
+    calls = [(each, [places[site] for places in within], metric, seed) for site, each in vectors.items()]
     frames = in_parallel(score_map, calls, f"{layout}: scores by point")
     by_site = pd.concat(dict(zip(vectors, frames, strict=True)), names=["layer", "point"])
-    n_scored = sum(min(len(each), MAX_SCORED_VECTORS) for each in vectors.values())
-    if layout == "joint":
-        by_site = by_site.rename(index=WITHIN, level="measure")
     whole = by_site.groupby("measure", sort=False).mean()
+    tokens = len(next(iter(vectors.values())))
+    n_scored = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
     if layout == "joint":
+        by_site, whole = by_site.rename(index=WITHIN, level="measure"), whole.rename(index=WITHIN)
         compared = [site for site in vectors if site.point not in OWN_BASIS]
-        numbers = np.repeat(np.arange(len(compared)), len(next(iter(vectors.values()))))
-        rows = stratified_draw(numbers, MAX_SCORED_VECTORS, umap.seed)
+        rows = stratified_draw(np.repeat(np.arange(len(compared)), tokens), MAX_SCORED_VECTORS, seed)
         drawn = [_together(each, compared)[rows] for each in (vectors, *by_seed)]
-        (among_all,) = in_parallel(score_map, [(drawn[0], drawn[1:], umap)], "joint: scores")
+        (among_all,) = in_parallel(score_map, [(drawn[0], drawn[1:], metric, seed)], "joint: scores")
         whole, n_scored = pd.concat([among_all, whole.loc[list(WITHIN.values())]]), len(rows)
     table = pd.concat([whole.reset_index(), by_site.reset_index()]).assign(layout=layout)[COLUMNS].round(DIGITS)
-    return table.astype({"layer": "Int32", "point": "string"}), n_scored
+    counts = dict(zip(COUNTS, (tokens, len(vectors), n_scored), strict=True))
+    return table.astype({"layer": "Int32", "point": "string"}).assign(**counts)
 
 
 def _together(parts: Mapping[Site, npt.NDArray[np.float32]], sites: Sequence[Site]) -> npt.NDArray[np.float32]:

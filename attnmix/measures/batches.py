@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import POINTS, PREACTIVATION, Site
-from attnmix.measures.controls import Sources, attended_without_bias, control_ratios
-from attnmix.measures.documents import Document
-from attnmix.measures.geometry import Cloud, Words, geometry, step_measures, words_of
+from attnmix.measures.controls import SAME_PASS, attended_without_bias, control_ratios
+from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, identity_errors, vector_errors
-from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_bias
+from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios, ratio_points
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
@@ -29,28 +29,67 @@ from attnmix.models.families import PROJECTED, family_of, optional_modules
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
+# Positions are split where they double: 0, 1, 2-3, 4-7, ...
+POSITION_STARTS = (0, *(2**power for power in range(16)))
+POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
+GROUPS: dict[str, tuple[str, ...]] = {"token_class": CLASSES, "position": POSITIONS}
+"""Groups of tokens by grouping."""
+# Lengths in tokens are split where they double.
+LENGTH_ENDS = tuple(2**power for power in range(5, 21))
+LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 
 Tensor = torch.Tensor
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class DocumentMeasures:
-    """What one forward pass says about one document in one checkpoint."""
+    """The measures of one document in one checkpoint, by one forward pass."""
 
+    document: Document
     ratios: Floats  # [methods, layers, tokens]
     to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
-    identities: Doubles  # [levels, identities], from the embedding on; NaN for those that a level does not have
+    identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where a level has none
     counted: Mapping[str, npt.NDArray[np.floating]]
-    """Of the counted tokens, by name; empty without any.
+    """Of a document in the statistics, by name.
 
     `geometry`   [sites, measures]
     `unit_sums`  [sites, largest width]: sums of the vectors of norm 1, then zeros
     `steps`      [layers, steps, measures]: sums
-    `controls`   [controls of `SAME_PASS`, methods, layers]: sums of their ratios
-    `by_head`    [layers, heads]: sums of each head's ratio
+    `by_head`    [heads, layers]: sums of each head's ratio
+    and of each control of `SAME_PASS` the sums of its ratios [layers, methods]
     """
+
+    def sums(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the sums over the tokens by name, arrays of one size however long the document is.
+
+        They are those of `counted`, and
+        `token_class` and `position`   of the ratios `[groups, layers, methods]`
+        `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
+        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `document` and
+        `label` are the review's.
+        """
+        tokens = len(self.document)
+        positions_T = np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
+        sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
+        counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
+        sums["geometry"], counts["geometry"] = np.nan_to_num(sums["geometry"]), ~np.isnan(sums["geometry"])
+        for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
+            membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
+            sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
+            counts[grouping] = membership_TG.sum(0)[:, None, None]
+        review = {"document": np.array(self.document.name), "label": np.array(self.document.label)}
+        return review | sums | {f"{name}_counts": _cells(count, sums[name].ndim) for name, count in counts.items()}
+
+
+def _cells(count: Any, dimensions: int) -> npt.NDArray[np.float64]:
+    """Return an array of so many dimensions."""
+    return np.array(count, dtype=np.float64, ndmin=dimensions)
+
+
+def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return the positions in `LENGTHS` of texts with so many tokens."""
+    return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
 class BatchMeasurer:
@@ -61,141 +100,142 @@ class BatchMeasurer:
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.sites = list(widths(base))
-        self.layers = sum(site.point == "layer_output" for site in self.sites)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
         points = (*RATIO_POINTS, *ratio_points(self.methods))
-        return torch.stack(map_layers(self.layer_ratios, self.base, self.folder, self._batch(documents), points))
+        return torch.stack(map_layers(self.layer_ratios, self.base, self.folder, self.batch(documents), points))
 
-    def ratio_sums(self, documents: Sequence[Document]) -> Iterator[Doubles]:
-        """Yield the sums `[methods, layers]` of the ratios over each document's counted tokens."""
-        ratios_LMBT = self.ratios(documents)
-        for place, document in enumerate(documents):
-            yield ratios_LMBT[:, :, place, : document.counted].double().sum(-1).T.cpu().numpy()
+    def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
+        """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
+        by_document = zip(documents, self.ratios(documents).unbind(2), strict=True)
+        sums = [(len(each), ratios_LMT[..., : len(each)].double().sum(-1)) for each, ratios_LMT in by_document]
+        return [{name: each.cpu().numpy(), f"{name}_counts": _cells(length, 2)} for length, each in sums]
 
     @cached_property
     def value_biases(self) -> list[Tensor]:
         """b_V of each layer `[E]`."""
-        return map_layers(value_bias, self.base, self.folder, padded([[1]], self.pad_token_id, self.base.device))
+        one_token = padded([[1]], self.pad_token_id, self.base.device)
+        return [value.b for value in map_layers(value_map, self.base, self.folder, one_token)]
 
-    def measures(self, documents: Sequence[Document]) -> Iterator[DocumentMeasures]:
-        """Yield everything for each document of one padded batch.
+    def measures(self, documents: Sequence[Document]) -> list[DocumentMeasures]:
+        """Return everything for each document of one padded batch.
 
         `InputError` where the numbers are not to be trusted.
         """
         with torch.inference_mode():
-            batch = self._batch(documents)
-            work = _BatchWork(self, documents, batch)
+            work = _BatchPass(self, documents)
             points = (*POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self.folder, batch, work.visit, points, output_hidden_states=True)
-            work.compare(output)
-            yield from work.results()
+            output = run_layers(self.base, self.folder, work.batch, work.visit, points, output_hidden_states=True)
+            return work.results(output)
 
     def layer_ratios(self, layer_pass: LayerPass) -> Tensor:
         """Return the ratios `[methods, batch, tokens]` of one layer."""
         return torch.stack(list(mixing_ratios(self.methods, layer_pass).values()))
 
-    def _batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
+    def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
+        """Return the model's input."""
         return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
 
 
-class _BatchWork:
-    """What one batch has shown so far; each list has an entry for a layer."""
+class _BatchPass:
+    """One forward pass of a batch, read layer by layer; each list has an entry for a layer."""
 
-    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], batch: dict[str, Tensor]) -> None:
-        self.measurer, self.documents, self.batch = measurer, documents, batch
-        self.mask_BT = batch["attention_mask"].bool()
+    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document]) -> None:
+        self.measurer, self.documents, self.batch = measurer, documents, measurer.batch(documents)
+        self.mask_BT = self.batch["attention_mask"].bool()
         self.ratios: list[Tensor] = []
         self.to_first: list[Tensor] = []
         self.errors: list[Tensor] = []  # from the embedding on
         self.outputs: list[Tensor] = []
-        self.counted = {place: _CountedWork(each, measurer) for place, each in enumerate(documents) if each.counted}
+        self.counted = {place: _Counted(each) for place, each in enumerate(documents) if each.measured}
         # Asked for here, as it takes a forward pass of its own.
         self.value_biases = measurer.value_biases if self.counted else []
 
     def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Read one layer."""
         if layer_pass.number == 1:
-            self._check_identities(0, self._embedding_errors(features))
+            self.errors.append(self._checked(0, self._embedding_errors(features)))
         self.ratios.append(self.measurer.layer_ratios(layer_pass))
         self.to_first.append(layer_pass.attention.to_first().mean(-1))
-        self._check_finite(layer_pass.number, self.ratios[-1])
-        self._check_identities(layer_pass.number, identity_errors(layer_pass, self.mask_BT))
         self.outputs.append(layer_pass.features["layer_output"])
+        self._check_finite(layer_pass.number)
+        self.errors.append(self._checked(layer_pass.number, identity_errors(layer_pass, self.mask_BT)))
         if not self.counted:
             return
         factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
-        bias_E, diagonal_BTH = self.value_biases[layer_pass.number - 1], layer_pass.attention.diagonal()
+        bias_E = self.value_biases[layer_pass.number - 1]
         unbiased_BTE, row_sums_BTH = attended_without_bias(layer_pass.attention, bias_E)
-        for place, work in self.counted.items():
-            document, tokens = self.documents[place], np.s_[place, : self.documents[place].counted]
-            part = layer_pass.document(place).cut(document.counted)
-            work.add_geometry(part, {site: feature[tokens] for site, feature in features.items()})
-            work.steps.append(step_measures(part).double().sum(0))
-            work.by_head.append(head_ratios(part, factors_HdR).double().sum(0))
-            attention = (diagonal_BTH[tokens], row_sums_BTH[tokens], part.value[: len(document)])
-            sources = Sources(part.block.output.W, *attention, bias_E, unbiased_BTE[tokens])
-            ratios = control_ratios(self.measurer.methods, part, sources)
-            work.controls.append(torch.stack([torch.stack(each) for each in ratios]).double().sum(-1))
+        for place, counted in self.counted.items():
+            tokens = np.s_[place, : len(self.documents[place])]
+            part = layer_pass.document(place, len(self.documents[place]))
+            counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
+            given = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
+            controls_CMT = control_ratios(self.measurer.methods, part, *given).double()
+            counted.layers.append(
+                {
+                    "steps": step_measures(part).double().sum(0),
+                    "by_head": head_ratios(part, factors_HdR).double().sum(0),
+                    **dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True)),
+                }
+            )
 
-    def compare(self, output: Any) -> None:
+    def results(self, output: Any) -> list[DocumentMeasures]:
+        """Return the measures of each document; `output` is the model's."""
+        self._compare(output)
+        ratios_MBLT = torch.stack(self.ratios, dim=2).cpu().numpy()
+        to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
+        errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
+        measures = []
+        for place, document in enumerate(self.documents):
+            ratios_MLT = np.ascontiguousarray(ratios_MBLT[:, place, :, : len(document)])
+            to_first_LT = np.ascontiguousarray(to_first_BLT[place, :, : len(document)])
+            counted = self.counted[place].arrays(self.measurer.sites) if place in self.counted else {}
+            measures.append(DocumentMeasures(document, ratios_MLT, to_first_LT, errors_BLI[place], counted))
+        return measures
+
+    def _compare(self, output: Any) -> None:
         """Compare each layer's output with the library's record, in which the last one is after the final norm."""
         if len(self.measurer.family.stacks) > 1:
             recorded = [*output.encoder_hidden_states[1:], *output.decoder_hidden_states[1:]]
         else:
             recorded = list(output.hidden_states[1:])
-        outputs = self.outputs
         for norm in optional_modules(self.measurer.base, filter(None, [self.measurer.family.final_norm])):
-            outputs = [*outputs[:-1], norm(outputs[-1])]
+            self.outputs[-1] = norm(self.outputs[-1])
         column = list(IDENTITIES).index("hidden_states")
-        for layer, (computed, true) in enumerate(zip(outputs, recorded, strict=True), start=1):
+        for layer, (computed, true) in enumerate(zip(self.outputs, recorded, strict=True), start=1):
             self.errors[layer][:, column] = vector_errors(computed, true, self.mask_BT)
-            self._check(layer, "hidden_states", self.errors[layer][:, column])
-
-    def results(self) -> Iterator[DocumentMeasures]:
-        """Yield the measures document by document."""
-        ratios_MBLT = torch.stack(self.ratios, dim=2).cpu().numpy()
-        to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
-        errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
-        for place, document in enumerate(self.documents):
-            yield DocumentMeasures(
-                np.ascontiguousarray(ratios_MBLT[:, place, :, : len(document)]),
-                np.ascontiguousarray(to_first_BLT[place, :, : len(document)]),
-                errors_BLI[place],
-                self.counted[place].results() if place in self.counted else {},
-            )
+            self._checked(layer, self.errors[layer])
 
     def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
-        words: Tensor = self.measurer.base.get_input_embeddings()(self.batch["input_ids"])
-        errors = words.new_full((len(words), len(IDENTITIES)), torch.nan)
-        names = list(IDENTITIES)
+        """Return the errors `[B, identities]` of the embedding."""
+        base, names = self.measurer.base, list(IDENTITIES)
+        words: Any = base.get_input_embeddings()(self.batch["input_ids"])
+        errors_BI = words.new_full((len(words), len(names)), torch.nan)
         captured = features.get(Site(0, "word_embedding"), words.new_empty(0))
-        errors[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)
-        summed, true = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
-        if summed is not None and true is not None:
-            for module in optional_modules(self.measurer.base, self.measurer.family.stacks[0].embedding):
+        errors_BI[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)
+        summed, output = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
+        if summed is not None and output is not None:
+            for module in optional_modules(base, self.measurer.family.stacks[0].embedding):
                 summed = module(summed)
-            errors[:, names.index("embedding_output")] = vector_errors(summed, true, self.mask_BT)
-        return errors
+            errors_BI[:, names.index("embedding_output")] = vector_errors(summed, output, self.mask_BT)
+        return errors_BI
 
-    def _check_identities(self, layer: int, errors_BI: Tensor) -> None:
-        self.errors.append(errors_BI)
-        for name, errors_B in zip(IDENTITIES, errors_BI.T, strict=True):
-            self._check(layer, name, errors_B)
+    def _checked(self, layer: int, errors_BI: Tensor) -> Tensor:
+        """Return the errors; `InputError` where one is above the tolerance."""
+        for identity, errors_B in zip(IDENTITIES, errors_BI.T, strict=True):
+            worst = int(errors_B.nan_to_num(nan=-1).argmax())
+            if (error := float(errors_B[worst])) > IDENTITY_TOLERANCE:
+                raise InputError(
+                    f"{self.measurer.folder}: {identity} of layer {layer} is not what its name says in "
+                    f"{self.documents[worst].name} ({IDENTITIES[identity]}): relative error {error:.3g}, "
+                    f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
+                    "attnmix/models/families.yaml does not hold for this model"
+                )
+        return errors_BI
 
-    def _check(self, layer: int, identity: str, errors_B: Tensor) -> None:
-        worst = int(errors_B.nan_to_num(nan=-1).argmax())
-        if float(errors_B[worst]) > IDENTITY_TOLERANCE:
-            raise InputError(
-                f"{self.measurer.folder}: {identity} of layer {layer} is not what its name says in "
-                f"{self.documents[worst].name} ({IDENTITIES[identity]}): relative error {float(errors_B[worst]):.3g}, "
-                f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
-                "attnmix/models/families.yaml does not hold for this model"
-            )
-
-    def _check_finite(self, layer: int, ratio_MBT: Tensor) -> None:
-        broken = (~torch.isfinite(ratio_MBT) & self.mask_BT).any(0).any(-1)
+    def _check_finite(self, layer: int) -> None:
+        broken = (~torch.isfinite(self.ratios[-1]) & self.mask_BT).any(0).any(-1)
         if broken.any():
             name = self.documents[int(broken.nonzero()[0])].name
             raise InputError(
@@ -203,48 +243,43 @@ class _BatchWork:
             )
 
 
-class _CountedWork:
-    """What one document in the statistics has shown so far; each list has an entry for a layer."""
+class _Counted:
+    """One document in the statistics, layer by layer."""
 
-    def __init__(self, document: Document, measurer: BatchMeasurer) -> None:
-        self.document, self.sites, self.first_stack = document, measurer.sites, measurer.family.stacks[0]
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.layers: list[dict[str, Tensor]] = []
         self.geometry: dict[Site, Tensor] = {}
         self.unit_sums: dict[Site, Tensor] = {}
-        self.steps: list[Tensor] = []
-        self.controls: list[Tensor] = []
-        self.by_head: list[Tensor] = []
-        self.words: Words | None = None
-        self.layer_input: Cloud | None = None  # what left the layer before
 
-    def add_geometry(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
+    def add_sites(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""
         words_TD = features[Site(0, "word_embedding")]
-        if self.words is None:
-            ids = self.document.ids[: len(words_TD)]
-            positions = (ids, np.unique(ids, return_index=True)[1])
-            self.words = words_of(words_TD, *(torch.as_tensor(each, device=words_TD.device) for each in positions))
-        embedded = Cloud(words_TD)
-        start = self.layer_input
-        if start is None or not torch.equal(start.given_TD, layer_pass.x):  # its products are known otherwise
-            start = Cloud(layer_pass.x)
-        for site in self.sites:
-            if site in features and site not in self.geometry:
-                comparable = layer_pass.call.stack == self.first_stack and features[site].shape == words_TD.shape
-                cloud = embedded if site.point == "word_embedding" else Cloud(features[site])
-                enters = start if site.layer == layer_pass.number else embedded
-                self.geometry[site] = geometry(cloud, enters, self.words if comparable else None)
-                self.unit_sums[site] = cloud.unit_sum_D
-                if site == Site(layer_pass.number, "layer_output"):
-                    self.layer_input = cloud
+        if not self.geometry:
+            self.words = Words(words_TD, self.document.ids)
+            self.embedded = self.entering = Cloud(words_TD)
+            self.stack = layer_pass.call.stack
+        if not torch.equal(self.entering.x_TD, layer_pass.x.double()):  # otherwise its products are known
+            self.entering = Cloud(layer_pass.x)
+        output = self.entering
+        for site in [site for site in features if site not in self.geometry]:
+            comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
+            cloud = self.embedded if site.point == "word_embedding" else Cloud(features[site])
+            start = self.entering if site.layer == layer_pass.number else self.embedded
+            self.geometry[site] = geometry(cloud, start, self.words if comparable else None)
+            self.unit_sums[site] = cloud.unit_sum_D
+            if site == Site(layer_pass.number, "layer_output"):
+                output = cloud
+        self.entering = output
 
-    def results(self) -> dict[str, Any]:
+    def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:
         """Return `DocumentMeasures.counted`."""
-        unit_sums = [self.unit_sums[site] for site in self.sites]
-        arrays = {
-            "geometry": torch.stack([self.geometry[site] for site in self.sites]),
-            "unit_sums": pad_sequence(unit_sums, batch_first=True).float(),
-            "steps": torch.stack(self.steps),
-            "controls": torch.stack(self.controls, dim=-1),
-            "by_head": pad_sequence(self.by_head, batch_first=True, padding_value=torch.nan),  # fewer in some layers
+        by_layer = {name: [layer[name] for layer in self.layers] for name in self.layers[0]}
+        heads_LH = pad_sequence(by_layer.pop("by_head"), batch_first=True, padding_value=torch.nan)
+        tensors = {
+            "geometry": torch.stack([self.geometry[site] for site in sites]),
+            "unit_sums": pad_sequence([self.unit_sums[site] for site in sites], batch_first=True).float(),
+            "by_head": heads_LH.T,  # some layers have fewer
+            **{name: torch.stack(each) for name, each in by_layer.items()},
         }
-        return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -6,17 +6,28 @@ T tokens, J sources of a block, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from transformers import PreTrainedModel
 
-from attnmix.measures.layers import Block, LayerPass
-from attnmix.measures.matrices import LayerMatrix
+from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
+from attnmix.core.statistics import rank_correlation
+from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
+from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
+from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
+from attnmix.measures.ratios import mixing_ratios
+from attnmix.models.capture_points import widths
+from attnmix.models.families import PROJECTED, family_of
 
 Tensor = torch.Tensor
+Doubles = npt.NDArray[np.float64]
 
 MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
 BLOCK_NUMBERS = 2**22  # float64 numbers `[J, T, D]` of a block of sources
@@ -29,14 +40,14 @@ def contributions(
 
     `by_layer` comes from `layer_contributions`. A row of `value_zeroing` whose sum before normalisation is below
     `MIN_RAW_SUM` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
-    attention. A rollout starts again at each of `starts`, since a decoder beside an encoder has its own tokens.
+    attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than its encoder.
     """
     matrices: dict[str, Tensor] = {}
     for each in declared:
         raw = torch.stack([raw[each.name] for raw in by_layer])
         rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
         if each.rollout is not None:
-            skipped = rows / 2 + _identity(rows) / 2 if each.rollout == "with identity" else rows
+            skipped = (rows + _identity(rows)) / 2 if each.rollout == "with identity" else rows
             stacks = skipped.tensor_split(list(starts[1:]))
             matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
         if each.name == "value_zeroing":
@@ -66,34 +77,15 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
     tokens, block = len(layer_pass.x), layer_pass.block
     value_THd = layer_pass.attention.value.transpose(0, 1)
-    W_HdD = block.output.W.unflatten(0, (value_THd.shape[1], -1))
-    f_THD = torch.einsum("thd,hde->the", value_THd, W_HdD)
-    full = _Full.of(layer_pass)
+    f_THD = torch.einsum("thd,hde->the", value_THd, block.output.W.unflatten(0, (value_THd.shape[1], -1)))
+    weights_JTH = layer_pass.attention.weights().permute(2, 1, 0)
+    output_TD = block.rest(layer_pass.call, layer_pass.x, layer_pass.features["attention_output"])
     raw = {each.name: layer_pass.x.new_empty(tokens, tokens) for each in declared}
-    size = max(1, BLOCK_NUMBERS // (tokens * layer_pass.x.shape[-1]))
-    for start in range(0, tokens, size):
-        sources = slice(start, min(start + size, tokens))
-        attention_JTH = full.weights_HTT[:, :, sources].permute(2, 1, 0)
-        given = SourceBlock(layer_pass, full, sources, attention_JTH, f_THD[sources])
+    for sources in torch.arange(tokens, device=f_THD.device).split(max(1, BLOCK_NUMBERS // layer_pass.x.numel())):
+        source_block = SourceBlock(layer_pass, output_TD, sources, weights_JTH[sources], f_THD[sources])
         for each in declared:
-            raw[each.name][:, sources] = each.formula(given).T
+            raw[each.name][:, sources] = each.formula(source_block).T
     return raw
-
-
-class _Full(NamedTuple):
-    """One layer's vectors `[T, D]` with every source in place."""
-
-    weights_HTT: Tensor
-    projected: Tensor
-    attended: Tensor  # attention_norm, or where there is none attention_residual
-    output: Tensor
-
-    @classmethod
-    def of(cls, layer_pass: LayerPass) -> _Full:
-        attention_output = layer_pass.features["attention_output"]
-        attended = layer_pass.features.get("attention_norm", layer_pass.x + attention_output)
-        output = layer_pass.block.rest(layer_pass.call, layer_pass.x, attention_output)
-        return cls(layer_pass.attention.weights(), layer_pass.projected, attended, output)
 
 
 @dataclass(frozen=True)
@@ -101,15 +93,13 @@ class SourceBlock:
     """The contributions of J sources to each of T tokens in one layer."""
 
     layer_pass: LayerPass
-    full: _Full
-    sources: slice
+    output_TD: Tensor
+    """What leaves the layer with every source in place."""
+    sources_J: Tensor
+    """Their positions."""
     attention_JTH: Tensor
     f_JHD: Tensor
     """f_h(x_j)."""
-
-    @property
-    def _block(self) -> Block:
-        return self.layer_pass.block
 
     @cached_property
     def projected_JTD(self) -> Tensor:
@@ -118,29 +108,109 @@ class SourceBlock:
 
     @cached_property
     def F_JTD(self) -> Tensor:
-        """The F_ij: where a norm stands on attention's output, through its linear part."""
-        return self._block.attention_output_norm.part(self.projected_JTD, self.full.projected)
+        """The F_ij: where a norm follows W_O, through its linear part."""
+        return self.layer_pass.block.attention_output_norm.part(self.projected_JTD, self.layer_pass.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
         """The T_ij: R_ij through the linear part of the norm after the skip connection, where there is one."""
         R_JTD = self.F_JTD.clone()
-        rows = torch.arange(R_JTD.shape[0], device=R_JTD.device)
-        R_JTD[rows, rows + self.sources.start] += self.layer_pass.x[self.sources]
-        whole = self.layer_pass.x + self.layer_pass.features["attention_output"]
-        return self._block.attention_norm.part(R_JTD, whole)
+        R_JTD[torch.arange(len(R_JTD)), self.sources_J] += self.layer_pass.x[self.sources_J]
+        return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
     def through_output_norm(self) -> Tensor:
         """Return the T_ij through the linear parts of the LayerNorms that follow `[J, T, D]`."""
-        features, attended, parts = self.layer_pass.features, self.full.attended, self.T_JTD
+        block, features, parts_JTD = self.layer_pass.block, self.layer_pass.features, self.T_JTD
         if "cross_attention_norm" in features:
-            parts = self._block.cross_attention_norm.part(parts, attended + features["cross_attention_output"])
-            attended = features["cross_attention_norm"]
-        return self._block.output_norm.part(parts, attended + features["ffn_output"])
+            whole_TD = self.layer_pass.attended + features["cross_attention_output"]
+            parts_JTD = block.cross_attention_norm.part(parts_JTD, whole_TD)
+        return block.output_norm.part(parts_JTD, self.layer_pass.stream + features["ffn_output"])
 
     def output_without(self) -> Tensor:
         """Return the layer's output `[J, T, D]` with value j zero in all heads."""
-        projected_JTD = self.full.projected - self.projected_JTD
-        if path := self._block.stack.attention_output_norm:
-            projected_JTD = self._block.layer.get_submodule(path)(projected_JTD)
-        return self._block.rest(self.layer_pass.call, self.layer_pass.x, projected_JTD)
+        block, projected_JTD = self.layer_pass.block, self.layer_pass.projected - self.projected_JTD
+        return block.rest(self.layer_pass.call, self.layer_pass.x, block.attention_output_norm(projected_JTD))
+
+
+class DocumentMeasurer:
+    """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
+
+    def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
+        family = family_of(base.config)
+        self.base, self.folder, self.base_32 = copy.deepcopy(base).double(), folder, base
+        self.methods, self.matrices = family.present(methods), family.present(matrices)
+        self.declared = [LAYER_MATRICES[name] for name in self.matrices]
+        sites = widths(base)
+        self.layers = max(site.layer for site in sites)
+        self.starts = [0, *(site.layer for site in sites if site.point == DECODER_INPUT)]  # of each stack
+
+    def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        """Return the document's matrices `[layers, tokens, tokens]` by name."""
+
+        def raw(layer_pass: LayerPass) -> dict[str, Tensor]:
+            return layer_contributions(self.declared, layer_pass.document(0))
+
+        return contributions(self.declared, self._map_layers(raw, ids), self.starts)
+
+    def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> dict[str, Doubles]:
+        """Return the document's derivatives and what they are compared with, by quantity.
+
+        `level`       [references, layers, forms, tokens]: `levels`; NaN for a token whose output nothing moves
+        `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
+        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then the levels by word embeddings
+        `agreement`   [references, layers, methods, 1]: Spearman's correlation with ratios, matrices and rollouts; NaN
+                      where it is not defined
+
+        A matrix is compared row by row (the sources of each token, then the mean over tokens), a ratio over the
+        document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
+        """
+
+        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor]:
+            document = layer_pass.document(0)
+            ratios_MT = torch.stack(list(mixing_ratios(self.methods, document).values()))
+            return layer_contributions(self.declared, document), ratios_MT
+
+        by_layer, ratios = zip(*self._map_layers(measure, ids), strict=True)
+        matrices = contributions(self.declared, by_layer, self.starts)
+        names = with_rollouts(self.matrices)
+        ratios_LMT = torch.stack(ratios)
+        chains = document_chains(self.base_32, self._ids(ids))
+        level, agreement = [], []
+        for reference in REFERENCES:
+            with torch.no_grad():
+                norms = derivative_norms(chains, reference, directions, seed)
+                shares_LFT = levels(norms)
+            level.append(shares_LFT.cpu().numpy())
+            others_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
+            pairs = [(ratios_LT[:, None], others_LT[:, None]) for ratios_LT in ratios_LMT.unbind(1)]
+            pairs += [(matrices[name], norms.entries_LTT) for name in names]
+            agreement.append(np.stack([_mean_spearman(*pair) for pair in pairs], axis=1))
+        mixing = [1 - matrices[name].diagonal(dim1=-2, dim2=-1).cpu().numpy() for name in names if name in ROLLOUTS]
+        from_words_LFT = level[REFERENCES.index("word_embedding")]
+        return {
+            "level": np.stack(level),
+            "ratio": ratios_LMT.cpu().numpy(),
+            "from_input": np.concatenate([each[:, None] for each in mixing] + [from_words_LFT], axis=1),
+            "agreement": np.stack(agreement)[..., None],
+        }
+
+    def gains(self) -> Doubles:
+        """Return `attention_gain` of each layer."""
+        one_token = np.ones(1, dtype=np.int32)
+        return np.array(self._map_layers(lambda each: attention_gain(attention_map(each)), one_token))
+
+    def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
+        tokens = self._ids(ids)
+        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        return map_layers(function, self.base, self.folder, batch, (*LAYER_POINTS, PROJECTED, PREACTIVATION))
+
+    def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(ids[None], dtype=torch.long, device=self.base.device)
+
+
+def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
+    """Return each layer's mean over its rows; those that are constant or not to be trusted (NaN) are left out."""
+    rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
+    defined_LR = ~np.isnan(rows_LR)
+    sums_L = np.where(defined_LR, rows_LR, 0).sum(-1)
+    return np.divide(sums_L, defined_LR.sum(-1), out=np.full_like(sums_L, np.nan), where=defined_LR.any(-1))

@@ -1,4 +1,4 @@
-"""Documents as the measures see them, read from what `tokenize` wrote."""
+"""Documents as the measures see them, read from what `tokenize` wrote, a block of them at a time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
+from attnmix.models.encoding import batches_by_tokens
 from attnmix.store import tokens as store
 from attnmix.store.runs import Run
 
@@ -19,15 +20,15 @@ COLUMNS = ["document", "token_id", "word", "token_class"]
 
 @dataclass(frozen=True)
 class Document:
-    """One text as token ids; `counted` of its tokens enter the statistics, all or none."""
+    """One text as token ids."""
 
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # positions in CLASSES
-    counted: int
-    captured: bool
     words: npt.NDArray[np.int32]
     """The number of each token's word, from 0 on; -1 for special tokens."""
+    measured: bool = True
+    """Whether its tokens enter the statistics."""
     label: int = 0
     """The class of a review."""
 
@@ -40,8 +41,7 @@ class Document:
             return self
         closing = int((self.words[::-1] >= 0).argmax())
         kept = np.r_[: length - closing, len(self) - closing : len(self)]
-        ids, classes, words = self.ids[kept], self.classes[kept], self.words[kept]
-        return replace(self, ids=ids, classes=classes, words=words, counted=min(self.counted, length))
+        return replace(self, ids=self.ids[kept], classes=self.classes[kept], words=self.words[kept])
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
@@ -49,19 +49,57 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
     classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
     columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
-    parts = zip(*(np.split(column, ends) for column in columns), strict=True)
-    counted = np.where(texts["measured"], texts["tokens"], 0).tolist()
-    rows = zip(texts["document"], counted, texts["captured"], texts["label"], parts, strict=True)
-    return [
-        Document(name, ids, classes, tokens, bool(captured), words, label)
-        for name, tokens, captured, label, (ids, classes, words) in rows
-    ]
+    arrays = (np.split(column, ends) for column in columns)
+    rows = zip(texts["document"], *arrays, map(bool, texts["measured"]), texts["label"], strict=True)
+    return [Document(*row) for row in rows]
 
 
 def read_documents(kind: str, run: Run) -> Iterator[Document]:
     """Yield the documents that are `captured`, `measured` or `removed`, in the order of `texts.parquet`."""
     for number, tokens in enumerate(run.token_blocks(COLUMNS)):
         block = run.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
-        chosen = block[kind].to_numpy()
-        if chosen.any():
-            yield from (each for each, take in zip(documents_of(block, tokens), chosen, strict=True) if take)
+        if block[kind].any():
+            documents = zip(documents_of(block, tokens), block[kind], strict=True)
+            yield from (document for document, chosen in documents if chosen)
+
+
+class Corpus:
+    """The captured and the measured texts of a run, numbered in their order; one block of them is in memory."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, texts = run, run.documents
+        self.texts = texts[texts["captured"] | texts["measured"]]  # the first rows
+        self.lengths: npt.NDArray[np.int32] = self.texts["tokens"].to_numpy()
+        self.captured: npt.NDArray[np.bool_] = self.texts["captured"].to_numpy()
+        self.measured: npt.NDArray[np.bool_] = self.texts["measured"].to_numpy()
+        self.labels: npt.NDArray[np.int64] = self.texts["label"].to_numpy()
+        self.blocks = range(-(-len(self.texts) // store.BLOCK))
+        self._block: tuple[int, list[Document]] = (-1, [])
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def rows(self, block: int) -> slice:
+        """Return the numbers of a block's documents."""
+        return slice(block * store.BLOCK, min((block + 1) * store.BLOCK, len(self)))
+
+    def document(self, number: int) -> Document:
+        """Return a document; the last block read is kept."""
+        block, place = divmod(number, store.BLOCK)
+        if self._block[0] != block:
+            (tokens,) = self.run.token_blocks(COLUMNS, [block])
+            texts = self.texts.iloc[self.rows(block)]
+            self._block = (block, documents_of(texts, tokens.iloc[: texts["tokens"].sum()]))
+        return self._block[1][place]
+
+    def batches(self, block: int, batch_tokens: int, measured: bool = False) -> list[list[int]]:
+        """Return the numbers of documents of similar length in one padded batch; of those only that are `measured`."""
+        rows = self.rows(block)
+        numbers = np.arange(rows.start, rows.stop)[self.measured[rows] if measured else slice(None)]
+        lengths: list[int] = self.lengths[numbers].tolist()
+        return [numbers[batch].tolist() for batch in batches_by_tokens(lengths, batch_tokens)]
+
+    def measured_by_block(self) -> dict[int, int]:
+        """Return the number of documents in the statistics of each block that has some."""
+        numbers = {block: int(self.measured[self.rows(block)].sum()) for block in self.blocks}
+        return {block: number for block, number in numbers.items() if number}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from attnmix.core.points import STEP_MEASURES, STEP_POINTS
@@ -12,8 +11,8 @@ from attnmix.measures.layers import LayerPass
 
 Tensor = torch.Tensor
 
-ROWS_AT_ONCE = 1024
-ROUNDING = 1e-12  # of float64, relative: what is smaller than that share of its scale is no number to divide by
+BLOCK_ROWS = 1024  # tokens whose products with all words are in memory
+ROUNDING = 1e-12  # relative, of float64: a number below that share of its scale is rounding error
 GEOMETRY_MEASURES = (
     "mean_cosine",
     "effective_rank",
@@ -25,60 +24,29 @@ GEOMETRY_MEASURES = (
 
 
 class Cloud:
-    """One document's vectors `[tokens, width]` at one point in float64, and the products that several measures need.
-
-    No matrix of tokens by tokens is made where there are more tokens than dimensions.
-    """
+    """One document's vectors `[tokens, width]` at one point in float64, and the products that several measures need."""
 
     def __init__(self, x_TD: Tensor) -> None:
-        self.given_TD = x_TD
-        self.x_TD = x_TD.double()
-        self.tokens, self.width = x_TD.shape
-        self.centred_TD = self.x_TD - self.x_TD.mean(0)
-
-    @cached_property
-    def unit_sum_D(self) -> Tensor:
-        """Sum of the vectors, each divided by its norm."""
-        return torch.nn.functional.normalize(self.x_TD, dim=-1).sum(0)
-
-    @cached_property
-    def gram(self) -> Tensor:
-        """Products of the centred vectors `[tokens, tokens]`, or of their dimensions where these are fewer."""
-        centred = self.centred_TD
-        return centred @ centred.T if self.tokens <= self.width else centred.T @ centred
-
-    @cached_property
-    def squares_T(self) -> Tensor:
-        """Squared norms of the centred vectors."""
-        return self.centred_TD.square().sum(-1)
-
-    @cached_property
-    def varies(self) -> Tensor:
-        """Whether the tokens differ by more than rounding."""
-        varies: Tensor = self.squares_T.sum().sqrt() > ROUNDING * self.x_TD.norm()
-        return varies
-
-    @cached_property
-    def own_hsic(self) -> Tensor:
-        """`_hsic` with itself; NaN where it is nothing but rounding."""
+        self.x_TD, (self.tokens, self.width) = x_TD.double(), x_TD.shape
+        self.unit_sum_D = torch.nn.functional.normalize(self.x_TD, dim=-1).sum(0)
+        centred = self.centred_TD = self.x_TD - self.x_TD.mean(0)
+        # Of tokens by tokens, or of dimensions by dimensions where these are fewer: a long document needs no T x T.
+        self.gram = centred @ centred.T if self.tokens <= self.width else centred.T @ centred
+        self.squares_T = centred.square().sum(-1)
+        # Tokens that differ by rounding only, and an HSIC that is nothing but rounding, define no measure.
+        self.varies = self.squares_T.sum().sqrt() > ROUNDING * self.x_TD.norm()
         square = self.gram.square().sum()
         hsic = _hsic(square, self.squares_T, self.squares_T)
-        return torch.where(self.varies & (hsic > ROUNDING * square), hsic, torch.nan)
+        self.own_hsic = torch.where(self.varies & (hsic > ROUNDING * square), hsic, torch.nan)
 
 
-@dataclass(frozen=True)
 class Words:
-    """The different word embeddings of a document."""
+    """The different word embeddings of a document, from those of its tokens `[tokens, width]`."""
 
-    unit_WD: Tensor  # of norm 1
-    ids_W: Tensor
-    token_ids_T: Tensor
-
-
-def words_of(words_TD: Tensor, token_ids_T: Tensor, first_W: Tensor) -> Words:
-    """Return a document's word embeddings; `first_W` are the positions at which a token is there for the first time."""
-    words_WD = torch.nn.functional.normalize(words_TD[first_W].double(), dim=-1)
-    return Words(words_WD, token_ids_T[first_W], token_ids_T)
+    def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.int32]) -> None:
+        _, first, number_of_token = np.unique(ids, return_index=True, return_inverse=True)
+        first_W, self.numbers_T = (torch.as_tensor(each, device=words_TD.device) for each in (first, number_of_token))
+        self.unit_WD = torch.nn.functional.normalize(words_TD[first_W].double(), dim=-1)
 
 
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
@@ -96,23 +64,20 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
       estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3). Independent clouds
       are at 0 on average, single ones also below; NaN for fewer than 4 tokens, and where one side does not vary.
     """
-    x = cloud.x_TD
-    nothing = x.new_full((), torch.nan)
-    return torch.stack(
-        [
-            _mean_cosine(cloud) if cloud.tokens > 1 else nothing,
-            _effective_rank(cloud),
-            x.new_full((), min(cloud.tokens - 1, cloud.width)),
-            cloud.centred_TD.norm() / x.norm(),
-            nothing if words is None else _own_nearest(x, words),
-            _cka(cloud, start) if cloud.tokens >= 4 else nothing,
-        ]
-    )
-
-
-def _mean_cosine(cloud: Cloud) -> Tensor:
-    tokens = cloud.tokens
-    return (cloud.unit_sum_D.square().sum() - tokens) / (tokens * (tokens - 1))
+    x, tokens = cloud.x_TD, cloud.tokens
+    measures = {
+        "effective_rank": _effective_rank(cloud),
+        "effective_rank_bound": x.new_full((), min(tokens - 1, cloud.width)),
+        "residual_share": cloud.centred_TD.norm() / x.norm(),
+    }
+    if tokens > 1:
+        measures["mean_cosine"] = (cloud.unit_sum_D.square().sum() - tokens) / (tokens * (tokens - 1))
+    if words is not None:
+        nearest_T = torch.cat([(rows @ words.unit_WD.T).argmax(-1) for rows in x.split(BLOCK_ROWS)])
+        measures["own_nearest"] = (nearest_T == words.numbers_T).double().mean()
+    if tokens >= 4:
+        measures["cka_input"] = _cka(cloud, start)
+    return torch.stack([measures.get(name, x.new_full((), torch.nan)) for name in GEOMETRY_MEASURES])
 
 
 def _effective_rank(cloud: Cloud) -> Tensor:
@@ -124,15 +89,7 @@ def _effective_rank(cloud: Cloud) -> Tensor:
     return torch.where(cloud.varies, entropy.exp(), torch.nan)
 
 
-def _own_nearest(x_TD: Tensor, words: Words) -> Tensor:
-    unit_DW = words.unit_WD.T
-    nearest = torch.cat([(rows @ unit_DW).argmax(-1) for rows in x_TD.split(ROWS_AT_ONCE)])
-    return (words.ids_W[nearest] == words.token_ids_T).double().mean()
-
-
 def _cka(cloud: Cloud, start: Cloud) -> Tensor:
-    if cloud is start:
-        return cloud.own_hsic / cloud.own_hsic
     if cloud.gram.shape == start.gram.shape and cloud.tokens <= cloud.width:
         product = (cloud.gram * start.gram).sum()
     else:
@@ -160,20 +117,21 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     differs too there are none.
     """
     start, before = layer_pass.x, layer_pass.x
-    length = start.norm(dim=-1)
-    rows = []
-    for now in _vectors(layer_pass).values():
-        row = start.new_full((len(start), len(STEP_MEASURES)), torch.nan)
-        if now is not None:
-            row[:, 3] = now.norm(dim=-1) / length
-            if now.shape == start.shape:
-                row[:, 1] = torch.cosine_similarity(now, start, dim=-1)
-            if now.shape == before.shape:
-                row[:, 0] = torch.cosine_similarity(now, before, dim=-1)
-                row[:, 2] = (now - before).norm(dim=-1) / length
-            before = now
-        rows.append(row)
-    return torch.stack(rows, dim=1)
+    length_T = start.norm(dim=-1)
+    steps = []
+    for vectors in _vectors(layer_pass).values():
+        measures = {}
+        if vectors is not None:
+            measures["norm"] = vectors.norm(dim=-1) / length_T
+            if vectors.shape == start.shape:
+                measures["cosine_input"] = torch.cosine_similarity(vectors, start, dim=-1)
+            if vectors.shape == before.shape:
+                measures["cosine_previous"] = torch.cosine_similarity(vectors, before, dim=-1)
+                measures["distance_previous"] = (vectors - before).norm(dim=-1) / length_T
+            before = vectors
+        undefined_T = torch.full_like(length_T, torch.nan)
+        steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
+    return torch.stack(steps, dim=1)
 
 
 def _vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
@@ -181,11 +139,8 @@ def _vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
 
     A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
     """
-    vectors = {step: layer_pass.features.get(point) if point else None for step, point in STEP_POINTS.items()}
-    stack = layer_pass.block.stack
-    if stack.output_norm is None:
-        vectors |= {"ffn_skip": layer_pass.features["layer_output"], "ffn_norm": None}
-    else:
-        last_norm = "cross_attention_norm" if stack.cross_attention_norm else "attention_norm"
-        vectors["ffn_skip"] = layer_pass.features[last_norm] + layer_pass.features["ffn_output"]
-    return vectors
+    features = layer_pass.features
+    vectors = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
+    if layer_pass.block.output_norm.absent:
+        return vectors | {"ffn_skip": features["layer_output"], "ffn_norm": None}
+    return vectors | {"ffn_skip": layer_pass.stream + features["ffn_output"]}

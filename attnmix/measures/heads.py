@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
-from attnmix.measures.layers import Block, LayerPass, NoNorm, map_layers
+from attnmix.measures.layers import Block, LayerPass, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
 from attnmix.models.families import PROJECTED
@@ -64,57 +64,50 @@ def record_heads(
     """
     tokens = torch.as_tensor(ids[None], dtype=torch.long, device=base.device)
     batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    key_heads = getattr(base.config, "num_key_value_heads", None)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
-    by_layer = map_layers(
-        lambda each: _layer_parts(each.document(0), folder, key_heads, layers), base, folder, batch, points
-    )
-    kinds = {"reach": np.int32}
-    return {
-        name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy().astype(kinds.get(name, np.float32))
-        for name in by_layer[0]
-    }
+
+    def layer_parts(layer_pass: LayerPass) -> dict[str, Tensor]:
+        document = layer_pass.document(0)
+        key_heads = getattr(base.config, "num_key_value_heads", None) or len(document.attention.query)
+        return _layer_parts(document, folder, key_heads, layers)
+
+    by_layer = map_layers(layer_parts, base, folder, batch, points)
+    stacked = {name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy() for name in by_layer[0]}
+    return {name: array.astype(np.int32 if name == "reach" else np.float32) for name, array in stacked.items()}
 
 
-def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int | None, layers: int) -> dict[str, Tensor]:
-    call = layer_pass.attention
+def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int, layers: int) -> dict[str, Tensor]:
+    call, block, features = layer_pass.attention, layer_pass.block, layer_pass.features
     heads = len(call.query)
-    shared = slice(None, None, heads // (key_heads or heads))
-    W_HdD = layer_pass.block.output.W.unflatten(0, (heads, -1))
-    attended_HTd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
+    first_of_group = slice(None, None, heads // key_heads)
+    W_HdD = block.output.W.unflatten(0, (heads, -1))
+    attended_HTd = features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
     given_HTD = attended_HTd @ W_HdD
     parts = {
         "query": call.query,
-        "key": call.key[shared],
+        "key": call.key[first_of_group],
         "log_sums": call.log_sums,
         "reach": _reach(call, f"{folder}: layer {layer_pass.number}"),
         "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
         "source_norms": (call.value @ W_HdD).norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }
-    if not torch.equal(parts["key"].repeat_interleave(shared.step, 0), call.key):
-        raise AssertionError("heads do not share keys as the configuration says")
-    if 4 * given_HTD.numel() * layers <= VECTOR_BYTES:
-        parts |= {
-            "value": call.value[shared],
-            "attended": attended_HTd,
-            "given": given_HTD,
-            **_behind_heads(layer_pass),
-        }
-    return parts
-
-
-def _behind_heads(layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return what stands between the heads and the end of attention's part of the layer."""
-    block = layer_pass.block
-    result = next(layer_pass.features[point] for point in RESULTS if point in layer_pass.features)
+    if 4 * given_HTD.numel() * layers > VECTOR_BYTES:
+        return parts
     norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
-    weights = {
-        name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not isinstance(norm, NoNorm)
-    }
     constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
-    vectors = {"output_bias": block.output.b, "input": layer_pass.x, "result": result}
-    return {**vectors, **weights, **({"norm_constants": constants} if weights else {})}
+    weights = {name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not norm.absent}
+    return {
+        **parts,
+        "value": call.value[first_of_group],
+        "attended": attended_HTd,
+        "given": given_HTD,
+        "output_bias": block.output.b,
+        "input": layer_pass.x,
+        "result": next(features[point] for point in RESULTS if point in features),
+        **weights,
+        **({"norm_constants": constants} if weights else {}),
+    }
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from attnmix.core.points import PREACTIVATION
-from attnmix.measures.feed_forward import AfterAttention
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
 
@@ -41,35 +40,32 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def vector_errors(found_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the same `[B]` for two batches of vectors that are to be equal; infinite where their widths are not."""
-    if found_BTD.shape != true_BTD.shape:
+    if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
-    each = zip(found_BTD, true_BTD, mask_BT.unsqueeze(-1), strict=True)
-    return torch.stack([_relative_error(*document) for document in each])
+    return torch.stack(list(map(_relative_error, computed_BTD, true_BTD, mask_BT.unsqueeze(-1))))
 
 
 def _document_errors(layer_pass: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
-    features, block = layer_pass.features, layer_pass.block
+    features, block, x_TD = layer_pass.features, layer_pass.block, layer_pass.x
     own_TD, others_TD, row_sums_T = _summed_sources(layer_pass)
-    output_norm, residual_TD = block.attention_output_norm, layer_pass.residual
-    summed_TD = output_norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + output_norm.beta
-    bias_TD = output_norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + output_norm.beta
+    norm, residual_TD = block.attention_output_norm, layer_pass.residual
+    summed_TD = norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + norm.beta
+    bias_TD = norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + norm.beta
     expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
-    stream_TD = residual_TD
     if "attention_norm" in features:
         norm = block.attention_norm
-        expected["attention_norm"] = norm.part(layer_pass.x + summed_TD, residual_TD) + norm.beta
-        stream_TD = features["attention_norm"]
+        expected["attention_norm"] = norm.part(x_TD + summed_TD, residual_TD) + norm.beta
     if "cross_attention_norm" in features:
-        stream_TD = stream_TD + features["cross_attention_output"]
-        expected["cross_attention_norm"] = _normed(layer_pass, block.stack.cross_attention_norm, stream_TD)
-        stream_TD = features["cross_attention_norm"]
+        crossed_TD = layer_pass.attended + features["cross_attention_output"]
+        expected["cross_attention_norm"] = block.cross_attention_norm(crossed_TD)
     if PREACTIVATION in features:
-        rest = AfterAttention(block, residual_TD, features.get("cross_attention_output"), features[PREACTIVATION])
-        sources_added_TD = rest.added(rest.stream(layer_pass.x + (summed_TD - bias_TD)))
-        expected["ffn_output"] = sources_added_TD + rest.biases(bias_TD)
-    expected["layer_output"] = _normed(layer_pass, block.stack.output_norm, stream_TD + features["ffn_output"])
+        cross_TD = features.get("cross_attention_output")
+        rest = block.after_attention(residual_TD, cross_TD, features[PREACTIVATION])
+        added_TD = rest.added(rest.stream(x_TD + (summed_TD - bias_TD)))
+        expected["ffn_output"] = added_TD + rest.added_with_biases(rest.stream_with_biases(bias_TD))
+    expected["layer_output"] = block.output_norm(layer_pass.stream + features["ffn_output"])
     errors = {
         "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
         for name, vectors in expected.items()
@@ -92,12 +88,7 @@ def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
 
 
-def _normed(layer_pass: LayerPass, path: str | None, vectors: Tensor) -> Tensor:
-    normed: Tensor = vectors if path is None else layer_pass.block.layer.get_submodule(path)(vectors)
-    return normed
-
-
-def _relative_error(found_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
-    error = ((found_TD - true_TD) * mask_T1).abs().amax()
+def _relative_error(computed_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:
+    error = ((computed_TD - true_TD) * mask_T1).abs().amax()
     relative: Tensor = error / (true_TD * mask_T1).abs().amax().clamp_min(torch.finfo(true_TD.dtype).tiny)
     return relative

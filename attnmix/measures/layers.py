@@ -6,7 +6,7 @@ Every family's layer is one algebra, whose norms are there or not (`attnmix/mode
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
     layer_output = output_norm(z + ffn_output)
 
-Shapes: B texts, H heads, T tokens, D hidden, E = heads * head width.
+Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = heads * head width.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from attnmix.models.families import PROJECTED, Stack
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
+STEP = 1e-4  # of the difference that gives g'(0)
+
 Visit = Callable[["LayerPass", Mapping[Site, Tensor]], None]
 """A function that `run_layers` calls with each layer and the features of the forward pass so far."""
 RATIO_POINTS = ("attention_output", PROJECTED)
@@ -46,23 +48,28 @@ class Linear(NamedTuple):
 class Norm:
     """A LayerNorm, or an RMSNorm, which does not centre: gamma and beta `[hidden]`."""
 
+    module: Callable[[Tensor], Tensor]
     gamma: Tensor
     beta: Tensor
     eps: float
     centred: bool
     absent: ClassVar[bool] = False
 
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the model's own output for vectors `[..., hidden]`."""
+        return self.module(vectors)
+
     def linear(self, part: Tensor) -> Tensor:
-        """Return the norm's linear part of a part of a vector, but for the deviation of the whole."""
+        """Return the norm's linear part of a part of a vector, not divided by the deviation of the whole."""
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return what the norm divides a whole vector by, `[..., 1]`."""
+        """Return the number by which the norm divides a whole vector, `[..., 1]`."""
         centre = whole.mean(-1, keepdim=True) if self.centred else 0
         return ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return what the norm makes of a part of the vectors `whole`; the parts and beta sum to the norm's output."""
+        """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
         return self.linear(part) / self.deviation(whole)
 
 
@@ -70,6 +77,9 @@ class NoNorm(Norm):
     """In the place of a norm that a family does not have: it changes nothing."""
 
     absent = True
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        return vectors
 
     def linear(self, part: Tensor) -> Tensor:
         return part
@@ -87,6 +97,7 @@ class Block:
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
         self.output = _linear(layer.get_submodule(stack.output))
+        self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
@@ -97,42 +108,50 @@ class Block:
     @cached_property
     def feed_forward(self) -> tuple[Linear, Linear]:
         """W_1 and W_2 of a plain feed-forward network."""
-        assert self.stack.plain
         up, _, down = (self.layer.get_submodule(path) for path in self.stack.feed_forward)
         return _linear(up), _linear(down)
 
-    @cached_property
+    @property
     def activation(self) -> Module:
         """The activation between them."""
-        assert self.stack.plain
         return self.layer.get_submodule(self.stack.feed_forward[1])
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention sees of `x` `[..., T, D]`."""
-        return self._apply([self.stack.input_norm], x)
-
-    def attention_output(self, heads: Tensor) -> Tensor:
-        """Return what attention adds to `x` where its heads' outputs are `heads` `[..., T, E]`."""
-        return self._apply([self.stack.output, self.stack.attention_output_norm], heads)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
-        stack, apply = self.stack, self._apply
-        z = apply([stack.attention_norm], x + attention_output)
+        z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.parts:
-            z = apply([stack.cross_attention_norm], z + _of_each(call, z))
-        entering = x if stack.parallel else z
-        added = apply([stack.feed_forward_norm, *stack.feed_forward, stack.feed_forward_output_norm], entering)
-        return apply([stack.output_norm], z + added)
+            z = self.cross_attention_norm(z + _cross_attention(call, z))
+        added = self.feed_forward_norm(x if self.stack.parallel else z)
+        for path in self.stack.feed_forward:
+            added = self.layer.get_submodule(path)(added)
+        return self.output_norm(z + self.feed_forward_output_norm(added))
 
-    def _apply(self, paths: list[str | None], vectors: Tensor) -> Tensor:
-        for path in paths:
-            if path is not None:
-                vectors = self.layer.get_submodule(path)(vectors)
-        return vectors
+    def after_attention(self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor) -> AfterAttention:
+        """Return the way of N tokens through the rest of the layer, source by source."""
+        return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        return no_norm(self.output.W) if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
+        """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of the layer's others.
+
+        An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
+        """
+        W = self.output.W
+        if path is None:
+            return no_norm(W)
+        module: Any = self.layer.get_submodule(path)
+        eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
+        if isinstance(module, LayerNorm):
+            gamma = torch.ones(module.normalized_shape).to(W) if module.weight is None else module.weight.detach()
+            beta = torch.zeros_like(gamma) if module.bias is None else module.bias.detach()
+            return Norm(module, gamma, beta, eps, centred=True)
+        with torch.inference_mode():
+            gamma = module(torch.ones_like(module.weight)).to(W) * (1 + eps) ** 0.5
+        return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
+
+
+def no_norm(like: Tensor) -> NoNorm:
+    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
+    return NoNorm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False)
 
 
 @dataclass(frozen=True)
@@ -145,15 +164,10 @@ class LayerPass:
     x: Tensor  # what enters the layer, [..., T, D]
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
-    def document(self, place: int) -> LayerPass:
-        """Return one document of a batch."""
-        features = {point: feature[place] for point, feature in self.features.items()}
-        return replace(self, attention=self.attention.document(place), x=self.x[place], features=features)
-
-    def cut(self, tokens: int) -> LayerPass:
-        """Return the features of a document's first tokens; attention, of which the rest is a part, stays whole."""
-        features = {point: feature[:tokens] for point, feature in self.features.items()}
-        return replace(self, x=self.x[:tokens], features=features)
+    def document(self, place: int, tokens: int | None = None) -> LayerPass:
+        """Return the first `tokens` of one document of a batch; attention, of which padding is a part, stays whole."""
+        features = {point: feature[place, :tokens] for point, feature in self.features.items()}
+        return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
 
     @property
     def number(self) -> int:
@@ -171,9 +185,111 @@ class LayerPass:
         return self.x + self.features["attention_output"]
 
     @property
+    def attended(self) -> Tensor:
+        """After attention's skip connection and the norm that follows it, where there is one `[..., T, D]`."""
+        return self.features.get("attention_norm", self.residual)
+
+    @property
+    def stream(self) -> Tensor:
+        """Before the feed-forward network and a norm of its own `[..., T, D]`."""
+        return self.features.get("cross_attention_norm", self.attended)
+
+    @property
     def value(self) -> Tensor:
         """Values of all heads side by side `[..., T, E]`."""
         return self.attention.value.transpose(-3, -2).flatten(-2)
+
+
+@dataclass(frozen=True)
+class AfterAttention:
+    """N tokens from attention's skip connection to the end of a layer with a plain feed-forward network.
+
+    A network W_2 g(W_1 z + b_1) + b_2 takes its sources apart by integrated gradients from the baseline 0 on (Kobayashi
+    et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, that is in closed form
+
+        p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
+
+    so every source passes a linear map of token i's own. LayerNorms are taken by their linear parts, divided by the
+    deviation of the whole vector. The biases belong to no source, and neither does what cross-attention adds.
+    W is the width of the network.
+    """
+
+    block: Block
+    residual_ND: Tensor
+    """Layer's input and what attention adds."""
+    cross_ND: Tensor | None
+    """What cross-attention adds, in a decoder with an encoder."""
+    preactivation_NW: Tensor
+    """What enters the activation."""
+
+    @cached_property
+    def slopes_NW(self) -> Tensor:
+        """(g(p) - g(0)) / p."""
+        return slopes(self.block.activation, self.preactivation_NW, self.block.activation(self.preactivation_NW))
+
+    def stream(self, part_ND: Tensor) -> Tensor:
+        """Return a part of `residual_ND` as the part of what the second skip connection carries."""
+        part_ND = self.block.attention_norm.part(part_ND, self.residual_ND)
+        return part_ND if self.cross_ND is None else self.block.cross_attention_norm.part(part_ND, self._crossed_ND)
+
+    def added(self, stream_ND: Tensor) -> Tensor:
+        """Return what the feed-forward network adds by a part of the stream, biases left out."""
+        up, down = self.block.feed_forward
+        entering_ND = self.block.feed_forward_norm.part(stream_ND, self._stream_ND)
+        return self._leaving((entering_ND @ up.W).mul_(self.slopes_NW) @ down.W)
+
+    def output(self, part_ND: Tensor) -> Tensor:
+        """Return a part of `residual_ND` in the layer's output, not divided by the last norm's deviation.
+
+        A ratio cancels that deviation.
+        """
+        stream_ND = self.stream(part_ND)
+        return self.block.output_norm.linear(stream_ND + self.added(stream_ND))
+
+    def stream_with_biases(self, constant_ND: Tensor) -> Tensor:
+        """Return a constant part of `residual_ND` as `stream`, with the norms' betas and what cross-attention adds."""
+        norm, cross_norm = self.block.attention_norm, self.block.cross_attention_norm
+        stream_ND = norm.part(constant_ND, self.residual_ND) + norm.beta
+        if self.cross_ND is None:
+            return stream_ND
+        return cross_norm.part(stream_ND + self.cross_ND, self._crossed_ND) + cross_norm.beta
+
+    def added_with_biases(self, stream_ND: Tensor) -> Tensor:
+        """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
+        block, (up, down) = self.block, self.block.feed_forward
+        entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
+        at_zero = block.activation(self.preactivation_NW.new_zeros(1))
+        projected_ND = ((entering_ND @ up.W + up.b) * self.slopes_NW + at_zero) @ down.W + down.b
+        return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
+
+    def _leaving(self, projected_ND: Tensor) -> Tensor:
+        """Return a part of what leaves W_2 as the part of what leaves the network."""
+        norm, down = self.block.feed_forward_output_norm, self.block.feed_forward[1]
+        if norm.absent:
+            return projected_ND
+        return norm.part(projected_ND, self.block.activation(self.preactivation_NW) @ down.W + down.b)
+
+    @cached_property
+    def _crossed_ND(self) -> Tensor:
+        """After attention's norm and the skip connection of cross-attention."""
+        norm = self.block.attention_norm
+        return norm.part(self.residual_ND, self.residual_ND) + norm.beta + self.cross_ND
+
+    @cached_property
+    def _stream_ND(self) -> Tensor:
+        """What enters the feed-forward network, before a norm of its own."""
+        return self.stream_with_biases(self.residual_ND)
+
+
+def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
+    """Return (g(p) - g(0)) / p of an elementwise g, with p `before` and g(p) `after` it; g'(0) where p is 0.
+
+    g'(0) is a central difference: the mean of both sides' where g has a corner.
+    """
+    at_zero = activation(before.new_zeros(1))
+    derivative = (activation(before.new_full((1,), STEP)) - activation(before.new_full((1,), -STEP))) / (2 * STEP)
+    slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
+    return slope
 
 
 def run_layers(
@@ -191,7 +307,6 @@ def run_layers(
     `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
     """
     attention_calls: dict[int, AttentionCall] = {}
-    blocks: dict[Module, Block] = {}
     running: list[LayerCall] = []
 
     def finished(call: LayerCall) -> None:
@@ -200,9 +315,9 @@ def run_layers(
                 f"{folder}: layer {call.number} did not call the library's attention function; without its query, "
                 "key and value nothing can be measured"
             )
-        block = blocks.setdefault(call.module, Block(call.module, call.stack))
-        here = {site.point: feature for site, feature in features.items() if site.layer == call.number}
-        visit(LayerPass(block, call, attention_calls.pop(call.number), call.whole.hidden, here), features)
+        block, attention = Block(call.module, call.stack), attention_calls.pop(call.number)
+        layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
+        visit(LayerPass(block, call, attention, call.whole.hidden, layer_features), features)
         for site in [site for site in features if 0 < site.layer == call.number and site.point != "layer_output"]:
             del features[site]
 
@@ -238,31 +353,17 @@ def attention_map(layer_pass: LayerPass) -> Linear:
 def value_map(layer_pass: LayerPass) -> Linear:
     """Return x -> x W_V + b_V, all heads side by side, by sending unit vectors through the layer's own modules.
 
-    The pass is that of a text of one token: each unit vector is then a text of its own. x is what attention sees.
+    The pass is that of a text of one token: each unit vector is then a text of one token too. x is attention's input;
+    the outputs of grouped heads are repeated.
     """
     attention = layer_pass.call.parts["attention"]
     hidden = attention.hidden.shape[-1]
-    value = _values_of(layer_pass, torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]))
-    constant = value[-1]
-    return Linear(value[:-1] - constant, constant)
-
-
-def value_bias(layer_pass: LayerPass) -> Tensor:
-    """Return b_V of all heads side by side `[E]`, grouped heads repeated; the pass is that of a text of one token."""
-    return _values_of(layer_pass, torch.zeros(1, layer_pass.call.parts["attention"].hidden.shape[-1]))[0]
-
-
-def _values_of(layer_pass: LayerPass, vectors_ND: Tensor) -> Tensor:
-    """Return the values `[N, E]` that the layer's attention makes of vectors, each as a text of its own."""
-    attention = layer_pass.call.parts["attention"]
-    values: list[Tensor] = []
-
-    def listen(_module: Module, heads: AttentionCall) -> None:
-        values.append(heads.value)
-
-    with torch.inference_mode(), attention_by(observed(listen)):
-        attention(vectors_ND.to(attention.hidden).unsqueeze(1))
-    return values[0].squeeze(-2).flatten(-2)
+    unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
+    calls: list[AttentionCall] = []
+    with torch.inference_mode(), attention_by(observed(lambda _module, call: calls.append(call))):
+        attention(unit_vectors.unsqueeze(1))
+    value = calls[0].value.squeeze(-2).flatten(-2)
+    return Linear(value[:-1] - value[-1], value[-1])
 
 
 def attention_gain(map_: Linear) -> float:
@@ -275,27 +376,6 @@ def attention_gain(map_: Linear) -> float:
     return float(torch.sqrt(square / (len(map_.W) + 1)))
 
 
-def norm_of(module: Module, like: Tensor) -> Norm:
-    """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
-
-    An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
-    """
-    parameters: Any = module
-    eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
-    if isinstance(module, LayerNorm):
-        gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
-        beta = torch.zeros_like(gamma) if module.bias is None else module.bias.detach()
-        return Norm(gamma, beta, eps, centred=True)
-    with torch.inference_mode():
-        gamma = parameters(torch.ones_like(parameters.weight)).to(like) * (1 + eps) ** 0.5
-    return Norm(gamma, torch.zeros_like(gamma), eps, centred=False)
-
-
-def no_norm(like: Tensor) -> NoNorm:
-    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
-    return NoNorm(like.new_ones(()), like.new_zeros(()), 0.0, centred=False)
-
-
 def _linear(module: Module) -> Linear:
     """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
     parameters: Any = module
@@ -304,10 +384,9 @@ def _linear(module: Module) -> Linear:
     return Linear(W, W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach())
 
 
-def _of_each(call: LayerCall, z: Tensor) -> Tensor:
+def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
     """Return cross-attention of `z` `[..., T, D]`, each of its texts with the same encoder's states."""
-    cross = call.parts["cross_attention"]
-    texts = z.reshape(-1, *z.shape[-2:])
+    cross, texts = call.parts["cross_attention"], z.reshape(-1, *z.shape[-2:])
     options = {
         name: value.expand(len(texts), *value.shape[1:]) if isinstance(value, Tensor) and value.dim() == 3 else value
         for name, value in cross.options.items()

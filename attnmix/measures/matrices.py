@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnmix.measures.ratios import length
-
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
 
@@ -48,18 +46,17 @@ class LayerMatrix(Matrix):
 
 
 def _alti(block: SourceBlock) -> Tensor:
-    y_TD = block.full.attended
+    y_TD = block.layer_pass.attended
     return (y_TD.abs().sum(-1) - (y_TD - block.T_JTD).abs().sum(-1)).clamp_min(0)
 
 
 def _value_zeroing(block: SourceBlock) -> Tensor:
     # Half the squared distance of unit vectors: 1 - cos itself would cancel.
-    apart: Tensor = _unit(block.full.output) - _unit(block.output_without())
-    return apart.square().sum(-1) / 2
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / length(vectors).unsqueeze(-1).clamp_min(1e-12)
+    with_j, without_j = (
+        vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        for vectors in (block.output_TD, block.output_without())
+    )
+    return (with_j - without_j).square().sum(-1) / 2
 
 
 _DECLARED = (
@@ -73,7 +70,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="norm",
-        formula=lambda block: length(block.F_JTD),
+        formula=lambda block: block.F_JTD.norm(dim=-1),
         definition="|F_ij|",
         source="Kobayashi et al., EMNLP 2020, equation 5",
         rows="as they are",
@@ -97,7 +94,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="globenc",
-        formula=lambda block: length(block.through_output_norm()),
+        formula=lambda block: block.through_output_norm().norm(dim=-1),
         definition="|T_ij through the second LayerNorm|",
         source="Modarressi et al., NAACL 2022, N_ENC",
         rows="made to sum to 1",
@@ -105,7 +102,7 @@ _DECLARED = (
     ),
 )
 LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
-ROLLOUTS: dict[str, Matrix] = {f"{each.name}_rollout": each.rolled_out() for each in _DECLARED if each.rollout}
+ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for each in _DECLARED if each.rollout}
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
 """Every contribution matrix by its name: those of one layer, then their rollouts."""
 

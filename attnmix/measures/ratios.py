@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
 
     from attnmix.measures.layers import Block, LayerPass, Norm
 
-ROWS_AT_ONCE = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
+BLOCK_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Ratio:
     formula: Callable[[Any], Any]
     """From a layer's `Parts` to the ratio `[N]` of N tokens."""
     definition: str
-    """The formula as it stands in the documents."""
+    """The formula, as the documents show it."""
     source: str
     sentence: str
     """What one value says; `{layer}` and `{share}` are filled in."""
@@ -122,9 +122,10 @@ class Split(NamedTuple):
 
     def share(self) -> Tensor:
         """Return |others| / (|others| + |own|) `[N]`; 0 for a token to which nothing contributes."""
-        others_norm = length(self.others)
-        total = others_norm + length(self.own)
-        return (others_norm / total).masked_fill(total == 0, 0)
+        others_norm = self.others.norm(dim=-1)
+        total = others_norm + self.own.norm(dim=-1)
+        share: Tensor = (others_norm / total).masked_fill(total == 0, 0)
+        return share
 
     def normalised(self, norm: Norm) -> Split:
         """Return both through the norm's linear part, but for the standard deviation, which cancels in `share`."""
@@ -178,41 +179,27 @@ class Parts:
         """The R_ij through the rest of the layer, its feed-forward network included."""
         norm = self.block.attention_output_norm
         attention_ND = norm.part(self.projected_ND, self.projected_ND) + norm.beta
-        from attnmix.measures.feed_forward import AfterAttention  # needs torch
-
         cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
-        rest = AfterAttention(self.block, self.x_ND + attention_ND, cross_ND, preactivation_NW)
+        rest = self.block.after_attention(self.x_ND + attention_ND, cross_ND, preactivation_NW)
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the ratio `[..., T]` by each of `methods`, in their order."""
     diagonal_TH = layer_pass.attention.diagonal()
-    mixed_weight_T = 1 - diagonal_TH.mean(-1)
-    each_token = (
-        tensor.flatten(0, -2) for tensor in (diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
-    )
-    weight_N, diagonal_NH, x_ND, value_NE, projected_ND = mixed_weight_T.flatten(), *each_token
-    features = {
-        point: layer_pass.features[point].flatten(0, -2)
-        for point in ratio_points(methods)
-        if point in layer_pass.features
-    }
-    ratios = {method: mixed_weight_T.new_empty(mixed_weight_T.numel()) for method in methods}
-    for start in range(0, mixed_weight_T.numel(), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        parts = Parts(
-            layer_pass.block,
-            weight_N[rows],
-            diagonal_NH[rows],
-            x_ND[rows],
-            value_NE[rows],
-            projected_ND[rows],
-            {point: feature[rows] for point, feature in features.items()},
-        )
+    weight_T = 1 - diagonal_TH.mean(-1)
+    tokens = (weight_T.unsqueeze(-1), diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
+    weight_N1, *tensors = (tensor.flatten(0, -2) for tensor in tokens)
+    points = [point for point in ratio_points(methods) if point in layer_pass.features]
+    features = {point: layer_pass.features[point].flatten(0, -2) for point in points}
+    ratios = {method: weight_T.new_empty(weight_T.numel()) for method in methods}
+    for start in range(0, weight_T.numel(), BLOCK_TOKENS):
+        rows = slice(start, start + BLOCK_TOKENS)
+        further = {point: feature[rows] for point, feature in features.items()}
+        parts = Parts(layer_pass.block, weight_N1[rows, 0], *(tensor[rows] for tensor in tensors), further)
         for method, ratio_N in ratios.items():
             ratio_N[rows] = RATIOS[method].formula(parts)
-    return {method: ratio_N.view_as(mixed_weight_T) for method, ratio_N in ratios.items()}
+    return {method: ratio_N.view_as(weight_T) for method, ratio_N in ratios.items()}
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
@@ -231,9 +218,3 @@ def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
     """Return every head's values times its weight `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)
-
-
-def length(vectors: Tensor) -> Tensor:
-    """Return Euclidean norms of the last axis."""
-    norms: Tensor = vectors.norm(dim=-1)
-    return norms

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,14 +41,12 @@ class AttentionCall:
 
     def document(self, place: int) -> AttentionCall:
         """Return one document of a batch."""
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts |= {name: part[place] for name, part in parts.items() if isinstance(part, Tensor)}
-        return AttentionCall(**parts)
+        tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **tensors)
 
     def diagonal(self) -> Tensor:
         """Return a_ii `[B, T, H]`."""
-        mask = None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1)
-        return self._one_key(self.key, mask)
+        return self._one_key(self.key, None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1))
 
     def to_first(self) -> Tensor:
         """Return a_i0 `[B, T, H]`."""
@@ -138,8 +136,13 @@ def explicit(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
     """Return the heads' outputs `[B, H, T, d]` and the call with its denominators, in memory linear in T."""
     call = _call(module, *arguments, **options)
-    fused = call.query.device.type == "cpu" and call.softcap is None
-    context, log_sums = (_fused if fused else _by_rows)(call)
+    if call.query.device.type == "cpu" and call.softcap is None:
+        # The kernel behind `sdpa` on a CPU, which gives the denominators too.
+        context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
+        )
+    else:
+        context, log_sums = _by_rows(call)
     whole = _with_sink(log_sums, options.get("s_aux"))
     if whole is not log_sums:
         context = context * (log_sums - whole).exp().unsqueeze(-1)
@@ -163,18 +166,15 @@ def _call(
         key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
-    mask = None if attention_mask is None else _added(attention_mask, query.dtype)
+    causal, mask = bool(is_causal) and attention_mask is None and query.shape[2] > 1, None
+    if attention_mask is not None:
+        same_rows = attention_mask.stride(-2) == 0  # it is then made once and expanded
+        mask = attention_mask[..., :1, :] if same_rows else attention_mask
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+        mask = mask.to(query.dtype).expand(attention_mask.shape)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return AttentionCall(query, key, value, mask, causal, scaling, softcap, query.new_empty(0))
-
-
-def _fused(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute by the kernel behind `sdpa` on a CPU, which gives the denominators too."""
-    context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
-    )
-    return context, log_sums
 
 
 def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -195,15 +195,6 @@ def _with_sink(log_sums: Tensor, sinks: Tensor | None) -> Tensor:
 
 def _capped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask to be added to scores; one that is the same for all rows is made once and expanded."""
-    same_rows = mask.stride(-2) == 0
-    part = mask[..., :1, :] if same_rows else mask
-    if part.dtype == torch.bool:
-        part = torch.zeros_like(part, dtype=dtype).masked_fill(~part, -torch.inf)
-    return part.to(dtype).expand(mask.shape)
 
 
 def _dispatch(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

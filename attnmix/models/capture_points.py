@@ -1,22 +1,25 @@
-"""Hooks that fill a dictionary with a model's features, by layer and capture point, as its family's table says.
+"""Hooks that take a model's features by layer and capture point, as its family's table says.
 
 Layers are counted as they are called, so that a module that is called many times is as many layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.points import DECODER_INPUT, POINTS, Site, in_forward_order
 from attnmix.models.families import Stack, family_of
+from attnmix.store.features import check_fits
 
 Tensor = torch.Tensor
 
@@ -53,12 +56,15 @@ class LayerCall:
         return self.whole.module
 
 
+Listener = Callable[[LayerCall], None] | None
+
+
 @contextmanager
 def recording(
     base: PreTrainedModel,
     points: Collection[str],
-    finished: Callable[[LayerCall], None] | None = None,
-    started: Callable[[LayerCall], None] | None = None,
+    finished: Listener = None,
+    started: Listener = None,
     taken: Callable[[Site, Tensor], None] | None = None,
 ) -> Iterator[dict[Site, Tensor]]:
     """Yield a dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
@@ -67,9 +73,12 @@ def recording(
     before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
     with each tensor as soon as that is computed.
     """
-    recorder = _Recorder(base, points, started, finished, taken)
+    features: dict[Site, Tensor] = {}
+    recorder = _Recorder(points, started, finished, taken or features.__setitem__)
     try:
-        yield recorder.features
+        recorder.handles.append(base.register_forward_pre_hook(lambda *_: features.clear()))
+        recorder.attach(base)
+        yield features
     finally:
         for handle in recorder.handles:
             handle.remove()
@@ -82,24 +91,22 @@ def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site
     return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
 
 
+@dataclass
 class _Recorder:
     """The hooks of `recording`, and the layer in which the forward pass is."""
 
-    def __init__(
-        self,
-        base: PreTrainedModel,
-        points: Collection[str],
-        started: Callable[[LayerCall], None] | None,
-        finished: Callable[[LayerCall], None] | None,
-        taken: Callable[[Site, Tensor], None] | None,
-    ) -> None:
-        self.points, self.started, self.finished = points, started, finished
-        self.features: dict[Site, Tensor] = {}
-        self.taken = taken or self.features.__setitem__
-        self.layer: LayerCall | None = None
-        self.pausing = False
+    points: Collection[str]
+    started: Listener
+    finished: Listener
+    taken: Callable[[Site, Tensor], None]
+    handles: list[Any] = field(default_factory=list)
+    layer: LayerCall | None = None
+    pausing: bool = False
+
+    def attach(self, base: PreTrainedModel) -> None:
+        """Register the hooks."""
         family = family_of(base.config)
-        self.handles = [base.register_forward_pre_hook(self._begin)]
+        self.handles.append(base.register_forward_pre_hook(lambda *_: setattr(self, "layer", None)))
         self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
@@ -107,10 +114,6 @@ class _Recorder:
             for path, module in base.named_modules():
                 if stack.is_layer(path):
                     self._watch(module, stack)
-
-    def _begin(self, _module: Module, _arguments: Any) -> None:
-        self.features.clear()
-        self.layer = None
 
     def _watch(self, layer: Module, stack: Stack) -> None:
         def begins(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -124,6 +127,10 @@ class _Recorder:
             if self.started:
                 self.started(self.layer)
 
+        def attends(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            if self.layer and not self.pausing:
+                self.layer.parts[name] = _call_of(module, arguments, options)
+
         def ends(_module: Module, _arguments: Any, _output: Any) -> None:
             if self.finished and self.layer and not self.pausing:
                 self.pausing = True  # it may call the model's modules too
@@ -133,15 +140,11 @@ class _Recorder:
         self.handles.append(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
             if path := getattr(stack, name):
-                hook = partial(self._keep_call, name)
-                self.handles.append(layer.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
+                module = layer.get_submodule(path)
+                self.handles.append(module.register_forward_pre_hook(partial(attends, name), with_kwargs=True))
         for point, (path, side) in stack.places().items():
             self._keep(layer.get_submodule(path), point, side)
         self.handles.append(layer.register_forward_hook(ends))
-
-    def _keep_call(self, name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if self.layer and not self.pausing:
-            self.layer.parts[name] = _call_of(module, arguments, options)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
@@ -167,6 +170,47 @@ def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]
 
 
 def first_of(output: Any) -> Tensor:
-    """Return the hidden states where a module may return more beside them."""
+    """Return the hidden states of a module's output, which may be a tuple that begins with them."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
+
+
+class Part(NamedTuple):
+    """The rows of an array of features that belong to tokens of one text of a batch."""
+
+    text: int  # its number in the batch
+    tokens: slice
+    row: int  # of the first of these tokens
+
+
+class Batch(NamedTuple):
+    """One padded forward pass, and the rows of its tokens."""
+
+    inputs: dict[str, Tensor]
+    parts: list[Part]
+
+
+def fill_rows(
+    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, npt.NDArray[Any]], precision: str = "fp32"
+) -> None:
+    """Fill the arrays `rows` `[tokens, width]` with the features of the batches' tokens, cast to the arrays' type.
+
+    `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
+    that the arrays' type cannot hold.
+    """
+    points = {site.point for site in rows}
+    for batch in batches:
+
+        def take(site: Site, feature_BTD: Tensor, parts: list[Part] = batch.parts) -> None:
+            array = rows[site]
+            cast = feature_BTD.to(getattr(torch, array.dtype.name)).cpu()
+            if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
+                for part in parts:
+                    check_fits(feature_BTD[part.text, part.tokens].float().cpu().numpy(), site, array.dtype.name)
+            for part in parts:
+                tokens = cast[part.text, part.tokens].numpy()
+                array[part.row : part.row + len(tokens)] = tokens
+
+        half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+        with torch.inference_mode(), recording(base, points, taken=take), half:
+            base(**{name: tensor.to(base.device) for name, tensor in batch.inputs.items()})

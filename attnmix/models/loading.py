@@ -1,9 +1,14 @@
-"""Load a checkpoint folder, as an encoder or as a classifier: safetensors only, no remote code."""
+"""Load a checkpoint folder, as an encoder or as a classifier, and prove that it can be measured.
+
+Weights are read as safetensors only, and no remote code is run.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +27,8 @@ from transformers import (
 )
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.models.attention import OBSERVED
-from attnmix.store.files import made
+from attnmix.models.attention import OBSERVED, AttentionCall, attention_by, observed
+from attnmix.models.families import family_of
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
@@ -31,6 +36,21 @@ POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
+RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
+SAMPLE_REVIEWS = 1000  # in which words are looked up
+MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
+SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder / 'config.json'} is missing; the stages download and finetune write checkpoints")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
+    except Exception as error:  # the library raises errors of many types for a value that does not fit
+        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
+    return config
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -38,10 +58,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
     """
-    made(folder, _stage_of(folder))
-    sides = {"padding_side": "right", "truncation_side": "right"}
+    options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **sides, **LOCAL)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -61,23 +80,19 @@ def load_base(folder: Path) -> PreTrainedModel:
 
 
 def load_classifier(folder: Path, trained: bool = False, **options: Any) -> PreTrainedModel:
-    """Return the checkpoint as a sequence classifier; a missing head is made anew, from torch's seed.
+    """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
     `options` go to `from_pretrained` (`attn_implementation`; `id2label`, the classes: a head for another number of
-    them is made anew too). Raises `InputError` for a model that cannot classify, and with `trained` for a missing head.
+    them is replaced). Raises `InputError` for a model that cannot classify, and with `trained` for a missing head.
     """
     config = load_config(folder)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise InputError(
-            f"model.name: {folder} holds a model of the family {config.model_type!r}, which cannot classify texts; "
-            "allowed: a family that has a sequence classifier in transformers"
-        )
+        problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
+        raise InputError(f"model.name: {folder} {problem}")
     model, new = _load(AutoModelForSequenceClassification, folder, **options)
     if trained and new:
-        raise InputError(
-            f"model.name: {folder} has no trained classification head ({_shortened(new)} are not in its weights); "
-            "allowed: a model that classifies, or finetune.epochs of 1 or more"
-        )
+        problem = f"has no trained classification head ({_shortened(new)} are not in its weights)"
+        raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
     if "id2label" in options and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
     padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
@@ -95,34 +110,28 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     checkpoint has no trained head, another number of classes, or does not choose one class.
     """
     model = load_classifier(folder, trained=True)
-    own = {int(number): str(name) for number, name in (model.config.id2label or {}).items()}
-    if len(own) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
-        kind = model.config.problem_type or SINGLE_LABEL
-        raise InputError(
-            f"model.name: {folder} is made for {kind} with {len(own)} classes ({_shortened(list(own.values()))}); "
-            f"allowed without fine-tuning: one of {len(names)} classes ({_shortened(list(names.values()))})"
-        )
-    numbers = {name.casefold(): number for number, name in own.items()}
-    wanted = [names[number].casefold() for number in sorted(names)]
-    if numbers.keys() == set(wanted):
-        order = [numbers[name] for name in wanted]
-    else:
-        order = list(own)
-        logging.warning(
-            "the model's classes are taken in their order, as their names are not the data's: %s",
-            ", ".join(f"{own[number]} for {names[number]}" for number in order),
-        )
-    if order != list(own):
-        with torch.no_grad():
-            for parameter in last_linear(model)[1].parameters():
-                parameter.copy_(parameter[order])
+    classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
+    if len(classes) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
+        kind = f"{model.config.problem_type or SINGLE_LABEL} with {len(classes)} classes ({_shortened(list(classes))})"
+        allowed = f"one of {len(names)} classes ({_shortened(list(names.values()))})"
+        raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
+    numbers = {name.casefold(): number for name, number in classes.items()}
+    try:
+        order = [numbers[names[number].casefold()] for number in sorted(names)]
+    except KeyError:
+        order = list(classes.values())
+        pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
+        logging.warning("the model's classes are taken in their order, as their names are not the data's: %s", pairs)
+    with torch.no_grad():
+        for parameter in last_linear(model)[1].parameters():
+            parameter.copy_(parameter[order])
     model.config.id2label = dict(names)
     model.config.label2id = {name: label for label, name in names.items()}
     return model
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
-    """Return the head's last Linear, which has a row for each class, and its name."""
+    """Return the name of the head's last Linear, which has a row for each class, and the module."""
     encoder = set(model.base_model.modules())
     linears = [(name, each) for name, each in model.named_modules() if isinstance(each, Linear) and each not in encoder]
     return linears[-1]
@@ -134,61 +143,105 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
     Raises `InputError` where the encoder's weights are missing or of another shape: they would be random ones.
     """
     settings = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL | options
+    settings["ignore_mismatched_sizes"] = True  # else the library's error names no weight
     try:
-        # Without `ignore_mismatched_sizes` the library's error names no weight.
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
-            folder, ignore_mismatched_sizes=True, **settings
-        )
+        model, info = kind.from_pretrained(folder, **settings)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
-    model, info = loaded
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    mismatched = {name: (list(stored), list(wanted)) for name, stored, wanted in sorted(info["mismatched_keys"])}
-    for name, (stored, wanted) in mismatched.items():
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or "id2label" not in options:
-            raise InputError(
-                f"{folder}: the model cannot be loaded: {name} has the shape {stored}, config.json asks for {wanted}"
-            )
+            shapes = f"{name} has the shape {list(stored)}, config.json asks for {list(wanted)}"
+            raise InputError(f"{folder}: the model cannot be loaded: {shapes}")
     missing = sorted(name for name in info["missing_keys"] if name.startswith(prefix) and POOLER not in name)
     if missing:
-        raise InputError(
-            f"{folder}: its weights lack {len(missing)} tensors of the model that config.json describes "
-            f"({_shortened(missing)})"
-        )
+        lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
+        raise InputError(f"{folder}: its weights lack {lacking}")
     model.config.use_cache = False
     model.eval()
-    return model, sorted({*info["missing_keys"], *mismatched})
+    return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
 
 
-def _shortened(names: list[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-
-
-def _stage_of(folder: Path) -> str:
-    return "finetune" if folder.name == "finetuned" else "download"
-
-
-def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", _stage_of(folder))
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
-    return config
 
 
 def longest_text(folder: Path) -> int | None:
     """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
     config = load_config(folder)
     positions: int | None = getattr(config, "max_position_embeddings", None)
-    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
-        return positions - int(config.pad_token_id) - 1
-    return positions
+    offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
+    return positions and positions - offset
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
     """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
-    limit = longest_text(folder)
-    if limit is not None and max_length > limit:
+    limit = longest_text(folder) or max_length
+    if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
+
+
+def prove_model(folder: Path, texts: Sequence[str]) -> None:
+    """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way.
+
+    The first text runs twice, by the library's own attention and by the one that the measures observe.
+    """
+    family_of(load_config(folder))
+    base: Any = load_base(folder)
+    tokenizer = load_tokenizer(folder)
+    _check_vocabulary(folder, tokenizer, base.get_input_embeddings().num_embeddings)
+    _check_words(folder, tokenizer, texts[:SAMPLE_REVIEWS])
+    tokens = tokenizer(texts[0], truncation=True, max_length=32, return_tensors="pt")["input_ids"]
+    calls: list[AttentionCall] = []
+    with torch.inference_mode():
+        expected = base(tokens).last_hidden_state
+        with attention_by(observed(lambda _module, call: calls.append(call))):
+            vectors = base(tokens).last_hidden_state
+    if not expected.isfinite().all():
+        raise InputError(f"model.name: {folder} gives NaN or infinite values for a review; its weights are broken")
+    error = float((vectors - expected).abs().max() / expected.abs().max())
+    if not calls or error > RELATIVE_TOLERANCE:
+        reason = f"vectors by query, key, value and mask alone differ by {error:.2g} of their size"
+        reason = reason if calls else "it does not call the library's attention function"
+        raise InputError(f"model.name: {folder} attends to tokens in a way that cannot be looked into: {reason}")
+
+
+def prove_pair(base: Path, named: Path, texts: Sequence[str]) -> None:
+    """Raise `InputError` where two checkpoints cannot be compared token by token and layer by layer."""
+    for key in SHAPE_KEYS:
+        first, second = (getattr(load_config(folder), key) for folder in (base, named))
+        if first != second:
+            raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
+    tokenizers = [load_tokenizer(folder) for folder in (base, named)]
+    for text in texts[:SAMPLE_REVIEWS]:
+        if tokenizers[0](text)["input_ids"] != tokenizers[1](text)["input_ids"]:
+            problem = f"its tokenizer reads {text[:60]!r} otherwise than that of model.name"
+            raise InputError(f"model.base: {problem}; allowed: the same tokenizer")
+
+
+def _check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
+    """Raise `InputError` where a text can give a token without a row; special tokens' names in a text are text."""
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in special}
+    known |= {number: str(tokenizer.convert_ids_to_tokens(number)) for number in tokenizer("")["input_ids"]}
+    if beyond := sorted(number for number in known if number >= rows):
+        raise InputError(
+            f"model.name: the tokenizer of {folder} knows {len(beyond)} tokens that the embedding of {rows} rows does "
+            f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"
+        )
+
+
+def _check_words(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
+    """Raise `InputError` where the vocabulary lacks most words, each counted as often as it occurs."""
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    if tokenizer.unk_token_id is None or not words:
+        return
+    encoded = tokenizer(list(words), add_special_tokens=False)["input_ids"]
+    unknown = [word for word, ids in zip(words, encoded, strict=True) if tokenizer.unk_token_id in ids]
+    share = sum(words[word] for word in unknown) / words.total()
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} reviews"
+    if share > MAX_UNKNOWN_SHARE:
+        problem = f"has no token for {extent}, such as {', '.join(map(repr, unknown[:3]))}"
+        raise InputError(f"model.name: the vocabulary of {folder} {problem}; allowed: a model of the reviews' language")
+    if unknown:
+        logging.info("unknown to the model's tokenizer: %s", extent)

@@ -3,7 +3,7 @@
 Every array is base64 of little-endian bytes. Attention heads are the largest: the script computes every weight from
 queries and keys, which are kept as exactly as they fit.
 
-Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, r kept dimensions.
+Shapes: L layers, H heads, T tokens, r kept dimensions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from attnmix.store.runs import row_shares
 Array = npt.NDArray[Any]
 Parts = Mapping[str, Array]
 
-LARGEST_CODE = 65_534  # of a quantised value
+MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 SHARE_LEVELS = 255
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
@@ -34,23 +34,10 @@ _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2
 _SIGNS = {code: chr(0x2400 + code) for code in range(0x20)} | {
     code: f"⟨U+{code:04X}⟩" for code in (*_DIRECTIONS, *range(0x7F, 0xA0), *range(0xD800, 0xE000))
 }
-
-
-class Shares(TypedDict):
-    """The largest sources of each token `[..., T, keep]`, their shares, and each token's share of itself."""
-
-    keep: int
-    sources: str
-    shares: str
-    own: str
-
-
-class Heads(TypedDict):
-    """Number and width of the heads, and their parts by document and checkpoint."""
-
-    number: int
-    width: int
-    documents: dict[str, dict[str, dict[str, Any]]]
+SHARES_SHAPE = {"keep": int, "sources": str, "shares": str, "own": str}
+"""What `largest_shares` returns, in the notation of `attnmix.page.payload.SHAPE`."""
+HEADS_SHAPE = {"number": int, "width": int, "documents": {...: {...: {...: object}}}}
+"""What `encode_heads` returns; parts by document, checkpoint and name."""
 
 
 def encode(array: Array) -> str:
@@ -61,12 +48,11 @@ def encode(array: Array) -> str:
 
 def quantise(values: Array, low: float, high: float) -> str:
     """Encode each value between `low` and `high` in 16 bits; NaN becomes `MISSING_CODE`."""
-    scale = LARGEST_CODE / (high - low) if high > low else 0.0
-    levels = np.where(np.isfinite(values), np.round((values - low) * scale), MISSING_CODE)
+    levels = np.where(np.isfinite(values), np.round((values - low) * (MAX_CODE / (high - low))), MISSING_CODE)
     return encode(levels.astype(np.uint16))
 
 
-def largest_shares(matrices: Array, keep: int) -> Shares:
+def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     """Return the `keep` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
 
     `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
@@ -96,7 +82,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
     return text.translate(_SIGNS | {ord(char): char for char in kept})
 
 
-def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> Heads:
+def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
     """Encode the heads of each text, given by name with the parts that `measure` keeps by checkpoint.
 
     Return `number` and `width` of the heads (0 without any), and `documents`: by name and checkpoint the encoded parts.
@@ -112,19 +98,19 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> Heads:
             continue
         name, last = list(stored.items())[-1]
         _, number, tokens, width = last["query"].shape
-        whole = sum(array.nbytes for parts in stored.values() for array in parts.values())
-        half = sum((parts["query"].nbytes + parts["key"].nbytes) // 2 for parts in stored.values())
-        if "given" in last and whole <= vector_bytes:
-            vector_bytes -= whole
+        all_bytes = sum(array.nbytes for parts in stored.values() for array in parts.values())
+        half_bytes = sum((parts["query"].nbytes + parts["key"].nbytes) // 2 for parts in stored.values())
+        if "given" in last and all_bytes <= vector_bytes:
+            vector_bytes -= all_bytes
             documents[document] = {each: _encode_vectors(parts) for each, parts in stored.items()}
-        elif half <= head_bytes:
-            head_bytes -= half
+        elif half_bytes <= head_bytes:
+            head_bytes -= half_bytes
             documents[document] = {each: _encode_16_bits(parts) for each, parts in stored.items()}
         elif head_bytes // (2 * tokens) >= MIN_DIMENSION_SHARE * last["query"].size // tokens:
-            chosen = stored if half // 2 <= head_bytes else {name: last}
-            dimensions = head_bytes // (2 * tokens * len(chosen))
-            documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in chosen.items()}
-            head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in documents[document].values())
+            kept = stored if half_bytes // 2 <= head_bytes else {name: last}
+            dimensions = head_bytes // (2 * tokens * len(kept))
+            forms = documents[document] = {each: encode_8_bits(parts, dimensions) for each, parts in kept.items()}
+            head_bytes -= 2 * tokens * sum(sum(form["ranks"]) for form in forms.values())
     return {"number": number, "width": width, "documents": documents}
 
 
@@ -170,8 +156,7 @@ def encode_8_bits(parts: Parts, dimensions: int) -> dict[str, Any]:
     some heads fewer than in others: `ranks` `[L * H]`. A number that all scores of a row share changes no weight, so
     without a softcap the mean of the keys is subtracted from them.
     """
-    layers, heads = parts["query"].shape[:2]
-    places = [(layer, head) for layer in range(layers) for head in range(heads)]
+    places = list(np.ndindex(parts["query"].shape[:2]))
     forms = [_rotate_to_singular_vectors(parts, *place) for place in places]
     strengths = np.array([np.prod(np.linalg.norm(form, axis=1), axis=0) for form in forms])
     weakest = np.sort(strengths, axis=None)[::-1][:dimensions][-1]
@@ -188,8 +173,8 @@ def encode_8_bits(parts: Parts, dimensions: int) -> dict[str, Any]:
     return {
         **_encode_common(parts),
         **{name: encode(np.concatenate(each)) for name, each in sides.items()},
-        **{"bits": 8, "ranks": ranks.tolist(), "key_heads": heads},
-        **{"largest_error": max(map(np.max, errors)).item(), "mean_error": np.mean([*map(np.mean, errors)]).item()},
+        **{"bits": 8, "ranks": ranks.tolist(), "key_heads": parts["query"].shape[1]},
+        **{"largest_error": float(np.max(errors)), "mean_error": float(np.mean([each.mean() for each in errors]))},
     }
 
 
@@ -202,15 +187,12 @@ def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
     (q_basis, q_rest), (k_basis, k_rest) = np.linalg.qr(query), np.linalg.qr(key)
     left, strengths, right = np.linalg.svd(q_rest @ k_rest.T)
     signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])[: len(strengths)]
-    shared = signs * np.sqrt(strengths)
-    return np.stack(
-        [basis @ sides[:, : len(shared)] * shared for basis, sides in ((q_basis, left), (k_basis, right.T))]
-    )
+    factors = signs * np.sqrt(strengths)
+    return np.stack([q_basis @ left[:, : len(factors)] * factors, k_basis @ right.T[:, : len(factors)] * factors])
 
 
 def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
-    """Return the absolute differences of weights computed from other q.k `[T, T]` to the head's own."""
+    """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
     true, scaled = weights(parts, layer, head), capped(parts, layer, products)
     raised = np.exp(scaled - scaled.max(-1, keepdims=True))
-    errors: Array = np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true)
-    return errors
+    return np.asarray(np.abs(raised / raised.sum(-1, keepdims=True) * true.sum(-1, keepdims=True) - true))

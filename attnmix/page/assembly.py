@@ -6,21 +6,18 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from mpld3.urls import D3_LOCAL
 
 from attnmix.core.names import LAYOUTS, SPACE
-from attnmix.core.options import Parameters
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
-from attnmix.page.sentences import PageText, describe_run, package_versions, short_name
+from attnmix.page.sentences import Subject, describe, package_versions, short_name
 from attnmix.store.files import whole
 from attnmix.store.runs import Run
 
@@ -29,24 +26,20 @@ IMPORT = re.compile(r'^import (?:[^;]+ from )?"\./(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def write_page(
-    parameters: Parameters, run: Run, describe: Callable[[Parameters, pd.DataFrame, Run], PageText] = describe_run
-) -> None:
-    """Write `run.page` from what the earlier stages left in `run`; `describe` puts the run into words."""
+def write_page(run: Run, subject: Subject) -> None:
+    """Write `run.page`, which shows what the stages before it wrote into `run`."""
     tokens, documents_left_out = shown_tokens(run.tokens)
-    words = describe(parameters, tokens, run)
-    data = page_data(run, tokens, words.checkpoints)
+    words = describe(subject, tokens, run)
+    data = page_data(run, tokens, words["checkpoints"])
     script, charts = page_script(), Path(D3_LOCAL).read_text(encoding="utf-8")
     if "</script" in charts.lower():
         raise AssertionError("d3's script would end the element that holds it")
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"visible": visible}
-    points = [str(site["point"]) for site in data["sites"]]
-    absent_points = {name: [points[number] for number in each["absent"]] for name, each in data["maps"].items()}
-    incomplete = [name for name, absent in absent_points.items() if absent]
-    own_basis = set(points) & set(data["ownBasis"]) - set(absent_points.get("joint", points))
+    environment.filters |= {"visible": visible, "short_name": short_name}
+    points = [site["point"] for site in data["sites"]]
+    absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
     text = environment.get_template("template.html.j2").render(
         policy=_content_security_policy(charts, script),
         # Only the project's own files and d3's are marked as safe.
@@ -54,19 +47,16 @@ def write_page(
         charts=Markup(charts),
         script=Markup(script),
         data=pack(data),
-        model=short_name(parameters.model.name),
-        revision=parameters.model.revision,
-        epochs=parameters.finetune.epochs,
-        **words._asdict(),
+        **subject._asdict() | words,
         versions=package_versions(),
         documents_left_out=documents_left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         matrices=data["matrices"],
         heads=data["attention"]["number"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
-        incomplete_layouts=incomplete,
-        absent_points=_labels(point for name in incomplete for point in absent_points[name]),
-        own_basis=_labels(own_basis),
+        incomplete_layouts=[layout for layout, names in absent.items() if names],
+        absent_points=_labels(set().union(*absent.values())),
+        own_basis=_labels(set(points) & set(data["ownBasis"]) - absent.get("joint", set(points))),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
@@ -77,10 +67,9 @@ def write_page(
     logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
 
 
-def _labels(points: Iterable[str]) -> list[str]:
+def _labels(points: set[str]) -> list[str]:
     """Return the points' labels in forward order."""
-    names = set(points)
-    return [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in names]
+    return [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
 
 
 def page_script(folder: Path = HERE / "script") -> str:

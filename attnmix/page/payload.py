@@ -1,10 +1,10 @@
-"""The data that the page's script reads, as JSON of the shape `Payload`: numbers of a run and its captured texts."""
+"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,143 +21,78 @@ from attnmix.core.points import (
     in_forward_order,
     layer_input,
 )
-from attnmix.figures import labels as vocabulary
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, read_captured
+from attnmix.figures import labels
+from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.arrays import MISSING_CODE, Heads, Shares, encode, encode_heads, largest_shares, quantise, visible
+from attnmix.page.arrays import (
+    HEADS_SHAPE,
+    MISSING_CODE,
+    SHARES_SHAPE,
+    encode,
+    encode_heads,
+    largest_shares,
+    quantise,
+    visible,
+)
 from attnmix.page.sentences import document_note, most_and_least
 from attnmix.store.runs import Run, map_sites
 
-MAX_TOKENS = 4096  # whole documents, in order, up to so many tokens
-CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in order
+MAX_TOKENS = 4096  # in whole documents, in their order
+CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
 SOURCES = 16  # kept for each token
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 KEYS = ["document", "position"]
-BEGINNING = 40  # characters of a text that name it
+NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
-Row = dict[str, Any]
-"""One row of a table, by column; None where a value is missing."""
-Grids = dict[str, dict[str, str]]
-"""Quantised arrays by checkpoint and method."""
+Data = dict[Any, Any]
+_NAMES = {...: str}
+_GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
+_SCORES = {...: [float | int | None]}  # value and chance by measure
+_ROW = {...: object}  # of a table, by column; None where a value is missing
+SHAPE: Data = {
+    "pointsPerSecond": int,
+    "labels": {
+        **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
+        **{"steps": _NAMES, "stepMeasures": _NAMES, "mapMeasures": _NAMES},
+        "layers": [str],  # from 0 on, the embedding
+    },
+    "captured": str,  # the checkpoint of the vectors
+    "onePlane": [str],  # layouts whose sites share a plane
+    "ownBasis": [str],  # points
+    "stream": [str],  # points
+    "stepColors": _NAMES,
+    "method": str,
+    "layer": int,
+    "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
+    "reviews": {"names": [str], "total": int, "values": _GRIDS},  # mean ratios `[layers, reviews]`
+    "curves": [_ROW],
+    "differences": [_ROW],
+    "steps": [_ROW],
+    "movement": [_ROW],
+    "quality": {...: {"whole": _SCORES, "points": [_SCORES]}},  # of a layout, and of each site
+    "layerParts": [[str]],
+    # `start` is the number of a document's first token, `direction` is ltr or rtl.
+    "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
+    "encoder": int | None,  # layers, where there is a decoder too
+    # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
+    "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
+    "classNames": [str],
+    "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
+    "contributions": {...: {...: {...: SHARES_SHAPE}}},  # by document, checkpoint and method
+    "matrices": [str],
+    "attention": HEADS_SHAPE,
+    "tokenSteps": _NAMES,  # `[layers, tokens]` by step
+    "sites": [_ROW],
+    # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
+    "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
+    "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
+}
+"""The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
 
-
-class Document(TypedDict):
-    """One captured text; `start` is the number of its first token, `direction` is `ltr` or `rtl`."""
-
-    name: str
-    start: int
-    length: int
-    begins: str
-    direction: str
-    note: str
-
-
-class Reading(TypedDict):
-    """All tokens as one stack reads them; `apart` has 1 where a word begins, `classes` number `classNames`."""
-
-    names: list[str]
-    words: list[str]
-    apart: list[int]
-    classes: list[int]
-
-
-class Reviews(TypedDict):
-    """Mean ratios `[layers, reviews]` of the reviews that are shown, of `total` measured ones."""
-
-    names: list[str]
-    total: int
-    values: Grids
-
-
-class Map(TypedDict):
-    """Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all."""
-
-    ranges: list[list[list[float]]]
-    x: str
-    y: str
-    absent: list[int]
-
-
-class Importance(TypedDict):
-    """Scores `[tokens]` for the predicted class, quantised between `-limit` and `limit`."""
-
-    limit: float
-    values: str
-
-
-class Ratios(TypedDict):
-    """The ratios of every token, `[layers, tokens]`."""
-
-    methods: list[str]
-    layers: int
-    values: Grids
-
-
-class Nearest(TypedDict):
-    """The nearest tokens in the full space, `[sites, tokens, number]`."""
-
-    number: int
-    tokens: str
-
-
-Scores = dict[str, list[float | None]]
-"""Value and chance by measure."""
-
-
-class Quality(TypedDict):
-    """Scores of a whole layout, and of each site."""
-
-    whole: Scores
-    points: list[Scores]
-
-
-class Labels(TypedDict):
-    """Names to show, by name in the files; `layers` from 0 on, the embedding."""
-
-    methods: dict[str, str]
-    checkpoints: dict[str, str]
-    matrices: dict[str, str]
-    importance: dict[str, str]
-    steps: dict[str, str]
-    stepMeasures: dict[str, str]
-    mapMeasures: dict[str, str]
-    layers: list[str]
-
-
-class Payload(TypedDict):
-    """Everything that the script reads; a token's, layer's or site's number is its place in a list or array."""
-
-    pointsPerSecond: int
-    labels: Labels
-    captured: str  # the checkpoint of the vectors
-    onePlane: list[str]  # layouts whose sites share a plane
-    ownBasis: list[str]  # points
-    stream: list[str]  # points
-    stepColors: dict[str, str]
-    method: str
-    layer: int
-    importance: dict[str, Importance]
-    reviews: Reviews
-    curves: list[Row]
-    differences: list[Row]
-    steps: list[Row]
-    movement: list[Row]
-    quality: dict[str, Quality]
-    layerParts: list[list[str]]
-    documents: list[Document]
-    encoder: int | None  # layers, beside a decoder
-    readings: list[Reading]
-    classNames: list[str]
-    ratios: Ratios
-    contributions: dict[str, dict[str, dict[str, Shares]]]
-    matrices: list[str]
-    attention: Heads
-    tokenSteps: dict[str, str]  # [layers, tokens]
-    sites: list[Row]
-    maps: dict[str, Map]
-    nearest: Nearest
+The number of a token, layer or site is its place in a list or array.
+"""
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -167,7 +102,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return tokens[tokens["document"].isin(kept.index)].reset_index(names="row"), len(lengths) - len(kept)
 
 
-def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Payload:
+def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves, differences = run.mixing
@@ -177,28 +112,30 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     layers = range(1, int(ratios["layer"].max()) + 1)
     most, _ = most_and_least(curves)
     contributions = _contributions(documents, run)
+    matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = in_forward_order({site for table in maps.values() for site in map_sites(table)})
+    classified = CAPTURED_CHECKPOINT in checkpoints
     return {
-        "pointsPerSecond": vocabulary.POINTS_PER_SECOND,
+        "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
-            "methods": {name: mark.label for name, mark in vocabulary.RATIO_MARKS.items()},
+            "methods": {name: mark.label for name, mark in labels.RATIO_MARKS.items()},
             "checkpoints": dict(checkpoints),
-            "matrices": vocabulary.MATRIX_LABELS,
-            "importance": vocabulary.IMPORTANCE,
-            "steps": {name: mark.label for name, mark in vocabulary.STEP_MARKS.items()},
-            "stepMeasures": vocabulary.STEP_MEASURES,
-            "mapMeasures": vocabulary.MAP_MEASURES,
-            "layers": [vocabulary.layer_label(layer, captured.encoder) for layer in (0, *layers)],
+            "matrices": labels.MATRIX_LABELS,
+            "importance": labels.IMPORTANCE,
+            "steps": {name: mark.label for name, mark in labels.STEP_MARKS.items()},
+            "stepMeasures": labels.STEP_MEASURES,
+            "mapMeasures": labels.MAP_MEASURES,
+            "layers": [labels.layer_label(layer, captured.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
         "onePlane": list(ONE_PLANE),
         "ownBasis": sorted(OWN_BASIS),
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
-        "stepColors": {name: mark.color for name, mark in vocabulary.STEP_MARKS.items()},
+        "stepColors": {name: mark.color for name, mark in labels.STEP_MARKS.items()},
         "method": most["method"],
         "layer": int(most["layer"]),
-        "importance": _importance(tokens, run) if CAPTURED_CHECKPOINT in checkpoints else {},
+        "importance": _importance(tokens, run) if classified else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "curves": _records(curves.drop(columns=["simultaneous_low", "simultaneous_high"])),
         "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
@@ -206,22 +143,34 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "movement": _records(run.table("reduce/movement")),
         "quality": _quality(run.map_quality.round(6), sites),
         "layerParts": run.layer_parts,
-        "documents": _documents(tokens, run, CAPTURED_CHECKPOINT in checkpoints),
+        "documents": _documents(tokens, run, classified),
         "encoder": captured.encoder,
-        "readings": [_reading(reading) for reading in captured.readings],
-        "classNames": _class_names(captured),
+        "readings": [
+            {
+                "names": [visible(piece.label, kept="") for piece in pieces],
+                "words": [visible(piece.text, kept="") for piece in pieces],
+                "apart": [int(piece.begins) for piece in pieces],
+                "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+            }
+            for pieces in captured.readings
+        ],
+        # The name of a special token that the texts do not have is empty.
+        "classNames": [
+            *(visible(captured.class_label(name), kept="") for name in labels.SPECIAL_LOOKS),
+            *labels.WORD_CLASSES.values(),
+        ],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
-        "matrices": [
-            name for name in MATRICES if any(name in each for of in contributions.values() for each in of.values())
-        ],
-        "attention": encode_heads((name, _stored_heads(name, run)) for name in documents),
+        "matrices": [name for name in MATRICES if name in matrices],
+        "attention": encode_heads(
+            (name, {each: parts for each in CHECKPOINT_NAMES if (parts := run.heads(each, name))}) for name in documents
+        ),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
         "sites": [
             {
                 "layer": site.layer if site.point in LAYER_POINTS else 0,
                 "point": site.point,
-                "label": vocabulary.site_label(site, captured.encoder),
+                "label": labels.site_label(site, captured.encoder),
                 "reading": captured.reading(site),
             }
             for site in sites
@@ -231,48 +180,32 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     }
 
 
-def _records(table: pd.DataFrame) -> list[Row]:
-    rows: Any = table.astype(object).where(table.notna(), None).to_dict("records")
-    return list(rows)
+def _records(table: pd.DataFrame) -> list[Data]:
+    return list(table.astype(object).where(table.notna(), None).to_dict("records"))
 
 
-def _reviews(table: pd.DataFrame) -> Reviews:
+def _reviews(table: pd.DataFrame) -> Data:
     """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
     names = table["document"].unique()
     shown = names[:: -(-len(names) // MAX_REVIEWS)]
-    values: Grids = {}
+    values: Data = {}
     for (checkpoint, method), rows in table[table["document"].isin(shown)].groupby(["checkpoint", "method"]):
         grid = rows.pivot(index="layer", columns="document", values="mean")[shown]
-        values.setdefault(str(checkpoint), {})[str(method)] = quantise(grid.to_numpy(), 0, 1)
+        values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
     return {"names": shown.tolist(), "total": len(names), "values": values}
 
 
-def _reading(pieces: Sequence[DisplayToken]) -> Reading:
-    return {
-        "names": [visible(piece.label, kept="") for piece in pieces],
-        "words": [visible(piece.text, kept="") for piece in pieces],
-        "apart": [int(piece.begins) for piece in pieces],
-        "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
-    }
-
-
-def _class_names(captured: CapturedTexts) -> list[str]:
-    """Return the classes' names by number; empty for special tokens that the texts do not have."""
-    special = [visible(captured.class_label(name), kept="") for name in vocabulary.SPECIAL_LOOKS]
-    return [*special, *vocabulary.WORD_CLASSES.values()]
-
-
-def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Document]:
+def _documents(tokens: pd.DataFrame, run: Run, classified: bool) -> list[Data]:
     table = run.documents.merge(run.predictions, on="document") if classified else run.documents
     notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
     return [
         {
-            "name": str(name),
+            "name": name,
             "start": int(rows.index[0]),
             "length": len(rows),
             "begins": _beginning(run.texts[str(name)]),
             "direction": _direction(run.texts[str(name)]),
-            "note": notes[str(name)],
+            "note": notes[name],
         }
         for name, rows in tokens.groupby("document", sort=False)
     ]
@@ -286,7 +219,7 @@ def _direction(text: str) -> str:
 
 def _beginning(text: str) -> str:
     line = visible(" ".join(text.split()), kept="")
-    return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rstrip()}…"
+    return line if len(line) <= NAME_CHARACTERS else f"{line[:NAME_CHARACTERS].rstrip()}…"
 
 
 def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], values: str) -> pd.DataFrame:
@@ -295,19 +228,19 @@ def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], 
     return wide.reindex(columns=pd.MultiIndex.from_frame(tokens[KEYS]))
 
 
-def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Ratios:
+def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     methods = [method for method in RATIOS if method in table]
-    values: Grids = {}
+    values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
         wide = {method: _by_token(rows, tokens, "layer", method).to_numpy(float) for method in methods}
-        values[str(checkpoint)] = {method: quantise(ratios, 0, 1) for method, ratios in wide.items()}
+        values[checkpoint] = {method: quantise(ratios, 0, 1) for method, ratios in wide.items()}
     return {"methods": methods, "layers": int(table["layer"].max()), "values": values}
 
 
-def _importance(tokens: pd.DataFrame, run: Run) -> dict[str, Importance]:
-    """Return by name of the score the scores of the tokens, as far as they have any."""
+def _importance(tokens: pd.DataFrame, run: Run) -> Data:
+    """Return by name of the score the scores of the tokens that have any."""
     scores = _by_token(run.token_scores, tokens, "method", "score").dropna(how="all")
-    importance: dict[str, Importance] = {}
+    importance = {}
     for name in IMPORTANCE_NAMES:
         if name in scores.index:
             values = scores.loc[name].to_numpy(float)
@@ -316,40 +249,32 @@ def _importance(tokens: pd.DataFrame, run: Run) -> dict[str, Importance]:
     return importance
 
 
-def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> dict[str, Quality]:
-    layouts: dict[str, Quality] = {}
+def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> Data:
+    layouts: Data = {}
     for row in _records(table):
-        quality = layouts.setdefault(str(row["layout"]), {"whole": {}, "points": [{} for _ in sites]})
-        site = None if row["point"] is None else Site(int(row["layer"] or 0), str(row["point"]))
-        scores = quality["whole"] if site is None else quality["points"][sites.index(site)]
-        scores[str(row["measure"])] = [row["value"], row["chance"]]
+        quality = layouts.setdefault(row["layout"], {"whole": {}, "points": [{} for _ in sites]})
+        whole = row["point"] is None
+        scores = quality["whole"] if whole else quality["points"][sites.index(Site(int(row["layer"]), row["point"]))]
+        scores[row["measure"]] = [row["value"], row["chance"]]
     return layouts
 
 
-def _contributions(documents: Sequence[str], run: Run) -> dict[str, dict[str, dict[str, Shares]]]:
+def _contributions(documents: Sequence[str], run: Run) -> Data:
     """Return the largest sources of every token, by document, checkpoint and method, of the first texts that fit."""
-    contributions: dict[str, dict[str, dict[str, Shares]]] = {}
+    contributions: Data = {}
     size = 0
     for document in documents:
-        stored = {name: run.matrices(name, document) for name in CHECKPOINT_NAMES}
-        entries = {
-            checkpoint: {
-                method: largest_shares(run.matrix(checkpoint, document, method), SOURCES)
-                for method in MATRICES
-                if method in methods
-            }
-            for checkpoint, methods in stored.items()
-            if methods
-        }
-        size += sum(len(part["sources"]) + len(part["shares"]) for each in entries.values() for part in each.values())
+        entries = {}
+        for checkpoint in CHECKPOINT_NAMES:
+            if stored := run.matrices(checkpoint, document):
+                methods = [method for method in MATRICES if method in stored]
+                shares = [largest_shares(run.matrix(checkpoint, document, method), SOURCES) for method in methods]
+                entries[checkpoint] = dict(zip(methods, shares, strict=True))
+                size += sum(len(each["sources"]) + len(each["shares"]) for each in shares)
         if contributions and size > CONTRIBUTION_BYTES:
             break
         contributions[document] = entries
     return contributions
-
-
-def _stored_heads(document: str, run: Run) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    return {name: parts for name in CHECKPOINT_NAMES if (parts := run.heads(name, document))}
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -361,7 +286,7 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([middle - half, middle + half], axis=1)
 
 
-def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Map:
+def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Data:
     """Return the places of a layout, within one square that all sites share or one for each."""
     points = pd.MultiIndex.from_tuples(sites)
     wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
@@ -374,8 +299,8 @@ def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], share
     return {"ranges": limits.tolist(), "x": x, "y": y, "absent": absent.tolist()}
 
 
-def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Nearest:
-    """Return `[sites, tokens, number]`: the nearest of each token in the full space, as far as the page has them."""
+def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
+    """Return `[sites, tokens, number]`: the tokens of the page among the nearest of each in the full space."""
     rows_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     number_of = np.full(max(rows_NK.max(initial=0), tokens["row"].max()) + 1, MISSING_CODE, np.uint16)
     number_of[tokens["row"]] = np.arange(len(tokens))
@@ -390,7 +315,7 @@ def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -
 def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: range) -> dict[str, str]:
     """Return the cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
 
-    Of the `steps` that a layer has, as far as their features were captured and are as wide as the layer's input.
+    Only the `steps` of a layer whose vectors were captured and are as wide as the layer's input have one.
     """
     sites, rows = set(run.sites), tokens["row"].to_numpy(np.int64)
 

@@ -1,13 +1,12 @@
-"""What the page says in words, for a whole run or for a few texts alone.
+"""The page's words, for a whole run or for a few texts alone.
 
-A sentence states one thing that no chart beside it shows. Every number stands in a file under `reports/`.
+A sentence states one thing that no chart next to it shows. Every number is in a file under `reports/`.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.core.options import Parameters
 from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS, in_text
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page.arrays import visible
@@ -26,99 +24,63 @@ DERIVATIVE_FORMS = {
     "norm_of_block": "when they move independently",
     "sum_of_norms": "when the norms of single tokens are added",
 }
-REVIEW_PARAMETERS = (
-    *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
-    *("measure.documents", "measure.gradient_"),
-)
-"""Beginnings of the parameters that say nothing about a page of texts alone."""
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
 
-class PageText(NamedTuple):
-    """The words of a page; `checkpoints` are the labels of the measured checkpoints, the captured one last."""
+class Subject(NamedTuple):
+    """What a page is about; without a `dataset`, it is about a few texts in a model as it is."""
 
-    checkpoints: Mapping[str, str]
-    dataset: str | None
-    facts: Mapping[str, str]
-    headline: str
-    lead: str
-    measured: str
-    intervals: str
-    findings: list[str]
-    cautions: list[str]
-    changed: list[tuple[str, str, str]]
-    origins: list[str]
-    computed_on: Mapping[str, str]
+    model: str
+    revision: str | None = None
+    base: str | None = None
+    """The pretrained model, where it is another than `model`."""
+    dataset: str | None = None
+    finetuned: bool = True
+    changed: Sequence[tuple[str, str, str]] = ()
+    """Key, value and default of each parameter that differs from its default."""
+    origins: Sequence[str] = ()
+    """A sentence on where each model and data set comes from."""
 
 
-def describe_run(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> PageText:
-    """Return the words for reviews, a classifier that was fine-tuned on them, and the captured `tokens`."""
-    finetuned, download, measured = (run.metrics(stage) for stage in ("finetune", "download", "measure"))
-    test, curves = finetuned["test"], run.mixing[0]
-    return PageText(
-        checkpoints=CHECKPOINTS,
-        dataset=short_name(parameters.dataset.name),
-        facts={
+def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
+    """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
+    curves, measured = run.mixing[0], run.metrics("measure")
+    if subject.dataset is None:
+        texts = tokens["document"].nunique()
+        layers = str(curves["layer"].max())
+        return {
+            "checkpoints": {"pretrained": "The model as it is"},
+            "facts": {"text" if texts == 1 else "texts": str(texts), "tokens": str(len(tokens)), "layers": layers},
+            "headline": headline(curves),
+            "lead": lead(curves),
+            "measured": f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
+            "intervals": "" if texts == 1 else ", with 95 % intervals over texts",
+            "findings": _controls(run),
+            "cautions": _cautions(subject, "Other texts have other numbers.", run),
+            "computed_on": {"measures": measured["computed_on"]},
+        }
+    finetuned, download = run.metrics("finetune"), run.metrics("download")
+    test = finetuned["test"]
+    low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
+    accuracy = f"The 95 % interval of the classifier's test accuracy is {low} to {high}."
+    return {
+        "checkpoints": CHECKPOINTS,
+        "facts": {
             "test accuracy": percent(test["accuracy"], 1),
             "majority baseline": percent(test["majority_accuracy"], 1),
             "training reviews": str(download["train"]),
             "test reviews": str(download["test"]),
             "reviews measured": str(measured["documents"]),
         },
-        headline=headline(curves),
-        lead=lead(curves),
-        measured=f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a few "
-        "of them, and maps of the captured texts, which are examples.",
-        intervals=", with 95 % intervals over reviews",
-        findings=[
-            f"The 95 % interval of the classifier's test accuracy is {percent(test['accuracy_ci_low'])} to "
-            f"{percent(test['accuracy_ci_high'])}.",
-            *_classes(run),
-            *_controls(run),
-            *derivatives(run),
-        ],
-        cautions=_cautions(parameters, "Intervals are over reviews, for one fine-tuning seed.", run),
-        changed=changed_parameters(parameters),
-        origins=_origins(parameters, run),
-        computed_on={"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
-    )
-
-
-def describe_texts(parameters: Parameters, tokens: pd.DataFrame, run: Run) -> PageText:
-    """Return the words for the captured `tokens` in a model as it is: no reviews, no classifier, no derivatives."""
-    curves, texts = run.mixing[0], tokens["document"].nunique()
-    return PageText(
-        checkpoints={"pretrained": "The model as it is"},
-        dataset=None,
-        facts={
-            "text" if texts == 1 else "texts": str(texts),
-            "tokens": str(len(tokens)),
-            "layers": str(curves["layer"].max()),
-        },
-        headline=headline(curves),
-        lead=lead(curves),
-        measured=f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
-        intervals="" if texts == 1 else ", with 95 % intervals over texts",
-        findings=_controls(run),
-        cautions=_cautions(parameters, "Other texts have other numbers.", run),
-        changed=[row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)],
-        origins=[f"The model comes from {parameters.model.name}."],
-        computed_on={"measures": run.metrics("measure")["computed_on"]},
-    )
-
-
-def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each parameter that differs from its default, as YAML writes them."""
-    values, defaults = (
-        pd.json_normalize(each.model_dump()).to_dict("records")[0] for each in (parameters, Parameters())
-    )
-    return [(str(key), _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
-
-
-def _yaml(value: Any) -> str:
-    if value is None:
-        return "empty"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        "headline": headline(curves),
+        "lead": lead(curves),
+        "measured": f"Ratios and controls are of the {measured['documents']} measured test reviews, derivatives of a "
+        "few of them, and maps of the captured texts, which are examples.",
+        "intervals": ", with 95 % intervals over reviews",
+        "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
+        "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
+        "computed_on": {"fine-tuning": finetuned["computed_on"], "measures": measured["computed_on"]},
+    }
 
 
 def package_versions() -> dict[str, str]:
@@ -142,17 +104,18 @@ def percent(share: float, digits: int = 0) -> str:
 def _signed(number: float, form: str = ".2f") -> str:
     """Return a number with a typographic minus, and none before a zero."""
     text = f"{number:{form}}"
-    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.replace("-", "")
+    return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
 
 
 def _points(difference: float) -> str:
     return _signed(100 * difference, "+.1f")
 
 
-def shown_checkpoint(table: pd.DataFrame) -> str:
-    """Return the captured checkpoint, or the one that was measured in its place."""
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the preferred ratio in the captured checkpoint, or in the one measured in its place."""
     measured = table["checkpoint"].unique().tolist()
-    return CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else str(measured[0])
+    checkpoint = CAPTURED_CHECKPOINT if CAPTURED_CHECKPOINT in measured else measured[0]
+    return table[(table["checkpoint"] == checkpoint) & (table["method"] == _preferred(table))]
 
 
 def _preferred(table: pd.DataFrame) -> str:
@@ -161,7 +124,7 @@ def _preferred(table: pd.DataFrame) -> str:
 
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
-    rows = curves[(curves["checkpoint"] == shown_checkpoint(curves)) & (curves["method"] == _preferred(curves))]
+    rows = _shown(curves)
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
 
 
@@ -224,18 +187,18 @@ def _largest_change(run: Run) -> pd.Series | None:
 
 
 def _controls(run: Run) -> list[str]:
-    """Return the preferred ratio beside its controls, as means over the layers, and its largest change."""
+    """Return the preferred ratio and its controls, as means over the layers, and its largest change."""
     table, (curves, differences) = run.table("measure/mixing_controls"), run.mixing
-    checkpoint, method = shown_checkpoint(curves), _preferred(curves)
-    ratio = curves.loc[(curves["checkpoint"] == checkpoint) & (curves["method"] == method), "mean"].mean()
+    shown = _shown(curves)
+    checkpoint, method = shown[["checkpoint", "method"]].iloc[0]
     rows = table[table["method"] == method]
     control = rows.groupby(["control", "checkpoint"])["mean"].mean()
     sentences = [
         f"With random weights the ratio would be {percent(control['random_weights'].iloc[0])}, and with the words in "
         f"random order {percent(control['shuffled_words', checkpoint])} (means over the layers).",
         f"With every value replaced by the mean of its own text's values it would be "
-        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(ratio)}. That mean removes which token "
-        "gave a value and keeps what the text says as a whole.",
+        f"{percent(control['text_mean_value', checkpoint])} instead of {percent(shown['mean'].mean())}. That mean "
+        "removes which token gave a value and keeps what the text says as a whole.",
     ]
     largest = _largest_change(run)
     if largest is None:
@@ -277,16 +240,15 @@ def derivatives(run: Run) -> list[str]:
     ]
 
 
-def _cautions(parameters: Parameters, intervals: str, run: Run) -> list[str]:
-    """Return what must not be read into the findings; `intervals` says of what the numbers are."""
-    model = parameters.model
-    base = f"{model.base}, which it need not come from" if model.base else "the same model, so no change is one"
+def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
+    """Return what must not be read into the findings; `intervals` says what their intervals are over."""
+    base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
     untrained = (
-        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {model.name} as it is, pretrained "
+        f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, pretrained "
         f"for {base}."
     )
     return [
-        *([] if parameters.finetune.epochs else [untrained]),
+        *([] if subject.finetuned else [untrained]),
         "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
         "A ratio of norms is no causal effect." + _agreement(run),
         intervals,
@@ -301,23 +263,6 @@ def _agreement(run: Run) -> str:
     rows = table[(table["quantity"] == "agreement") & (table["reference"] == "layer_input")].dropna(subset="mean")
     if rows.empty:
         return ""
-    method = _preferred(rows)
-    rows = rows[(rows["checkpoint"] == shown_checkpoint(rows)) & (rows["method"] == method)]
-    ends = [rows.iloc[int(place)] for place in (rows["mean"].argmin(), rows["mean"].argmax())] if len(rows) else []
+    ends = most_and_least(rows)[::-1]
     means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
-    return f" The rank correlation of {in_text(RATIO_MARKS[method].label)} with derivatives is {means}." if ends else ""
-
-
-def _origins(parameters: Parameters, run: Run) -> list[str]:
-    """Return where model and reviews come from; of a repository of the hub, at which commit."""
-    commits, model, dataset = run.metrics("download"), parameters.model, parameters.dataset
-    sources: list[tuple[str, Any, str]] = [("model comes", model, "model_commit")]
-    sources.append(("reviews come", dataset, "dataset_commit"))
-    if model.base_model:
-        sources.insert(0, ("pretrained model comes", model.base_model, "base_commit"))
-    origins = []
-    for what, source, key in sources:
-        commit = commits[key]
-        asked = f" ({source.revision})" if source.revision not in (None, commit) else ""
-        origins.append(f"The {what} from {source.name}" + (f" of the hub, commit {commit}{asked}." if commit else "."))
-    return origins
+    return f" The rank correlation of {in_text(RATIO_MARKS[ends[0]['method']].label)} with derivatives is {means}."

@@ -1,7 +1,7 @@
-"""The parts of every head of a captured text that `measure` keeps, and the attention that they give.
+"""The parts of every head of a captured text that `measure` keeps, and the attention weights that follow from them.
 
-A `.zarr` for each part, float32, of the float64 forward pass. Shapes: L layers, H heads, G key heads (fewer than H
-where several heads share a key), T tokens, d head width, D hidden.
+A `.zarr` for each part, float32, of the float64 forward pass. T is the number of tokens; there are fewer key heads than
+heads where several heads share a key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NORMS = {
     "attention_norm": ("layer", "weight", "hidden"),
     "norm_constants": ("layer", "norm", "constant"),  # of both norms: eps, and 1 where it centres
 }
-"""Beside them, the norms on the way from W_O to the result that the family has."""
+"""Further parts of such texts: the norms on the way from W_O to the result that the family has."""
 VECTOR_BYTES = 2**24
 """Size of `given` past which a text has no vectors."""
 DIMENSIONS = {**OF_HEADS, **VECTORS, **NORMS}
@@ -54,9 +54,9 @@ def capped(parts: Mapping[str, npt.NDArray[Any]], layer: int, products: npt.NDAr
 
 def scores(parts: Mapping[str, npt.NDArray[Any]], layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return the softmax's input `[T, T]` of one head; `layer` and `head` count from 0."""
-    query, key = parts["query"][layer], parts["key"][layer]
-    of_head = key[head * len(key) // len(query)]
-    return capped(parts, layer, query[head].astype(np.float64) @ of_head.astype(np.float64).T)
+    queries, keys = parts["query"][layer], parts["key"][layer]
+    query, key = queries[head], keys[head * len(keys) // len(queries)]
+    return capped(parts, layer, query.astype(np.float64) @ key.astype(np.float64).T)
 
 
 def weights(parts: Mapping[str, npt.NDArray[Any]], layer: int, head: int) -> npt.NDArray[np.float64]:

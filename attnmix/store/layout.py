@@ -1,14 +1,12 @@
-"""The places of a run's files below its root."""
+"""The paths of a run's files below its root folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 ACTIVATIONS = Path("features/capture")
-"""Below the root: where `capture` leaves the token vectors, unless `capture.store` names another place."""
-
-
-LAYER_PARTS = "layer_parts.json"  # in the folder of what `measure` wrote
+"""Where `capture` writes the token vectors below the root, unless `capture.store` names another place."""
+LAYER_PARTS = "layer_parts.json"  # in the folder that `measure` writes
 
 
 class Layout:
@@ -44,10 +42,10 @@ class Layout:
 
 
 def contributions_folder(checkpoint: str, document: str, measured: Path) -> Path:
-    """Return where the contribution matrices of one document in one checkpoint lie, a `.zarr` for each method."""
+    """Return the folder of a document's contribution matrices in one checkpoint, a `.zarr` for each method."""
     return measured / "contributions" / checkpoint / document.replace("/", "_")
 
 
 def heads_folder(checkpoint: str, document: str, measured: Path) -> Path:
-    """Return where the parts of one document's heads lie, a `.zarr` for each of `attnmix.store.heads.DIMENSIONS`."""
+    """Return the folder of the parts of a document's heads, a `.zarr` for each of `attnmix.store.heads.DIMENSIONS`."""
     return measured / "heads" / checkpoint / document.replace("/", "_")

@@ -1,4 +1,4 @@
-"""The reviews as the pipeline keeps them: one parquet file for each split."""
+"""The reviews as the stage download writes them: one parquet file for each split."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 
 from attnmix.store.files import read_table, undamaged, write_table
 
-TEXTS_AT_ONCE = 1000
+BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
 
 
 def split_file(split: str, folder: Path) -> Path:
-    """Where the reviews of `train`, `validation` or `test` lie."""
+    """Return the path of the reviews of `train`, `validation` or `test`."""
     return folder / f"{split}.parquet"
 
 
@@ -25,14 +25,14 @@ def write_split(split: str, reviews: pd.DataFrame, folder: Path) -> None:
 
 
 def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Columns `text`, `label` (from 0 on), `label_name`, or those of them."""
+    """Return `text`, `label` (from 0 on) and `label_name`, or some of these `columns`."""
     return read_table(split_file(split, folder), "download", columns=columns)
 
 
 def read_texts(split: str, folder: Path) -> Iterator[list[str]]:
-    """The texts of a split, so many at a time that memory does not grow with their number."""
+    """Yield the texts of a split in batches, so that memory does not grow with their number."""
     with undamaged(split_file(split, folder), "download") as path:
         # With a buffer it reads page by page; pandas writes all rows as one group.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
-        for block in file.iter_batches(TEXTS_AT_ONCE, columns=["text"]):
-            yield block.column(0).to_pylist()
+        for batch in file.iter_batches(BATCH_TEXTS, columns=["text"]):
+            yield batch.column(0).to_pylist()

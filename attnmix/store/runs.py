@@ -1,4 +1,4 @@
-"""A run's results, to read from a program or a notebook, as much of them as is asked for.
+"""A run's results, for a program or a notebook; everything is read when it is asked for.
 
     from attnmix.store.runs import open_run
 
@@ -44,22 +44,25 @@ if TYPE_CHECKING:
 
 Vectors = npt.NDArray[Any]
 MAX_NAMES = 5  # documents in an error
-ROWS_AT_ONCE = 100_000  # of a csv
+CSV_PART_ROWS = 100_000
 
 
 def open_run(folder: Path | str = ".") -> Run:
-    """Return the run in a clone of the project; `InputError` where `capture` left no vectors in it."""
+    """Return the run in `folder`, a clone of the project, by default the current folder.
+
+    Raise `InputError` where `capture` left no vectors in it.
+    """
     run = Run(Path(folder))
     _ = run.sites
     return run
 
 
 class Run(Layout):
-    """Everything that the stages left in the folder `root`, and the paths of `Layout`."""
+    """Everything that the stages wrote into the folder `root`, and the paths of `Layout`."""
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """All texts that `tokenize` chose, without the texts themselves; `attnmix.store.tokens` names the columns."""
+        """A row for each text that `tokenize` chose, without the text; `attnmix.store.tokens` names the columns."""
         return read_table(self.texts_file, "tokenize", columns=[name for name, _ in TEXT_FIELDS if name != "text"])
 
     @cached_property
@@ -78,13 +81,13 @@ class Run(Layout):
     def token_blocks(
         self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of one block of all texts after another, or of the chosen `blocks`."""
-        with undamaged(self.tokens_file, "tokenize") as path:
-            # The buffer reads page by page.
-            options: dict[str, Any] = {"page_checksum_verification": True}
-            with pq.ParquetFile(path, **options) as file:
-                for number in range(file.num_row_groups) if blocks is None else blocks:
-                    yield file.read_row_group(number, columns=columns).to_pandas()
+        """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
+        with (
+            undamaged(self.tokens_file, "tokenize") as path,
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+        ):
+            for number in range(file.num_row_groups) if blocks is None else blocks:
+                yield file.read_row_group(number, columns=columns).to_pandas()
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -102,38 +105,33 @@ class Run(Layout):
         rows = np.flatnonzero(self.tokens["document"] == document)
         if not len(rows):
             names = self.tokens["document"].unique()
-            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            raise InputError(
-                f"{document!r} was not captured in {self.activations}; captured: {', '.join(names[:MAX_NAMES])}{more}"
-            )
+            some = ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
+            raise InputError(f"{document!r} was not captured in {self.activations}; captured: {some}")
         return slice(int(rows[0]), int(rows[-1]) + 1)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Vectors:
-        """Return `[rows, width]` of chosen rows, in the store's dtype; `rows` is sorted."""
+        """Return the vectors `[rows, width]` of the sorted `rows`, in the store's dtype."""
         return stored.read_rows(self.activations, site, rows)
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
-        """Return the vectors of one point, in the layers that have it or in chosen ones, of one document or of all."""
-        known = [site.layer for site in self.sites if site.point == point]
-        if not known:
+        """Return the vectors of one point, in all layers that have it or in `layers`, of one document or of all."""
+        captured = [site.layer for site in self.sites if site.point == point]
+        if not captured:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
             raise InputError(f"{point!r} was not captured in {self.activations}; captured: {points}")
-        chosen = known if layers is None else list(layers)
-        if not chosen or not set(chosen) <= set(known):
-            wrong = ", ".join(str(layer) for layer in chosen if layer not in known) or "none"
-            raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, known))}")
-        return Features(self, [Site(layer, point) for layer in chosen], self.rows(document))
+        layers = captured if layers is None else list(layers)
+        if not layers or not set(layers) <= set(captured):
+            wrong = ", ".join(str(layer) for layer in layers if layer not in captured) or "none"
+            raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, captured))}")
+        return Features(self, [Site(layer, point) for layer in layers], self.rows(document))
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
-        path = made(self.metrics_folder / f"{stage}.json", stage)
-        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return metrics
+        return dict(_read_json(self.metrics_folder / f"{stage}.json", stage))
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
-        path = made(self.tables / f"{name}.csv", name.partition("/")[0])
-        table: pd.DataFrame = pd.read_csv(path, **options)
+        table: pd.DataFrame = pd.read_csv(made(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
         return table
 
     @property
@@ -145,19 +143,18 @@ class Run(Layout):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` that are of a layer's steps, named in the column `step`."""
+        """The rows of `measure/geometry` on the steps of a layer, named in the column `step`."""
         table = self.table("measure/geometry")
         return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
 
     @property
     def layer_parts(self) -> list[list[str]]:
-        """By stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
-        parts: list[list[str]] = json.loads(made(self.layer_parts_file, "measure").read_text(encoding="utf-8"))
-        return parts
+        """By stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
+        return list(_read_json(self.layer_parts_file, "measure"))
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` with these values by column, a part of the file in memory at a time."""
-        parts: Any = self.table(name, chunksize=ROWS_AT_ONCE)
+        """Return the rows of `table` with these `values` by column, holding a part of the file in memory at a time."""
+        parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
         rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
         return rows
 
@@ -166,9 +163,9 @@ class Run(Layout):
     ) -> pd.DataFrame:
         """Return checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
 
-        A document may be there in two versions: as it was captured, and, `in_statistics`, as it was drawn. `word`
-        numbers the words of a document from 0 on, unknown (`Int32`) for special tokens. `filters` as in
-        `pandas.read_parquet`: what they leave out is not held in memory.
+        A document may have two versions: as it was captured, and, `in_statistics`, as it was drawn. `word` numbers
+        the words of a document from 0 on and is missing for special tokens. `filters` are those of
+        `pandas.read_parquet`; rows that they leave out are not held in memory.
         """
         table = read_table(self.measured / "tokens.parquet", "measure", columns=columns, filters=filters)
         return table.astype({"word": "Int32"}) if "word" in table else table
@@ -176,10 +173,9 @@ class Run(Layout):
     def captured_ratios(
         self, documents: Sequence[str], columns: list[str] | None = None, filters: Sequence[tuple[str, str, Any]] = ()
     ) -> pd.DataFrame:
-        """Return the rows of `ratios` of the captured `documents`, each once, as it was captured.
+        """Return the rows of `ratios` of the captured `documents`, each only in the version that was captured.
 
-        A document that was drawn and cut to another length is there twice; the version in the statistics is not the
-        captured one.
+        Of two versions, it is the one that is not in the statistics.
         """
         wanted = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
         table = self.ratios(wanted, [("document", "in", list(documents)), *filters])
@@ -195,11 +191,11 @@ class Run(Layout):
         return _read_array(contributions_folder(checkpoint, document, self.measured) / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods whose matrices are there, in no order."""
+        """Return the methods that have matrices, in no order."""
         return [path.stem for path in contributions_folder(checkpoint, document, self.measured).glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the parts of a document's heads that are there; empty where the checkpoint was not measured."""
+        """Return the stored parts of a document's heads; none where the checkpoint was not measured."""
         folder = heads_folder(checkpoint, document, self.measured)
         names = [name for name in DIMENSIONS if name in OF_HEADS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if folder.is_dir() else {}
@@ -216,7 +212,7 @@ class Run(Layout):
 
     @property
     def layouts(self) -> list[str]:
-        """The maps that `reduce` made, in the order of `LAYOUTS`."""
+        """The layouts that `reduce` wrote, in the order of `LAYOUTS`."""
         return [layout for layout in LAYOUTS if (self.maps / f"{layout}.parquet").is_file()]
 
     def map(self, layout: str) -> pd.DataFrame:
@@ -236,6 +232,10 @@ class Run(Layout):
 
 def _read_array(path: Path) -> npt.NDArray[Any]:
     return read_array(open_array(path, "measure"), path, "measure")
+
+
+def _read_json(path: Path, stage: str) -> Any:
+    return json.loads(made(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:
@@ -284,28 +284,24 @@ class Features:
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Return the stores' chunks by `dask`, with the layers, and the tokens with their document and position."""
+        """Return a `dask` array of the stores' chunks, labelled by layer, document, position and token."""
         import xarray
         from dask import array
 
-        stores = [_Store(self.run.activations, site) for site in self.sites]
-        lazy = [array.from_array(each, chunks=each.chunks)[self.rows] for each in stores]
         tokens = self.run.tokens.iloc[self.rows]
-        named: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
-        named["layer"] = "layer", [site.layer for site in self.sites]
-        dimensions = ("layer", "token", "hidden")
-        return xarray.DataArray(array.stack(lazy), dims=dimensions, coords=named, name=self.sites[0].point)
+        labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
+        labels["layer"] = "layer", [site.layer for site in self.sites]
+        vectors = array.stack([self._lazy(site)[self.rows] for site in self.sites])
+        return xarray.DataArray(vectors, labels, ("layer", "token", "hidden"), name=self.sites[0].point)
 
+    def _lazy(self, site: Site) -> Any:
+        """Return a store as a `dask` array whose damage is noticed, as in every reader."""
+        from dask import array
 
-class _Store:
-    """An array for dask, whose damage is noticed as in every reader."""
+        def read(block_info: Any) -> Vectors:
+            (start, stop), _ = block_info[None]["array-location"]
+            return stored.read_features(self.run.activations, site, slice(start, stop))
 
-    def __init__(self, root: Path, site: Site) -> None:
-        self.root, self.site = root, site
-        opened = stored.open_store(root, site)
-        self.shape, self.dtype, self.ndim = opened.shape, opened.dtype, opened.ndim
-        self.chunks = opened.chunks
-
-    def __getitem__(self, part: tuple[slice, slice]) -> Vectors:
-        rows, columns = part
-        return stored.read_features(self.root, self.site, rows)[:, columns]
+        store = stored.open_store(self.run.activations, site)
+        chunks = array.core.normalize_chunks(store.chunks, store.shape)
+        return array.map_blocks(read, chunks=chunks, dtype=store.dtype, meta=np.empty((0, 0), store.dtype))

@@ -1,10 +1,11 @@
-"""The texts that all stages work on, cut and tokenised once by `tokenize`, under `features/tokenize/`.
+"""The texts that all stages work on, truncated and tokenised once by `tokenize`, under `features/tokenize/`.
 
 `texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a free text), text,
 label (-1 of a free text), label_name, captured (its vectors are stored), measured (it is in the statistics), removed
-(tokens are removed from it), tokens, whole_tokens (before it was cut), unknown_tokens. `tokens.parquet` has a row for
-each token: document, position, token_id, token, label (as a person reads it), start and end (character offsets, -1 of
-special tokens), word (its number, -1 likewise), token_class, and `decoder_token` beside an encoder.
+(tokens are removed from it), tokens, whole_tokens (before it was truncated), unknown_tokens. `tokens.parquet` has a row
+for each token: document, position, token_id, token, label (as a person reads it), start and end (character offsets, -1
+of special tokens), word (its number, -1 likewise), token_class, and `decoder_token` where there is a decoder next to an
+encoder.
 
 Captured texts come first, in the order of the stores' rows. Both files hold `BLOCK` texts in a row group.
 """

@@ -1,6 +1,6 @@
-"""Writers of the results: tables and metrics under `reports/`, and what is larger under `features/`.
+"""Writers of results: tables and metrics under `reports/`, larger arrays and tables under `features/`.
 
-Each takes the folder to write to; `attnmix.store.runs` reads what they wrote, `attnmix.store.features` holds vectors.
+Each takes the folder to write to; `attnmix.store.runs` reads these files, `attnmix.store.features` holds vectors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attnmix.store.heads import DIMENSIONS
 from attnmix.store.layout import LAYER_PARTS
 
 DIGITS = 6
-GROUP_ROWS = 2**16  # rows of a parquet file's groups, at least: their statistics are all held in memory
+MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
@@ -39,16 +39,11 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def write_plot(name: str, table: pd.DataFrame, folder: Path) -> None:
-    """Write `<stage>/<table>`, the `name`, to `<folder>/<stage>/<table>.csv`, numbers rounded to six decimals."""
-    write_long_plot(name, [table], folder)
-
-
-def write_long_plot(name: str, tables: Iterable[pd.DataFrame], folder: Path) -> None:
-    """Write what `write_plot` writes of a table in parts, one of which is in memory at a time."""
+def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
+    """Write `<folder>/<name>.csv`, numbers rounded to six decimals; of a table in parts, one is in memory at a time."""
     with whole(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
-        for number, table in enumerate(tables):
-            table.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
+        for number, rows in enumerate([table] if isinstance(table, pd.DataFrame) else table):
+            rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
 
 class TokenRatios(NamedTuple):
@@ -64,7 +59,7 @@ class TokenRatios(NamedTuple):
 
 
 def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
-    """Write by stack which norms its layers have, and `parallel` where their sublayers stand beside each other."""
+    """Write by stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
     with whole(folder / LAYER_PARTS) as path:
         path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
 
@@ -73,37 +68,28 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
     """Write `tokens.parquet` under `folder`, some documents in memory at a time."""
     schema = pa.schema(
         [
-            ("checkpoint", pa.string()),
-            ("document", pa.string()),
-            ("position", pa.int32()),
-            ("layer", pa.int32()),
+            *(("checkpoint", pa.string()), ("document", pa.string()), ("position", pa.int32()), ("layer", pa.int32())),
             *((method, pa.float32()) for method in methods),
-            ("token", pa.string()),
-            ("word", pa.int32()),
-            ("token_class", pa.string()),
+            *(("token", pa.string()), ("word", pa.int32()), ("token_class", pa.string())),
             ("in_statistics", pa.bool_()),
         ]
     )
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
-        group: list[pa.Table] = []
+        group = [schema.empty_table()]
         for each in measured:
             layers, length = each.ratios_MLT.shape[1:]
-            columns: list[Any] = [
-                [each.checkpoint] * (layers * length),
-                [each.document] * (layers * length),
-                np.tile(np.arange(length), layers),
-                np.repeat(np.arange(1, layers + 1), length),
-                *(ratios_LT.ravel() for ratios_LT in each.ratios_MLT),
-                each.tokens * layers,
-                each.words * layers,
-                each.classes * layers,
+            columns = [
+                *([name] * (layers * length) for name in (each.checkpoint, each.document)),
+                *(np.tile(np.arange(length), layers), np.repeat(np.arange(1, layers + 1), length)),
+                *each.ratios_MLT.reshape(len(methods), -1),
+                *(each.tokens * layers, each.words * layers, each.classes * layers),
                 np.tile(each.in_statistics, layers),
             ]
-            group.append(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
-            if sum(map(len, group)) >= GROUP_ROWS:
+            group.append(pa.table(columns, schema=schema))
+            if sum(map(len, group)) >= MIN_GROUP_ROWS:
                 writer.write_table(pa.concat_tables(group))
-                group.clear()
-        writer.write_table(pa.concat_tables([schema.empty_table(), *group]))
+                group = [schema.empty_table()]
+        writer.write_table(pa.concat_tables(group))
 
 
 def write_matrix(
@@ -111,11 +97,11 @@ def write_matrix(
 ) -> None:
     """Write one array as `<name>.zarr`, in chunks of whole layers of about 1 MB at least."""
     layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
-    chunks = (min(layers, len(array)), *array.shape[1:])
+    options = {"shape": array.shape, "dtype": array.dtype, "dimension_names": dimensions, "attributes": attributes}
     path = folder / f"{name}.zarr"
-    created = create_array(path, array.shape, array.dtype, chunks, dimensions, attributes)
+    zeros = create_array(path, chunks=(min(layers, len(array)), *array.shape[1:]), **options)
     with writing(path):
-        created[:] = array
+        zeros[:] = array
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -126,20 +112,19 @@ def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
 
 def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArray[np.float32]], folder: Path) -> None:
     """Write `document, position, layer, point, x, y`, sites in the order of `places` `[tokens, 2]`."""
-    columns = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}
-    write_table(folder / f"{layout}.parquet", _by_site(tokens, columns))
+    _write_by_site(layout, tokens, {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}, folder)
 
 
 def write_nearest(tokens: pd.DataFrame, nearest: Mapping[Site, npt.NDArray[np.int64]], folder: Path) -> None:
     """Write `document, position, layer, point, nearest`, lists `[neighbours]` of row numbers of the captured tokens."""
-    columns = {site: {"nearest": list(rows_TK.astype(np.int32))} for site, rows_TK in nearest.items()}
-    write_table(folder / "nearest.parquet", _by_site(tokens, columns))
+    lists = {site: {"nearest": list(rows_TK.astype(np.int32))} for site, rows_TK in nearest.items()}
+    _write_by_site("nearest", tokens, lists, folder)
 
 
-def _by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
+def _write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
     keys = tokens[["document", "position"]]
     parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
-    return pd.concat(parts, ignore_index=True)
+    write_table(folder / f"{name}.parquet", pd.concat(parts, ignore_index=True))
 
 
 def write_quality(table: pd.DataFrame, folder: Path) -> None:

@@ -1,10 +1,9 @@
-"""Reads params.yaml into checked options; all mistakes in it are one `InputError`, before any work starts."""
+"""Reads params.yaml into checked parameters; all mistakes in it are one `InputError`, before any work starts."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -26,31 +25,17 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
-    problems = _missing_keys(values)
     try:
-        parameters = Parameters.model_validate(values)
+        return Parameters.model_validate(values)
     except ValidationError as error:
-        problems += dict.fromkeys(_explain(problem) for problem in error.errors())
-    if problems:
+        problems = dict.fromkeys(_explain(problem) for problem in error.errors())
         raise InputError(f"{path}: " + "; ".join(problems)) from None
-    return parameters
-
-
-def _missing_keys(values: dict[str, Any]) -> list[str]:
-    """Return every missing key: a default in its place would be a value that DVC does not see."""
-    problems = []
-    for key, default in Parameters().model_dump().items():
-        if key not in values:
-            problems.append(f"{key} is missing")
-        elif isinstance(default, dict) and isinstance(values[key], dict):
-            problems += [f"{key}.{name} is missing" for name in default if name not in values[key]]
-    return problems
 
 
 def _explain(problem: ErrorDetails) -> str:
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
-    # Behind the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
+    # After the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
     key = ".".join([section, *names[:1]] if section in sections else [section])
     key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
     if problem["type"] == "extra_forbidden":

@@ -1,30 +1,64 @@
-"""Check that the disk has room for a stage's output, and return freed memory to the system."""
+"""Checks of disk and folders before a stage's work, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Collection
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import disk_usage
-from tempfile import TemporaryDirectory
 
 from attnmix.core.errors import InputError
+from attnmix.core.options import CaptureParameters
+from attnmix.store.layout import ACTIVATIONS
 
 
 def check_disk(what: str, needed: int, folder: Path, smaller: str, cached: bool = True) -> None:
     """Raise `InputError` where `folder` cannot grow to `needed` bytes, twice that if DVC will copy it to its cache.
 
-    What an interrupted run has left in `folder` counts. `cached`: whether `folder` becomes an output that DVC caches.
+    What an interrupted run has left in `folder` counts. `cached` says whether `folder` becomes an output of DVC.
     """
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    existing = check_writable(folder)
     copied = cached and _dvc_copies(existing)
     free = disk_usage(existing).free
     if (1 + copied) * needed - _size(folder) > free:
         copy = " and a copy in DVC's cache" if copied else ""
-        said = f"{what} {needed / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
-        raise InputError(f"{said}; to need less, reduce {smaller}")
+        need = f"{what} {needed / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
+        raise InputError(f"{need}; to need less, reduce {smaller}")
+
+
+def check_writable(folder: Path) -> Path:
+    """Return `folder` or its nearest parent that exists; raise `InputError` where that cannot be written."""
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
+    return existing
+
+
+def check_store(capture: CaptureParameters) -> None:
+    """Raise `InputError` where `capture.store` is a folder in `ACTIVATIONS`, or one that holds anything else."""
+    if not capture.elsewhere or "://" in capture.store:
+        return
+    folder = Path(capture.store)
+    if folder.absolute().is_relative_to(ACTIVATIONS.absolute()):
+        raise InputError(
+            f"capture.store: {capture.store} is in {ACTIVATIONS}, which each run replaces; "
+            f"allowed: {ACTIVATIONS}, or a place outside it"
+        )
+    check_folder("capture.store", folder, ["layer_[0-9]*"])
+
+
+def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
+    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if foreign or folder.is_file():
+        cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
+        allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
+        raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
 
 
 def trim_heap() -> None:
@@ -47,13 +81,8 @@ def _dvc_copies(folder: Path) -> bool:
     if "DVC_ROOT" not in os.environ:
         return False
     from dvc.config import Config  # slow to import, and a stage also runs without DVC
-    from dvc.fs import system
+    from dvc.fs import generic, localfs
 
     cache = Config(str(Path(os.environ["DVC_ROOT"], ".dvc")))["cache"]
-    link = "other disk" if "dir" in cache else cache.get("type", ["reflink"])[0]
-    with TemporaryDirectory(dir=folder) as trial, suppress(OSError):
-        source = Path(trial, "source")
-        source.write_bytes(b"x")
-        system.reflink(source, Path(trial, "clone"))
-        return link == "copy"
-    return link in ("copy", "reflink")  # this file system cannot clone files
+    links, path = cache.get("type", ["reflink", "copy"]), str(folder / "link")
+    return "dir" not in cache and generic.test_links(links, localfs, str(folder), localfs, path)[:1] == ["copy"]

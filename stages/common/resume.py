@@ -1,8 +1,8 @@
-"""Folders for unfinished work, from which a killed stage resumes.
+"""Unfinished work, from which a killed stage resumes, and the lock that one run of a stage at a time holds.
 
-DVC deletes a stage's outputs before it runs the stage again, so work in progress lies outside them, in a folder
+DVC deletes a stage's outputs before it runs the stage again, so work in progress is outside of them, in a folder
 named after the digest of everything that the result depends on: what dvc.yaml declares for the stage (parameters,
-data, code), the installed packages and the kind of machine. Work done for anything else is never picked up.
+data, code), the installed packages and the kind of machine. Work done for anything else is never resumed.
 """
 
 from __future__ import annotations
@@ -12,57 +12,58 @@ import json
 import os
 import platform
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
+from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
+from stages.common.resources import check_writable
 
 UNFINISHED = Path(".unfinished")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def declared(stage: str) -> dict[str, Any]:
-    """Return the stage's entry in dvc.yaml."""
-    pipeline = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
-    entry: dict[str, Any] = pipeline["stages"][stage].get("do", pipeline["stages"][stage])
-    return entry
+def is_first_process() -> bool:
+    """Return whether this is the first process of a run, by the rank that torchrun and accelerate set."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
     from attnmix.arithmetic.kernels import computed_on  # loads torch
 
-    packages = sorted({f"{each.name} {each.version}" for each in distributions()})
     values = parameters.model_dump()
-    chosen: dict[str, Any] = {}
-    for key in declared(stage)["params"]:
+    selected: dict[str, Any] = {}
+    for key in _declaration(stage)["params"]:
         section, _, name = key.partition(".")
-        chosen[key] = values[section][name] if name else values[section]
-    settings = [chosen, platform.python_version(), packages, computed_on(parameters.arithmetic)]
+        selected[key] = values[section][name] if name else values[section]
+    packages = sorted({f"{each.name} {each.version}" for each in distributions()})
+    settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic)]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name in declared(stage)["deps"]:
-        # Code is this program's own; data lies in the run's folder.
-        path = REPOSITORY / name if name.startswith(("attnmix", "stages")) else root / name
+    for name in _declaration(stage)["deps"]:
+        path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and "__pycache__" not in file.parts:
                 with file.open("rb") as opened:
                     digest.update(hashlib.file_digest(opened, "sha256").digest())
                 digest.update(file.name.encode())
     folder = root / UNFINISHED / stage / digest.hexdigest()[:16]
-    if os.environ.get("RANK", "0") == "0" and folder.parent.is_dir():  # the first of several processes clears up
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_first_process():
         for other in folder.parent.iterdir():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def publish(unfinished: Path, output: Path) -> None:
-    """Move finished work to where the stage's output belongs, in one step."""
+    """Move finished work to the place of the stage's output, in one step."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
@@ -71,20 +72,51 @@ def publish(unfinished: Path, output: Path) -> None:
 def clear(folder: Path) -> None:
     """Remove a stage's unfinished folder once its outputs are published."""
     shutil.rmtree(folder)
-    remove_empty(folder.parent.name, folder.parents[1])
+    _remove_empty(folder.parent)
 
 
-def remove_empty(stage: str, unfinished: Path = UNFINISHED) -> None:
-    """Remove the stage's empty unfinished folders, and the folder of all stages where it is empty."""
-    for folder, _, _ in os.walk(unfinished / stage, topdown=False):
-        with suppress(OSError):  # not empty
-            Path(folder).rmdir()
-    with suppress(OSError):
-        unfinished.rmdir()
-
-
-def kept(stage: str) -> str:
-    """Return a sentence on what a stopped stage has finished, and how to resume."""
+def describe_unfinished(stage: str) -> str:
+    """Return a sentence on the work that a stopped stage has finished."""
     if any(path.is_file() for path in (UNFINISHED / stage).rglob("*")):
-        return f"what {stage} has finished is kept in {UNFINISHED / stage}: `dvc repro` goes on from there"
-    return f"nothing of {stage} is kept, the stages before it are: `dvc repro` begins it anew"
+        return f"the work that {stage} has finished is kept in {UNFINISHED / stage}; `dvc repro` resumes from there"
+    return f"{stage} had finished nothing that is kept"
+
+
+@contextmanager
+def lock_stage(stage: str) -> Iterator[None]:
+    """Raise `InputError` where another run of `stage` is at work here, or where its outputs cannot be written.
+
+    The system takes the lock from a run that is killed. Of several processes of one run the first holds it.
+    """
+    if not is_first_process():
+        yield
+        return
+    outputs = [out for kind in ("outs", "metrics", "plots") for out in _declaration(stage).get(kind, [])]
+    for path in [UNFINISHED, *(Path(out if isinstance(out, str) else next(iter(out))) for out in outputs)]:
+        check_writable(path.parent)
+    UNFINISHED.mkdir(exist_ok=True)
+    lock = FileLock(UNFINISHED / f"{stage}.lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"another run of {stage} is at work in {Path.cwd()}; wait for its end, or stop it") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+        _remove_empty(UNFINISHED / stage)
+
+
+def _declaration(stage: str) -> dict[str, Any]:
+    """Return the stage's entry in dvc.yaml."""
+    stages = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    entry: dict[str, Any] = stages[stage].get("do", stages[stage])
+    return entry
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the empty ones of a stage's unfinished folders, and that of all stages where it is empty."""
+    for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
+        with suppress(OSError):  # not empty
+            Path(path).rmdir()

@@ -1,0 +1,356 @@
+"""Figures of maps: an atlas of small ones, the joint map page by page, and one text's way through the model.
+
+That way is drawn twice, as panels of the residual stream and as a GIF in which the tokens glide from capture point to
+capture point. Call each function under `paper_style`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import zip_longest
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize, to_rgb
+from matplotlib.figure import Figure
+from PIL import Image
+
+from attnmix.core.names import ONE_PLANE, Mark
+from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, POINTS, Site
+from attnmix.figures import style
+from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, SPECIAL_LOOKS, WORD_MARKS, layer_label, site_label
+from attnmix.figures.tokens import CapturedTexts, frequent_words, words
+from attnmix.store.runs import map_sites
+
+# Atlas
+PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
+HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
+TITLE_CHARACTERS = 19  # in a line
+MAX_FREQUENT_WORDS = 6  # with colours of their own
+
+# Joint pages
+PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
+PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in shares of the figure
+
+# Residual stream
+STREAM_POINTS = ("embedding_output", "layer_output", DECODER_INPUT)
+MAX_PANELS, COLUMNS = 6, 2
+STREAM_WORDS = 9  # labelled in every panel
+STREAM_HEAD, STREAM_PANEL_HEIGHT = 0.36, 1.72  # inches
+EARLIER_SIZE, NEWEST_SIZE = 1.0, 3.5  # areas of dots, in points squared
+LABEL_LOOKS: dict[str, Any] = {
+    "ha": "center",
+    "va": "center",
+    "fontsize": style.LABEL_SIZE,
+    "bbox": {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.7, "linewidth": 0},
+    "arrowprops": {"arrowstyle": "-", "linewidth": 0.3, "color": "0.3", "shrinkA": 0, "shrinkB": 1},
+}
+
+# Animation
+ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
+MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
+WORDS, WORD_SIZE = 12, 8
+MOVES = 3  # frames between two capture points, which take half of a point's time
+POINT_TIME = round(1000 / POINTS_PER_SECOND)  # milliseconds
+MOVE_TIME = max(20, 10 * round(50 / POINTS_PER_SECOND / MOVES))  # milliseconds, in hundredths of a second
+REST_TIME, LAST_TIME = max(20, POINT_TIME - MOVES * MOVE_TIME), 4 * POINT_TIME
+MAX_TICKS = 13
+
+Places = npt.NDArray[np.float64]
+"""Coordinates `[tokens, 2]` on a map."""
+
+
+def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
+    """Return the coordinates of a map's tokens at each site, in forward order."""
+    groups = table.groupby(["layer", "point"])
+    return {site: groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in map_sites(table)}
+
+
+class ExampleText(NamedTuple):
+    """One text on a map: its name, its tokens' places at each site, and labels by token for each of its readings."""
+
+    document: str
+    places: dict[Site, Places]
+    labels: list[dict[int, str]]
+
+
+def example_text(
+    table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
+) -> ExampleText:
+    """Return the text of a map that figures of one text show: the first free one, else the first review."""
+    documents: list[str] = table["document"].unique().tolist()
+    document = next((name for name in documents if name.startswith("text/")), documents[0])
+    rows = table[(table["document"] == document) & table["point"].isin(points)]
+    places = places_by_site(rows)
+    if not places:
+        return ExampleText(document, {}, [])
+    last = next(reversed(places.values()))
+    labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
+    return ExampleText(document, places, [style.spread_out(last, each, max_labels) for each in labels])
+
+
+def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
+    """Return one small map for each layer and point of a layout, which may hold a part of the captured tokens.
+
+    Maps of one plane (`joint`, `aligned`) have the same limits, each of the `separate` ones has its own.
+    """
+    places = places_by_site(table)
+    tokens = table[["document", "position"]].drop_duplicates()
+    kinds = _token_kinds(captured, tokens)
+    positions = tokens["position"].to_numpy()
+    colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), style.high_contrast_cmap("Greys"))
+    figure, cells, legend_cell = _atlas_grid(list(places))
+    titled: set[str] = set()  # rows and columns
+    for site, cell in cells.items():
+        axes = figure.add_subplot(cell, xticks=[], yticks=[])
+        reading = captured.reading(site)
+        masks = {mark: masks[reading] for mark, masks in kinds.items()}
+        _draw_small_map(axes, places[site], colors.to_rgba(positions), masks)
+        style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else places[site])
+        row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
+        if site.point not in titled:
+            title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
+            axes.set_title(title, fontsize=7, pad=3)
+        if row not in titled:
+            axes.set_ylabel(row, fontsize=7)
+        titled |= {site.point, row}
+    axes = figure.add_subplot(legend_cell)
+    axes.axis("off")
+    if kinds:
+        axes.legend(handles=style.legend_handles(kinds, 4), loc="upper center", ncols=2, handletextpad=0.2)
+    bar = axes.inset_axes((0.12, 0.26, 0.76, 0.09))
+    figure.colorbar(colors, cax=bar, orientation="horizontal", label="Position in the text")
+    documents = tokens["document"].unique()
+    texts = style.printable(documents[0]) if len(documents) == 1 else f"{len(documents)} texts"
+    planes = "all in one plane" if layout in ONE_PLANE else "each in a plane of its own"
+    top = 1 - 0.1 / figure.get_figheight()
+    figure.suptitle(f"{layout.capitalize()} maps of {texts}, {planes}", y=top, va="top", fontsize=8)
+    return figure
+
+
+def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
+    """Return a figure, a cell for each site (embeddings above a row for each layer), and the rest of the first row."""
+    levels = [site for site in sites if site.point not in LAYER_POINTS]
+    layers = sorted({site.layer for site in sites if site.point in LAYER_POINTS})
+    points = [point for point in LAYER_POINTS if any(site.point == point for site in sites)]
+    columns = max(len(points), len(levels) + 2)  # the legend is to the right of the embedding's maps
+    panel = min(PANEL, (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / (len(layers) + 1))
+    height = HEAD + panel * (len(layers) + 1) + GAP + FOOT
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    top, bottom = 1 - HEAD / height, 1 - (HEAD + panel) / height
+    sides: Any = {"left": 0.05, "right": 0.99, "wspace": 0.08}
+    first_row = figure.add_gridspec(1, columns, **sides, top=top, bottom=bottom)
+    rows, below = (max(len(layers), 1), max(len(points), 1)), bottom - GAP / height
+    grid = figure.add_gridspec(*rows, **sides, top=below, bottom=FOOT / height, hspace=0.1)
+    cells = {site: first_row[0, column] for column, site in enumerate(levels)}
+    cells |= {site: grid[layers.index(site.layer), points.index(site.point)] for site in sites if site not in cells}
+    return figure, cells, first_row[0, len(levels) :]
+
+
+def _token_kinds(captured: CapturedTexts, tokens: pd.DataFrame) -> dict[Mark, list[npt.NDArray[np.bool_]]]:
+    """Return a mask of `tokens` for each reading, of the special tokens and the most frequent words."""
+    keys = ["document", "position"]
+    rows = pd.MultiIndex.from_frame(captured.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
+    classes = [np.array([token.token_class for token in reading])[rows] for reading in captured.readings]
+    starts = [np.array(words(reading))[rows] for reading in captured.readings]
+    kinds = {
+        Mark(style.printable(captured.class_label(name)), *looks): [each == name for each in classes]
+        for name, looks in SPECIAL_LOOKS.items()
+    }
+    for word, looks in zip(frequent_words(starts[0].tolist(), MAX_FREQUENT_WORDS), WORD_MARKS, strict=False):
+        kinds[Mark(style.printable(word), *looks)] = [each == word for each in starts]
+    return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
+
+
+def _draw_small_map(axes: Axes, xy: Places, colors: Any, kinds: dict[Mark, npt.NDArray[np.bool_]]) -> None:
+    size = float(np.clip(900 / len(xy), 1.5, 9))
+    plain = ~np.any([np.zeros(len(xy), dtype=bool), *kinds.values()], axis=0)
+    axes.scatter(xy[plain, 0], xy[plain, 1], c=colors[plain], s=size, linewidths=0)
+    for mark, mask in kinds.items():
+        looks: Any = {"color": style.darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
+        axes.scatter(xy[mask, 0], xy[mask, 1], s=3 * size, linewidths=0.3, zorder=3, **looks)
+    axes.spines[:].set(visible=True, color="0.8")
+
+
+def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, formats: Sequence[str], dpi: int) -> None:
+    """Write the joint map as pages: page k shows the first k capture points, the newest with a dark edge.
+
+    Each is a file such as `07_layer_01_layer_output.png`; as PDF all are one file, as a PDF's fonts take longer than
+    its points, and one file has them once. `encoder` is the number of an encoder's layers, where a decoder follows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    places = places_by_site(table)
+    figure = Figure(figsize=PAGE_SIZE)
+    axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
+    style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
+    newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
+    newest[0].set_markerfacecolor("none")
+    points = {site.point for site in places}
+    handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+    size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
+    file_formats = [suffix for suffix in formats if suffix != "pdf"]
+    with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) if "pdf" in formats else nullcontext() as pdf:
+        for number, (site, xy) in enumerate(places.items(), 1):
+            mark = POINT_MARKS[site.point]
+            dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
+            dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
+            axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
+            name = f"{number:02d}_layer_{site.layer:02d}_{site.point}"
+            style.save_figure(figure, folder / name, file_formats, dpi)
+            if pdf:
+                pdf.savefig(figure, dpi=dpi)
+            # In PDF and SVG, the points of earlier pages are one image.
+            dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
+
+
+def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure | None:
+    """Return the residual stream of one text on a map of one plane; None where the map holds nothing of it.
+
+    Each of at most six panels shows every level up to its own, the later a level the darker its points, with the same
+    words labelled in all panels.
+    """
+    text = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
+    levels = list(text.places)
+    if not levels:
+        logging.info("no figure of the residual stream: the map holds none of %s", ", ".join(STREAM_POINTS))
+        return None
+    shades = dict(zip(levels, style.high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
+    shown = np.unique(np.linspace(0, len(levels) - 1, MAX_PANELS).round().astype(int))
+    rows = -(-len(shown) // COLUMNS)
+    height = STREAM_HEAD + STREAM_PANEL_HEIGHT * rows
+    figure = Figure(figsize=(style.ONE_COLUMN, height))
+    top, bottom = 1 - (STREAM_HEAD + 0.12) / height, 0.05 / height
+    sides: Any = {"left": 0.015, "right": 0.985, "top": top, "bottom": bottom, "wspace": 0.06, "hspace": 0.12}
+    grid = figure.add_gridspec(rows, COLUMNS, **sides)
+    for cell, last in zip(np.ndindex(rows, COLUMNS), shown, strict=False):
+        site = levels[last]
+        title = layer_label(site.layer, captured.encoder) if site.point == "layer_output" else site_label(site)
+        axes = figure.add_subplot(grid[cell], xticks=[], yticks=[])
+        axes.set_title(title, fontsize=7, pad=2, color=shades[site])
+        axes.spines[:].set(visible=True, color="0.8")
+        style.set_limits(axes, np.concatenate([*text.places.values()]))
+        for level in levels[: last + 1]:
+            size = NEWEST_SIZE if level == site else EARLIER_SIZE
+            axes.scatter(text.places[level][:, 0], text.places[level][:, 1], s=size, color=shades[level], linewidths=0)
+        labels, xy = text.labels[captured.reading(site)], text.places[site]
+        centres = style.place_labels(axes, xy, labels, style.LABEL_SIZE)
+        for (index, label), centre in zip(labels.items(), centres, strict=True):
+            axes.annotate(label, xy[index], centre, **LABEL_LOOKS)
+    title = f"The residual stream of {style.printable(text.document)} on the {layout} map,"
+    subtitle = "each panel with the levels before it, the darker the later"
+    figure.suptitle(f"{title}\n{subtitle}", y=1 - 0.04 / height, fontsize=7, linespacing=1.3)
+    return figure
+
+
+class Stop(NamedTuple):
+    """Where the tokens are at one capture point."""
+
+    number: int
+    site: Site
+    color: npt.NDArray[np.float64]
+    xy: Places
+    labels: dict[int, str]
+    """Labels by token."""
+    centres: Places
+    """Centres of the labels `[labels, 2]`."""
+
+
+def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
+    """Write the GIF of one captured text, from a map of one plane."""
+    frames = [*Scene(table, captured).frames()]
+    durations = [*(MOVE_TIME if moving else REST_TIME for _, moving in frames[:-1]), LAST_TIME]
+    palette = Image.fromarray(np.concatenate([pixels for pixels, moving in frames if not moving]))
+    palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
+    images = [Image.fromarray(pixels).quantize(palette=palette, dither=Image.Dither.NONE) for pixels, _ in frames]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
+
+
+class Scene:
+    """A figure of the whole map, drawn once, and what moves on it."""
+
+    def __init__(self, table: pd.DataFrame, captured: CapturedTexts) -> None:
+        text, self.encoder = example_text(table, captured, WORDS), captured.encoder
+        figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
+        self.canvas = FigureCanvasAgg(figure)
+        axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
+        everywhere = np.concatenate([*text.places.values()])
+        style.set_limits(axes, everywhere)
+        axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
+        timeline = self._draw_timeline(figure, [*text.places])
+        figure.text(0.98, 0.985, style.printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
+        self.stops = []
+        for number, (site, xy) in enumerate(text.places.items()):
+            color = np.array(to_rgb(style.darken_for_contrast(POINT_MARKS[site.point].color)))
+            labels = text.labels[captured.reading(site)]
+            centres = style.place_labels(axes, xy, labels, WORD_SIZE)
+            self.stops.append(Stop(number, site, color, xy, labels, centres))
+        self.dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
+        self.lines = LineCollection([], colors="0.4", linewidths=0.5)
+        axes.add_collection(self.lines)
+        box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
+        self.words = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, text.labels)))]
+        self.title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
+        (self.marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
+        self.moving = [self.dots, self.lines, *self.words, self.title, self.marker]
+        for artist in self.moving:
+            artist.set_animated(True)  # not part of the background
+        self.canvas.draw()
+        self.background = self.canvas.copy_from_bbox(figure.bbox)
+
+    def _draw_timeline(self, figure: Figure, sites: list[Site]) -> Any:
+        """Draw a line with a dash for each capture point, and the names of the layers."""
+        axes: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(sites) - 1, 1)), ylim=(-1, 1), yticks=[])
+        axes.plot(range(len(sites)), np.zeros(len(sites)), "|-", color="0.6", linewidth=1, markersize=5)
+        layers = [site.layer for site in sites]
+        starts = [place for place, layer in enumerate(layers) if layer not in layers[:place]]
+        starts = starts[:: -(-len(starts) // MAX_TICKS)]
+        names = [layer_label(layers[place], self.encoder) for place in starts]
+        axes.set_xticks(starts, names, fontsize=7, ha="left")
+        axes.get_xticklabels()[0].set_ha("right")  # there is more room to its left
+        axes.tick_params("x", length=0, pad=1)
+        return axes
+
+    def frames(self) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
+        """Yield each frame `[height, width, 3]`, and whether it is between two capture points.
+
+        Nothing glides to the decoder's input, whose tokens are others than the encoder's.
+        """
+        before = self.stops[0]
+        for stop in self.stops:
+            if stop is not before and stop.labels is before.labels:
+                for share in np.arange(1, MOVES + 1) / (MOVES + 1):
+                    yield self.draw(before, stop, share * share * (3 - 2 * share)), True  # slow at both ends
+            yield self.draw(stop, stop, 1), False
+            before = stop
+
+    def draw(self, start: Stop, end: Stop, share: float) -> npt.NDArray[np.uint8]:
+        """Return the frame in which a `share` of the way between two stops is done."""
+        pairs: Any = [(start.xy, end.xy), (start.centres, end.centres), (start.color, end.color)]
+        xy, centres, color, number = ((1 - share) * a + share * b for a, b in (*pairs, (start.number, end.number)))
+        self.dots.set(offsets=xy, color=[tuple(color)])
+        labels = zip(end.labels.values(), centres, strict=True)
+        word: Any
+        for word, (label, centre) in zip_longest(self.words, labels, fillvalue=("", (0, 0))):
+            word.set(text=label, position=centre)
+        self.lines.set_segments([*np.stack([xy[[*end.labels]], centres], axis=1)])
+        name_color = style.darken_for_contrast(POINT_MARKS[end.site.point].color, style.TEXT_CONTRAST)
+        self.title.set(text=site_label(end.site, self.encoder), color=name_color)
+        self.marker.set_data([number], [0])
+        self.canvas.restore_region(self.background)
+        for artist in self.moving:
+            artist.draw(self.canvas.get_renderer())
+        return np.array(self.canvas.buffer_rgba())[..., :3]

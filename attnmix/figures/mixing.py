@@ -1,0 +1,329 @@
+"""Figures of mixing: curves by layer, single reviews, strips of a text, and contribution matrices.
+
+Each function returns a figure; call it under `paper_style`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from attnmix.core.names import Mark
+from attnmix.figures import style
+from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, layer_label
+from attnmix.figures.tokens import TextLayers, short_part
+from attnmix.measures.ratios import preferred_ratio
+from attnmix.store.runs import Run, row_shares
+
+PERCENTILE = 99  # percentile of the cells at which a colour scale ends
+
+# Curves
+SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
+LABEL_CHARACTERS = 22  # in a line
+LEFT, LABELS, HEAD, FOOT, GAP = 0.45, 1.05, 0.25, 0.42, 0.32  # inches; labels are to the right of each panel
+PANEL_DISTANCE = LABELS + 0.1  # inches
+MAX_TICKS = 16
+
+# Reviews
+REVIEWS_HEIGHT = 3.0  # inches
+LOOKS = {"pretrained": ("Blues", "o"), "finetuned": ("Oranges", "s")}
+SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
+SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
+DOT = 2.5  # points
+PANEL_WIDTH = 6.3  # inches
+MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too
+
+# Strips
+MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
+MAX_STRIP_TOKENS = 128
+MIN_RANGE = 0.01  # of a colour scale
+ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
+STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
+DIFFERENCE = "Difference"
+STRIP_COLORS = {"ratio": "viridis", DIFFERENCE: "RdBu_r"}
+STRIP_MEANINGS = {
+    "ratio": "{ratio}, 1st to 99th percentile",
+    DIFFERENCE: "fine-tuned \N{MINUS SIGN} pretrained, 99th percentile",
+}
+
+# Matrices
+MAX_MATRIX_TOKENS = 20  # so that every row has a readable label
+MATRIX_COLORS, SIDE_COLORS, UNKNOWN = "Blues", "Oranges", "0.8"
+MATRIX, MATRIX_GAP = 1.42, 0.15  # inches: height, and the space below
+MATRIX_LEFT, MATRIX_RIGHT, MATRIX_HEAD, MATRIX_FOOT = 0.85, 0.45, 0.5, 0.9  # inches
+SIDE_WIDTH = 0.09  # of each of the two columns to the right of a matrix, in widths of the matrix
+MATRIX_NOTE = (
+    "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
+    "a measure's 99th percentile. Strips: what it takes from itself, which the matrix leaves out,{rest} above\n"
+    "their means in %. Grey: too little to be shared out."
+)
+
+
+def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
+    """Return a panel for each checkpoint of `mixing.csv`, with a curve for each ratio."""
+    by_checkpoint = mixing.groupby("checkpoint", sort=False)
+    figure, panels = _curve_panels(1, len(by_checkpoint), 1.95)
+    for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
+        axes.set(title=CHECKPOINTS[str(checkpoint)], xlabel=xlabel, ylim=(0, 1))
+        _draw_curves(axes, rows, "method", RATIO_MARKS)
+        style.label_curves(axes)
+    panels[0, 0].set_ylabel("Mixing ratio (95 % interval)")
+    return figure
+
+
+def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
+    """Return a row for each checkpoint in the steps of `geometry.csv`, and a panel for each of two cosines."""
+    by_checkpoint = steps.groupby("checkpoint", sort=False)
+    figure, panels = _curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), 1.7)
+    for row, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
+        for axes, measure in zip(row, SHOWN_STEP_MEASURES, strict=True):
+            _draw_curves(axes, rows[rows["measure"] == measure], "step", STEP_MARKS)
+            axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
+            axes.set_title(f"{CHECKPOINTS[str(checkpoint)]}: {STEP_MEASURES[measure]}")
+        row[0].set_ylabel("Cosine (95 % interval)")
+    for axes in panels[-1]:
+        axes.set_xlabel(xlabel)
+    for axes in panels.flat:  # once the panels' common limits are known
+        style.label_curves(axes)
+    return figure
+
+
+def _curve_panels(rows: int, columns: int, panel_height: float) -> tuple[Figure, Any]:
+    width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
+    height = HEAD + rows * panel_height + (rows - 1) * GAP + FOOT
+    figure = Figure(figsize=(width, height))
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    sides = {"left": LEFT / width, "right": 1 - LABELS / width, "bottom": FOOT / height, "top": 1 - HEAD / height}
+    panel_width = (width - LEFT - LABELS - (columns - 1) * PANEL_DISTANCE) / columns
+    figure.subplots_adjust(**sides, wspace=PANEL_DISTANCE / panel_width, hspace=GAP / panel_height)
+    return figure, panels
+
+
+def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str, Mark]) -> None:
+    """Draw a labelled curve with its interval for each name in `column`."""
+    known = rows.dropna(subset="mean")
+    for name, mark in marks.items():
+        curve = known[known[column] == name]
+        if len(curve):
+            color = style.darken_for_contrast(mark.color)
+            label = fill(mark.label, LABEL_CHARACTERS, break_on_hyphens=False)
+            axes.plot(curve["layer"], curve["mean"], color=color, marker=mark.marker, label=label)
+            axes.fill_between(curve["layer"], curve["ci_low"], curve["ci_high"], color=color, alpha=0.25, linewidth=0)
+    layers = sorted(rows["layer"].unique())
+    axes.set_xticks(layers[:: -(-len(layers) // MAX_TICKS)])
+
+
+def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> Figure:
+    """Return each review's mean ratio at every layer, and the mean of all with its interval.
+
+    `reviews` is `mixing_by_review.csv`, `weighted` is `mixing_weighted.csv`; the ratio is the preferred one.
+    """
+    method = preferred_ratio(reviews["method"].unique())
+    reviews = reviews[reviews["method"] == method]
+    means = weighted.query("method == @method and weight == 'review' and tokens_of == 'all' and layer != 'all'")
+    means = means.assign(layer=means["layer"].astype(int))
+    layers, ratios, tokens = sorted(reviews["layer"].unique()), reviews["mean"], reviews["tokens"]
+    figure = Figure(figsize=(style.TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
+    axes = figure.add_subplot(xlim=(layers[0] - 0.55, layers[-1] + 0.55), xticks=layers, xlabel=xlabel)
+    margin = 0.04 * max(np.ptp(ratios), 0.01)
+    axes.set_ylim(max(ratios.min() - margin, -0.005), min(ratios.max() + margin, 1.005))  # within what a ratio can be
+    axes.set_ylabel(f"Mixing ratio of each review\n({RATIO_MARKS[method].label})")
+    axes.tick_params("x", length=0)
+    for edge in layers[1:]:
+        axes.axvline(edge - 0.5, color="0.9", linewidth=0.6, zorder=0)
+    handles: list[Any] = []
+    checkpoints = [name for name in LOOKS if name in set(reviews["checkpoint"])]
+    sides = [(-0.25, " (left)"), (0.25, " (right)")] if len(checkpoints) > 1 else [(0.0, "")]
+    width = SWARM_WIDTH / len(checkpoints)
+    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
+    for name, (center, side) in zip(checkpoints, sides, strict=True):
+        rows = reviews[reviews["checkpoint"] == name]
+        offsets = rows.groupby("layer")["mean"].transform(_swarm, limits=axes.get_ylim(), width=width, step=step)
+        cmap, shape = style.high_contrast_cmap(LOOKS[name][0]), LOOKS[name][1]
+        shades: Any = {"c": rows["tokens"], "cmap": cmap, "norm": LogNorm(tokens.min(), tokens.max() + 1)}
+        dots: Any = {"s": DOT**2, "marker": shape, "linewidths": 0, "rasterized": len(rows) > MAX_VECTOR_DOTS}
+        axes.scatter(rows["layer"] + center + offsets, rows["mean"], **shades, **dots)
+        label = CHECKPOINTS[name] + side
+        handles.append(Line2D([], [], color=cmap(0.5), marker=shape, linestyle="none", label=label))
+        checkpoint_means = means[means["checkpoint"] == name]
+        x, mean = checkpoint_means["layer"] + center, checkpoint_means["mean"]
+        interval = [mean - checkpoint_means["ci_low"], checkpoint_means["ci_high"] - mean]
+        for color, thickness in (("white", 1.6), ("black", 0.9)):  # black alone would be lost among dark dots
+            axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
+            lines: Any = {"ecolor": color, "elinewidth": thickness, "capthick": thickness, "zorder": 3}
+            axes.errorbar(x, mean, interval, fmt="none", capsize=1.5, **lines)
+    mean_label = "mean of the reviews, 95 % interval"
+    handles.append(Line2D([], [], color="black", marker="|", markersize=6, linewidth=0.9, label=mean_label))
+    title = f"The darker a dot, the longer the review, from {tokens.min()} to {tokens.max()} tokens"
+    figure.legend(handles=handles, title=title, title_fontsize=7, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _swarm(values: pd.Series, limits: tuple[float, float], width: float, step: float) -> npt.NDArray[np.float64]:
+    """Return offsets along x, at most `width`, that set values of about the same height side by side."""
+    bins = values.groupby(((values - limits[0]) / (limits[1] - limits[0]) * SWARM_BINS).astype(int))
+    counts = bins.transform("size")
+    offsets = bins.cumcount() - (counts - 1) / 2
+    return np.asarray(offsets * min(step, 2 * width / max(1, counts.max() - 1)))
+
+
+def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
+    """Return strips with a column for each token, wrapped like text, and a row for each layer.
+
+    `rows` are those of `features/measure/tokens.parquet` of one text and its layers. There is a strip of the preferred
+    ratio for each checkpoint, and where there are two, one of fine-tuned minus pretrained.
+    """
+    method = preferred_ratio(rows.columns)
+    strips = {
+        str(name): part.pivot_table(index="layer", columns="position", values=method, dropna=False)
+        for name, part in rows.groupby("checkpoint", sort=False)
+    }
+    low, high = np.nanpercentile([*strips.values()], [100 - PERCENTILE, PERCENTILE])
+    scales = {"ratio": Normalize(low, max(high, low + MIN_RANGE))}
+    if len(strips) == len(CHECKPOINTS):
+        strips[DIFFERENCE] = strips["finetuned"] - strips["pretrained"]
+        largest = max(float(np.nanpercentile(strips[DIFFERENCE].abs(), PERCENTILE)), MIN_RANGE)
+        scales[DIFFERENCE] = Normalize(-largest, largest)
+    labels = text.labels[:MAX_STRIP_TOKENS]
+    per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
+    lines = [labels[start : start + per_line] for start in range(0, len(labels), per_line)]
+    figure, panels = _strip_panels(lines, len(strips), ROW_HEIGHT * len(text.layers))
+    for line, line_panels in enumerate(panels):
+        for axes, (name, strip) in zip(line_panels, strips.items(), strict=True):
+            cells = strip.reindex(columns=range(line * per_line, (line + 1) * per_line))
+            kind = DIFFERENCE if name == DIFFERENCE else "ratio"
+            axes.imshow(cells, STRIP_COLORS[kind], scales[kind], aspect="auto", origin="lower")
+            _label_tokens(axes, lines[line] if axes is line_panels[-1] else [], "x")
+            outer = sorted({0, len(strip) - 1})
+            axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
+            axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
+            axes.set_ylabel(CHECKPOINTS.get(name, name), fontsize=6.5, rotation=0, ha="right", va="center")
+            axes.spines[:].set_visible(False)
+    width, height = STRIPS_WIDTH / style.TWO_COLUMNS, figure.get_figheight()
+    for place, (kind, scale) in enumerate(scales.items()):
+        left = STRIPS_LEFT / style.TWO_COLUMNS + place * width / 2
+        box = figure.add_axes((left, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
+        colors = ScalarMappable(scale, STRIP_COLORS[kind])
+        bar = figure.colorbar(colors, cax=box, orientation="horizontal", extend="both", extendfrac=0.03)
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar.set_label(STRIP_MEANINGS[kind].format(ratio=RATIO_MARKS[method].label), fontsize=6, labelpad=1)
+    shown = sum(map(len, lines[: len(panels)]))
+    part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
+    title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
+    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
+    return figure
+
+
+def _strip_panels(lines: list[list[str]], strips: int, strip_height: float) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of at most `style.PAGE_HEIGHT`, and the strips of each line of tokens that has room on it."""
+    labels = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
+    # The bottoms of the lines' labels, from the top.
+    bottoms = np.cumsum(strips * (strip_height + STRIP_GAP) + np.array(labels) + STRIP_GAP)
+    bottoms = bottoms[: max(1, int((bottoms <= style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT).sum()))]
+    height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    left, width = STRIPS_LEFT / style.TWO_COLUMNS, STRIPS_WIDTH / style.TWO_COLUMNS
+    panels = []
+    for top in height - STRIPS_HEAD - np.array([0, *bottoms[:-1]]):
+        y = [top - (strip + 1) * strip_height - strip * STRIP_GAP for strip in range(strips)]
+        panels.append([figure.add_axes((left, each / height, width, strip_height / height)) for each in y])
+    return figure, panels
+
+
+def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
+    """Return a row of matrices for each measure, a column for the first, a middle and the last layer.
+
+    Within a matrix, rows are tokens and columns sources, of a short part of the text. Every cell is a share of its
+    row's sum over the whole text. The diagonal, far larger, is left out and drawn to the right of the matrix, as is
+    what comes from the rest of the text.
+    """
+    part, depth = short_part(text.tokens, MAX_MATRIX_TOKENS), len(text.layers)
+    labels = [text.labels[place] for place in part]
+    layers = [text.layers[place] for place in sorted({0, depth // 2, depth - 1})]
+    height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    sides = {"left": MATRIX_LEFT / style.TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS}
+    sides |= {"top": 1 - MATRIX_HEAD / height, "bottom": MATRIX_FOOT / height}
+    widths = [*[1.0] * len(layers), 0.04]
+    spaces: Any = {"hspace": MATRIX_GAP / MATRIX, "wspace": 0.06, "width_ratios": widths}
+    grid = figure.add_gridspec(len(methods), len(widths), **sides, **spaces)
+    for row, method in enumerate(methods):
+        shares = row_shares(run.matrix(checkpoint, document, method)[[layer - 1 for layer in layers]])[:, part]
+        others = np.where(np.eye(len(part), dtype=bool), np.float32(np.nan), shares[:, :, part])
+        known = others[np.isfinite(others)]
+        scale = Normalize(0, (float(np.percentile(known, PERCENTILE)) if len(known) else 0) or 1)
+        last = row == len(methods) - 1
+        for column, layer in enumerate(layers):
+            axes = figure.add_subplot(grid[row, column])
+            _draw_matrix(axes, others[column], scale)
+            _label_tokens(axes, labels if last else [], "x")
+            _label_tokens(axes, labels if column == 0 else [], "y")
+            _draw_sides(axes, shares[column], part, last)
+            if row == 0:
+                axes.set_title(layer_label(layer, text.encoder), pad=3)
+        name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
+        middle = 1 - (MATRIX_HEAD + row * (MATRIX + MATRIX_GAP) + MATRIX / 2) / height
+        figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
+        axes = figure.add_subplot(grid[row, -1])
+        bar = figure.colorbar(ScalarMappable(scale, MATRIX_COLORS), cax=axes, extend="max", extendfrac=0.04)
+        axes.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+        bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
+    tokens = "" if len(part) == len(text.tokens) else f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+    title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: what each token takes from the others"
+    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
+    rest = " and from the rest of the text," if tokens else ""
+    figure.text(0.5, 0.04 / height, MATRIX_NOTE.format(rest=rest), ha="center", va="bottom", fontsize=5.5)
+    return figure
+
+
+def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -> None:
+    number = len(cells)
+    ends = [-0.5, number - 0.5]
+    axes.imshow(cells, colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0)), scale, aspect="auto")
+    for place in np.flatnonzero(np.isnan(cells).all(axis=1)):
+        axes.fill_between(ends, place - 0.5, place + 0.5, color=UNKNOWN, linewidth=0)
+    axes.plot(ends, ends, color="0.6", linewidth=0.5)
+    axes.add_patch(Rectangle((-0.5, -0.5), number, number, fill=False, edgecolor="0.6", linewidth=0.4))
+    axes.spines[:].set_visible(False)
+
+
+def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: bool) -> None:
+    """Draw what comes from a token itself and from the rest of the text, with the means in % below."""
+    number = len(part)
+    columns = {"itself": shares[np.arange(number), list(part)]}
+    if number < shares.shape[1]:
+        columns["rest of text"] = np.delete(shares, part, axis=1).sum(axis=1)
+    width = SIDE_WIDTH * number
+    left = number - 0.5 + width / 3
+    extent = (left, left + width * len(columns), number - 0.5, -0.5)
+    cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)
+    axes.imshow(np.stack([*columns.values()], axis=1), cmap, Normalize(0, 1), aspect="auto", extent=extent)
+    below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
+    for place, (name, values) in enumerate(columns.items()):
+        bottom = (left + (place + 0.5) * width, number - 0.5)
+        known = values[np.isfinite(values)]
+        if len(known):
+            axes.annotate(f"{100 * known.mean():.0f}", bottom, (0, -1.5), fontsize=4.5, **below)
+        if last:
+            axes.annotate(name, bottom, (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
+    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(number - 0.5, -0.5))
+
+
+def _label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
+    """Write the tokens' labels along the axis `side`, x or y."""
+    axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=90 if side == "x" else 0)
+    axes.set(**{f"{side}ticks": range(len(labels)), f"{side}ticklabels": labels})

@@ -1,0 +1,162 @@
+"""The derivative reference: how strongly a layer's output for token i depends on a token j.
+
+|d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3), by forward-mode
+derivatives: one pass of tangents gives the derivatives of all tokens in all layers, where backward mode needs a pass
+for each token of each layer. `torch.func` takes them of the model's own layers, with attention by its definition.
+
+With fewer directions than the width a norm is an estimate. That of its square has no bias; its root is too small by an
+eighth of the square's relative variance, to first order (1 / 4K for a Jacobian of rank one). How much the directions
+differ gives that variance, entry by entry, and the root is corrected by it (`_root`). Norms over several sources are
+estimated from the same directions, the same one at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
+
+`levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
+differ in how the other tokens' Jacobians become one norm:
+
+    form             others
+    sum_of_norms     sum_{j != i} |J_ij|            the norms added (Brunner et al., ICLR 2020, equation 3)
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
+    norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
+
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios: in both, sources that push in opposite
+directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt(n); the other two do not.
+
+Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D hidden, W width of what is moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch.func import jvp, vmap
+from transformers import PreTrainedModel
+
+from attnmix.core.points import Site
+from attnmix.models.attention import attention_by, explicit
+from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, recording
+from attnmix.models.families import family_of, optional_modules
+
+Tensor = torch.Tensor
+Reference = Literal["word_embedding", "layer_input"]
+
+REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
+FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
+PASS_TOKENS = 4096  # tokens of all tangents that pass a layer together
+
+
+class JacobianNorms(NamedTuple):
+    """Frobenius norms of one document's derivatives d layer_output_i / d x_j."""
+
+    entries_LTT: Tensor
+    """|J_ij| (i, j)."""
+    block_LT: Tensor
+    """|[J_ij, j != i]|, of all sources but the token itself side by side: its square is sum_{j != i} |J_ij|^2."""
+    sum_LT: Tensor
+    """|sum_{j != i} J_ij|, of the response to one move that all sources but the token itself make."""
+
+
+class Chain(NamedTuple):
+    """Layers of one document's forward pass that tangents pass one after another."""
+
+    start_TW: Tensor  # the vectors at which tangents start
+    embed: Callable[[Tensor], Tensor]  # from there to the input of the first layer
+    layers: list[LayerCall]
+
+
+def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
+    """Run one document forward and return the layers of each stack; they start at the sum of the embeddings."""
+    calls: list[LayerCall] = []
+    chains: list[Chain] = []
+    points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
+    with torch.no_grad(), recording(base, points, calls.append) as features:
+        base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
+        for stack, point in zip(family_of(base.config).stacks, points, strict=False):
+            layers = [call for call in calls if call.stack == stack]
+            start = features.get(Site(layers[0].number - 1, point), layers[0].whole.hidden)[0]
+            chains.append(Chain(start, torch.nn.Sequential(*optional_modules(base, stack.embedding)), layers))
+    return chains
+
+
+def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
+    """Return the norms of one document's derivatives, in all layers.
+
+    x_j is the token's word embedding, or with `layer_input` what enters each layer; in a decoder with an encoder the
+    decoder's own, the encoder's states as they are. The norm is estimated from random orthonormal directions r:
+    E sum_k |J r_k|^2 = |J|_F^2 K / W. As many as the width W give it exactly.
+    """
+    if reference == "layer_input":
+        calls = itertools.chain.from_iterable(chain.layers for chain in chains)
+        chains = [Chain(call.whole.hidden[0], torch.nn.Identity(), [call]) for call in calls]
+    norms = [_norms(chain, directions, seed) for chain in chains]
+    return JacobianNorms(*(torch.cat(parts) for parts in zip(*norms, strict=True)))
+
+
+def levels(norms: JacobianNorms) -> Tensor:
+    """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
+
+    NaN for a token whose output nothing moves.
+    """
+    own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
+    added_LT = (norms.entries_LTT - torch.diag_embed(own_LT)).sum(-1)
+    others_LFT = torch.stack([added_LT, norms.block_LT, norms.sum_LT], dim=1)
+    return others_LFT / (others_LFT + own_LT.unsqueeze(1))
+
+
+def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
+    """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
+    (tokens, width), layers = chain.start_TW.shape, len(chain.layers)
+    directions = min(directions, width)
+    basis_KW = _directions(width, directions, seed).to(chain.start_TW)
+    sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
+    block_LKT, together_LKT = basis_KW.new_zeros(2, layers, directions, tokens, dtype=torch.float64)
+    sources = torch.arange(tokens, device=basis_KW.device)
+    for ks in torch.arange(directions).split(max(1, PASS_TOKENS // tokens)):
+        together = [call.whole.hidden.new_zeros(len(ks), *call.whole.hidden[0].shape) for call in chain.layers]
+        for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
+            same_ST = (sources_S[:, None] == sources).to(basis_KW)
+            start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
+            moved_RTD = _tangents(chain.embed, chain.start_TW, start_RTW)
+            for place, call in enumerate(chain.layers):
+                moved_RTD = _tangents(
+                    lambda x_TD, call=call: call.whole(x_TD[None])[0], call.whole.hidden[0], moved_RTD
+                )
+                moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), -1))
+                together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
+                squares_SKT = moved_SKTD.square().sum(-1).double()
+                sums_LTT[place][:, sources_S] += squares_SKT.sum(1).T
+                squares_LTT[place][:, sources_S] += squares_SKT.square().sum(1).T
+                block_LKT[place, ks] += torch.einsum("skt,st->kt", squares_SKT, 1 - same_ST.double())
+        together_LKT[:, ks] = torch.stack([each.square().sum(-1) for each in together]).double()
+    totals = ((sums_LTT, squares_LTT), *((each.sum(1), each.square().sum(1)) for each in (block_LKT, together_LKT)))
+    return JacobianNorms(*(_root(*each, directions, width) for each in totals))
+
+
+def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
+    """Return the norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
+
+    sqrt(mean) (1 + v / 8), v the relative variance of the mean: that of K draws without replacement from `width`, so
+    that all directions give the norm as it is. A single direction tells nothing of v, and its root stays too small.
+    """
+    norms = (sums * (width / directions)).sqrt()
+    if directions == 1:
+        return norms
+    mean = sums / directions
+    variance = (squares / directions - mean.square()).clamp_min(0) / (directions - 1) * (1 - directions / width)
+    relative = torch.where(mean > 0, variance / mean.square(), 0)
+    return norms * (1 + relative / 8)
+
+
+def _directions(width: int, directions: int, seed: int) -> Tensor:
+    """Return orthonormal rows `[directions, width]`."""
+    generator = torch.Generator().manual_seed(seed)
+    basis: Tensor = torch.linalg.qr(torch.randn(width, directions, generator=generator, dtype=torch.float64)).Q
+    return basis.T
+
+
+def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
+    """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
+    with attention_by(explicit):
+        moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
+    return moved
