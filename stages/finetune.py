@@ -185,7 +185,7 @@ def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.Data
 def _test_predictions(
     prediction: PredictionOutput, tests: list[dict[str, Any]], order: npt.NDArray[np.int64]
 ) -> pd.DataFrame:
-    """Return a row for each test review, by which `tokenize` chooses typical ones; the prediction has another `order`."""
+    """Return a row for each test review, from which `tokenize` chooses typical ones; `order` is the prediction's."""
     probabilities = np.empty((len(tests), len(prediction.predictions[0])))
     probabilities[order] = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
     columns: dict[str, Any] = {"label": [example["labels"] for example in tests]}

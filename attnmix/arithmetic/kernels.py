@@ -152,22 +152,15 @@ def _attention(
 
 
 def _attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    _sums: Tensor,
-    *others: Any,
-    **options: Any,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, _sums: Tensor, *others: Any, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives by query, key and value, in their shapes."""
     all_heads = (*query.shape[:2], *key.shape[2:])
     grad_query, grad_key, grad_value = (query.new_zeros(shape) for shape in (query.shape, all_heads, all_heads))
     factor = _factor(query, **options)
-    for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others[1:], **options):
+    for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others, **options):
         heads = place[:2]
-        grad_GNd, out_GNd = (each[place].flatten(0, 1).to(weights_GNS.dtype) for each in (grad_out, out))
+        grad_GNd, out_GNd = (each[place].flatten(0, 1).to(weights_GNS.dtype) for each in (grad, out))
         grad_scores_GNS = _product(grad_GNd, value_GSd.mT).sub_((grad_GNd * out_GNd).sum(-1, keepdim=True))
         grad_scores_GNS.mul_(weights_GNS).mul_(factor)
         grad_query[place] = _product(grad_scores_GNS, key_GSd).view(grad_query[place].shape)
