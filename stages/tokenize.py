@@ -48,7 +48,7 @@ def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
     reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
     numbers = capture.documents
-    if not (numbers or capture.drawn or capture.texts):
+    if capture.typical:
         numbers = typical_reviews(read_table(layout.test_predictions_file, "finetune"))
     named = np.array(numbers, np.int64)
     drawn, measured, removed = (

@@ -138,6 +138,11 @@ class CaptureParameters(_Section):
             raise ValueError("allowed: a full path, a folder in here, or a URL, without '..'")
         return store.rstrip("/")
 
+    @property
+    def typical(self) -> bool:
+        """True where no text is chosen, so that a rule chooses typical reviews."""
+        return not (self.documents or self.drawn or self.texts)
+
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""
         if outside := [str(number) for number in self.documents if number >= reviews]:
