@@ -32,8 +32,9 @@ from attnmix.store.runs import Run
 MAX_PROCESSES = 4  # each takes a second to start
 
 TYPICAL = (
-    "They were chosen by rule: one short review of each class that is classified right and one that is classified wrong, "
-    f"each with the median probability among those of at most {TYPICAL_TOKENS} tokens (if there are none, the shortest)."
+    "They were chosen by rule: one short review of each class that is classified right and one that is classified "
+    f"wrong, each with the median probability among those of at most {TYPICAL_TOKENS} tokens (if there are none, the "
+    "shortest)."
 )
 
 Drawing = tuple[Any, ...]
