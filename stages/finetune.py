@@ -21,10 +21,12 @@ from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import transformers
 from accelerate.utils import broadcast_object_list
+from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
@@ -35,6 +37,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.options import Parameters
 from attnmix.models.encoding import encode
 from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer, load_trained
+from attnmix.store.files import write_table
 from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
@@ -99,10 +102,14 @@ def main(parameters: Parameters) -> None:
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
-    # The library's annotation asks for a torch Dataset; it takes one of `datasets` as well.
-    prediction = trainer.predict(test)  # type: ignore[arg-type]
+    # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
+    order = np.argsort([-len(example["input_ids"]) for example in test], kind="stable")
+    trainer.args.train_sampling_strategy = "sequential"
+    # The library's annotation asks for a torch Dataset; it takes a list as well.
+    prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return
+    write_table(run.test_predictions_file, _test_predictions(prediction, test, order))
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
@@ -160,6 +167,17 @@ def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.Data
     table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
     table = table.assign(chosen=np.bincount(classes, minlength=len(names)))
     return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
+
+
+def _test_predictions(
+    prediction: PredictionOutput, tests: list[dict[str, Any]], order: npt.NDArray[np.int64]
+) -> pd.DataFrame:
+    """Return a row for each test review, from which `tokenize` chooses typical ones; `order` is the prediction's."""
+    probabilities = np.empty((len(tests), len(prediction.predictions[0])))
+    probabilities[order] = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
+    columns: dict[str, Any] = {"label": [example["labels"] for example in tests]}
+    columns |= {"predicted": probabilities.argmax(-1), "probability": probabilities.max(-1)}
+    return pd.DataFrame(columns | {"tokens": [len(example["input_ids"]) for example in tests]})
 
 
 def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
 from attnmix.core.options import DatasetParameters, ModelParameters, Parameters, RenderParameters
+from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
@@ -29,6 +30,12 @@ from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run
 
 MAX_PROCESSES = 4  # each takes a second to start
+
+TYPICAL = (
+    "They were chosen by rule: one short review of each class that is classified right and one that is classified "
+    f"wrong, each with the median probability among those of at most {TYPICAL_TOKENS} tokens (if there are none, the "
+    "shortest)."
+)
 
 Drawing = tuple[Any, ...]
 """A file without suffix, a function that draws the figure in it, and the arguments; None for one that writes itself."""
@@ -60,6 +67,7 @@ def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
         finetuned=parameters.finetune.epochs > 0,
         changed=changed_parameters(parameters),
         origins=origins,
+        selection=TYPICAL if parameters.capture.typical else "",
     )
 
 

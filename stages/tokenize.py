@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.options import CaptureParameters, Parameters
-from attnmix.data.draw import Rows, stratified_draw
+from attnmix.data.draw import Rows, stratified_draw, typical_reviews
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.loading import check_max_length, load_config, load_tokenizer
 from attnmix.store import tokens as store
+from attnmix.store.files import read_table
 from attnmix.store.layout import Layout
 from attnmix.store.reviews import read_split, read_texts
 from attnmix.store.runs import Run
@@ -35,18 +36,21 @@ def main(parameters: Parameters) -> None:
     """Tokenise the texts by the fine-tuned model's tokenizer."""
     run = Run(Path())
     check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
-    write_tokens(chosen_texts(parameters, run.reviews), parameters.capture.max_length, run.finetuned, run)
+    write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
 
 
-def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
+def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
     """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
 
-    `InputError` for the number of a review of `folder` that is past the end, and where nothing is to be captured.
+    Without any choice `typical_reviews` are captured. `InputError` for the number of a review that is past the end.
     """
-    capture = parameters.capture
+    capture, folder = parameters.capture, layout.reviews
     reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
-    named = np.array(capture.documents, np.int64)
+    numbers = capture.documents
+    if capture.typical:
+        numbers = typical_reviews(read_table(layout.test_predictions_file, "finetune"))
+    named = np.array(numbers, np.int64)
     drawn, measured, removed = (
         stratified_draw(reviews["label"].to_numpy(), size, parameters.seed) if size else named[:0]
         for size in (capture.drawn, parameters.measure.documents, parameters.faithfulness.documents)
@@ -60,7 +64,7 @@ def chosen_texts(parameters: Parameters, folder: Path) -> Iterator[Text]:
         return {"document": f"test/{row}", "text": text, "label": label, "label_name": name, **flags}
 
     texts = dict(_reviews(np.sort(named), folder))
-    yield from (review(row, texts[row]) for row in capture.documents)
+    yield from (review(row, texts[row]) for row in numbers)
     yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
     yield from free_texts(capture)
     for rows in (np.setdiff1d(measured, captured), np.setdiff1d(removed, np.union1d(captured, measured))):

@@ -176,7 +176,6 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     ("changes", "expected"),
     [
         ({"documents": [12]}, r"capture\.documents: there is no test review 12; rows 0 to 11"),
-        ({"documents": []}, r"capture\.documents and capture\.texts are empty and capture\.drawn is 0"),
         ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
     ],
 )

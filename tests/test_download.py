@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
-from attnmix.data.draw import stratified_draw
+from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
 from attnmix.models.fetching import DIGESTS, fetch_model
@@ -153,6 +153,25 @@ def test_draw_gives_every_class_its_share_to_within_one_row_and_leaves_none_out(
     labels = np.repeat([0, 1, 2, 3, 4], [96, 1, 1, 1, 1])
     for size in (5, 50):
         assert np.bincount(labels[stratified_draw(labels, size, seed=0)]).tolist() == [size - 4, 1, 1, 1, 1]
+
+
+def test_typical_reviews_are_short_and_neither_the_surest_nor_the_least_sure_of_their_kind() -> None:
+    rows = [
+        # label, predicted, probability, tokens
+        (0, 0, 0.99, 60),
+        (0, 0, 0.80, 64),  # the median of the short ones of class 0
+        (0, 0, 0.60, 50),
+        (0, 0, 0.85, 65),  # longer than 64 tokens
+        (1, 1, 0.90, 30),
+        (1, 1, 0.70, 20),  # of two the one that is less sure
+        (1, 0, 0.55, 90),
+        (0, 1, 0.95, 80),  # no wrong one is short: the shortest
+    ]
+    reviews = pd.DataFrame(rows, columns=["label", "predicted", "probability", "tokens"])
+    assert typical_reviews(reviews) == [1, 5, 7]
+    assert typical_reviews(reviews[:6]) == [1, 5]
+    many = pd.DataFrame({"label": [*range(9), *range(5, 9)], "predicted": [*range(9), *range(5, 9)]})
+    assert typical_reviews(many.assign(probability=0.5, tokens=10)) == [5, 6, 7, 8]
 
 
 def test_equal_texts_stay_on_one_side_of_a_split(tmp_path: Path) -> None:

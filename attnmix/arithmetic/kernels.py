@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,8 @@ Tensor = torch.Tensor
 Array = npt.NDArray[Any]
 ROWS = 192  # of a product, for one thread
 ONE_THREAD_MULTIPLICATIONS = 2**21  # in a product that is not worth a second thread
-BLOCK_ELEMENTS = 2**22  # in the largest block of attention weights
+BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
+BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -104,11 +106,10 @@ def _for_blas(matrices: Tensor) -> Tensor:
 
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = _product(first, second)
-    product = product if alpha == 1 else product * alpha
-    if beta == 0:  # what is not a number in `to` does not count
-        return product
-    return product + (to if beta == 1 else to * beta)
+    result = _product(first, second)
+    if alpha != 1:
+        result.mul_(alpha)
+    return result.add_(to if beta == 1 else to * beta) if beta else result  # NaN in `to` does not count without beta
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
@@ -137,54 +138,79 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return heads `[B, H, T, d]` and the logarithm of each row's sum `[B, H, T]`, as the fused kernel does."""
-    batch, heads, tokens, width = query.shape
-    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))  # grouped heads
-    outputs = query.new_empty((batch, tokens, heads, width)).transpose(1, 2)
-    log_sums = query.new_empty((batch, heads, tokens), dtype=torch.promote_types(query.dtype, torch.float32))
-    for rows, weights, sums in _weights(query, key, is_causal, **options):
-        log_sums[..., rows] = sums
-        outputs[:, :, rows] = weights @ value
+    outputs = query.new_empty(query.transpose(1, 2).shape).transpose(1, 2)
+    log_sums = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+    for place, _, _, value_GSd, weights_GNS, sums_GN in _weights(query, key, value, dropout_p, is_causal, **options):
+        outputs[place] = _product(weights_GNS, value_GSd).view(outputs[place].shape)
+        log_sums[place] = sums_GN.view(log_sums[place].shape)
     return outputs, log_sums
 
 
 def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *others: Any, **options: Any
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, _sums: Tensor, *others: Any, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _logsumexp, _dropout_p, is_causal = others
-    scale, groups = options.get("scale"), key.shape[1]
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    key, value = (each.repeat_interleave(query.shape[1] // groups, dim=1) for each in (key, value))
-    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
-    for rows, weights, _ in _weights(query, key, is_causal, **options):
-        grad = grad_out[:, :, rows]
-        pulled = weights * (grad @ value.mT - (grad * out[:, :, rows]).sum(-1, keepdim=True)) * factor
-        grad_query[:, :, rows] = pulled @ key
-        grad_key.add_(pulled.mT @ query[:, :, rows])
-        grad_value.add_(weights.mT @ grad)
-    return grad_query, *(each.unflatten(1, (groups, -1)).sum(2) for each in (grad_key, grad_value))
+    """Return the derivatives by query, key and value, in their shapes."""
+    all_heads = (*query.shape[:2], *key.shape[2:])
+    grad_query, grad_key, grad_value = (query.new_zeros(shape) for shape in (query.shape, all_heads, all_heads))
+    factor = _factor(query, **options)
+    for place, query_GNd, key_GSd, value_GSd, weights_GNS, _ in _weights(query, key, value, *others, **options):
+        heads = place[:2]
+        grad_GNd, out_GNd = (each[place].flatten(0, 1).to(weights_GNS.dtype) for each in (grad, out))
+        grad_scores_GNS = _product(grad_GNd, value_GSd.mT).sub_((grad_GNd * out_GNd).sum(-1, keepdim=True))
+        grad_scores_GNS.mul_(weights_GNS).mul_(factor)
+        grad_query[place] = _product(grad_scores_GNS, key_GSd).view(grad_query[place].shape)
+        grad_key[heads] += _product(grad_scores_GNS.mT, query_GNd).view(grad_key[heads].shape)
+        grad_value[heads] += _product(weights_GNS.mT, grad_GNd).view(grad_value[heads].shape)
+    return grad_query, *(each.unflatten(1, (key.shape[1], -1)).sum(2) for each in (grad_key, grad_value))
 
 
 def _weights(
-    query: Tensor, key: Tensor, causal: bool, attn_mask: Tensor | None = None, scale: float | None = None
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield rows, their weights and the logarithm of these weights' denominator; both are 0 for empty rows."""
-    batch, heads, length, width = query.shape
-    size = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[-2]))
-    for start in range(0, length, size):
-        rows = slice(start, min(start + size, length))
-        scores = query[:, :, rows] @ key.mT * (width**-0.5 if scale is None else scale)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    causal: bool,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Iterator[tuple[tuple[slice, slice, slice], Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Yield the attention weights, so few at a time that they stay in a processor's cache.
+
+    G heads of one or several texts, N rows, S keys: their place in `query`, query `[G, N, d]`, key and value
+    `[G, S, d]`, weights `[G, N, S]` and the logarithm of their denominator `[G, N]`; both are 0 for rows without a key.
+    N depends on S alone, so the bytes of a text do not depend on its batch or on the number of cores.
+    """
+    if dropout_p:
+        raise NotImplementedError("the portable attention has no dropout")
+    (batch, heads, length, _), keys = query.shape, key.shape[-2]
+    kind = torch.promote_types(query.dtype, torch.float32)
+    if key.shape[1] < heads:  # grouped heads
+        key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (key, value))
+    rows = min(length, max(1, BLOCK_ELEMENTS // (BLOCK_HEADS * keys)))
+    together = max(1, BLOCK_ELEMENTS // (rows * keys))
+    group, texts = min(heads, together), max(1, together // heads)
+    for text, head, row in product(range(0, batch, texts), range(0, heads, group), range(0, length, rows)):
+        place = (slice(text, text + texts), slice(head, head + group), slice(row, row + rows))
+        parts = (query[place], key[place[:2]], value[place[:2]])
+        query_GNd, key_GSd, value_GSd = (each.flatten(0, 1).to(kind) for each in parts)
+        scores_GNS = _product(query_GNd, key_GSd.mT.contiguous()).mul_(_factor(query, scale=scale))
         if attn_mask is not None:
-            scores = scores + attn_mask[..., rows, :]
+            mask = attn_mask.expand(batch, heads, length, keys)[place]
+            scores_GNS.view(mask.shape).add_(mask)
         if causal:
-            tokens = torch.arange(key.shape[-2])
-            scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
-        largest, place = scores.max(-1)
-        empty = largest == -torch.inf
-        weights = scores.softmax(-1)
-        log_sums = largest - weights.gather(-1, place.unsqueeze(-1)).squeeze(-1).log()
-        if empty.any():
-            weights = weights.masked_fill(empty.unsqueeze(-1), 0)
-        yield rows, weights, log_sums.masked_fill(empty, 0)
+            tokens = torch.arange(keys)
+            scores_GNS.masked_fill_(tokens > tokens[place[2]].unsqueeze(-1), -torch.inf)
+        largest_GN = scores_GNS.amax(-1)
+        empty_GN = largest_GN == -torch.inf
+        weights_GNS = torch.softmax(scores_GNS, -1, out=scores_GNS)
+        log_sums_GN = largest_GN - weights_GNS.amax(-1).log()
+        if empty_GN.any():
+            weights_GNS.masked_fill_(empty_GN.unsqueeze(-1), 0)
+        yield place, query_GNd, key_GSd, value_GSd, weights_GNS, log_sums_GN.masked_fill(empty_GN, 0)
+
+
+def _factor(query: Tensor, scale: float | None = None, **_mask: Tensor | None) -> float:
+    """Return what the scores are multiplied by."""
+    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:

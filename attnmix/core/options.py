@@ -109,7 +109,7 @@ class FinetuneParameters(_Section):
 
 
 class CaptureParameters(_Section):
-    documents: list[CountOrZero] = [3]
+    documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
     texts: list[Annotated[str, AfterValidator(_check_text)]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
@@ -137,16 +137,17 @@ class CaptureParameters(_Section):
             raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
         return store.rstrip("/")
 
+    @property
+    def typical(self) -> bool:
+        """True where no text is chosen, so that a rule chooses typical reviews."""
+        return not (self.documents or self.drawn or self.texts)
+
     def check_documents(self, reviews: int) -> None:
-        """Raise `InputError` for a row number that the test split of `reviews` lacks, and where no text is chosen."""
+        """Raise `InputError` for a row number that the test split of `reviews` lacks."""
         if outside := [str(number) for number in self.documents if number >= reviews]:
             numbers = ", ".join(outside)
             raise InputError(
                 f"capture.documents: there is no test review {numbers}; rows 0 to {reviews - 1} are allowed"
-            )
-        if not (self.documents or self.drawn or self.texts):
-            raise InputError(
-                "capture.documents and capture.texts are empty and capture.drawn is 0; name at least one review or text"
             )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 Rows = npt.NDArray[np.int64]
+TYPICAL_TOKENS = 64
+TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
@@ -35,6 +38,26 @@ def stratified_split(
     else:
         part = _whole_groups(labels, groups, size, seed)
     return np.setdiff1d(np.arange(len(labels)), part), part
+
+
+def typical_reviews(predictions: pd.DataFrame, max_tokens: int = TYPICAL_TOKENS) -> list[int]:
+    """Return row numbers of short, typical reviews: one of each class that is classified right, one classified wrong.
+
+    `predictions` has a row for each review: `label`, `predicted`, `probability` of the predicted class, and `tokens`.
+    Of the reviews of at most `max_tokens` tokens (where there are none, of the shortest ones), the one with the median
+    probability is taken, so neither the surest nor the least sure. Of many classes the `TYPICAL_CLASSES` most frequent
+    ones count; a kind that does not occur, such as a wrong classification, is left out.
+    """
+    right = predictions["label"] == predictions["predicted"]
+    classes = predictions["label"].value_counts().sort_index().nlargest(TYPICAL_CLASSES).index
+    rows = []
+    for kind in (*(right & (predictions["label"] == name) for name in sorted(classes)), ~right):
+        reviews = predictions[kind]
+        if len(reviews):
+            short = reviews[reviews["tokens"] <= max(max_tokens, reviews["tokens"].min())]
+            by_probability = short.sort_values("probability", kind="stable")
+            rows.append(int(by_probability.index[(len(short) - 1) // 2]))
+    return rows
 
 
 def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:

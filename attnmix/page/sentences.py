@@ -40,6 +40,8 @@ class Subject(NamedTuple):
     """Key, value and default of each parameter that differs from its default."""
     origins: Sequence[str] = ()
     """A sentence on where each model and data set comes from."""
+    selection: str = ""
+    """A sentence on how the captured texts were chosen."""
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
         "headline": headline(curves),
         "lead": lead(curves),
         "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
-        "few of them, and maps of the captured texts, which are examples.",
+        f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
         "intervals": ", with 95 % intervals over reviews",
         "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),

@@ -19,6 +19,7 @@ class Layout:
         self.named_model = self.pretrained / "own"  # model.name, where model.base is the pretrained checkpoint
         self.finetuned = root / "models/finetuned"
         self.checkpoints = {"pretrained": self.pretrained, "finetuned": self.finetuned}
+        self.test_predictions_file = root / "features/finetune/test.parquet"
         self.texts_file = root / "features/tokenize/texts.parquet"
         self.tokens_file = root / "features/tokenize/tokens.parquet"
         self.activations = root / ACTIVATIONS
