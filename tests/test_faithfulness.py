@@ -64,7 +64,7 @@ def model(tiny_bert: Path) -> Any:
 
 
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
-    """Parts of a BERT classifier's logits [token and last the biases, class], source by source in float64."""
+    """Return parts of a BERT classifier's logits [token and last the biases, class], by source in float64."""
     layers, tokens = run_reference("bert", model.bert, ids).layers, len(ids)
     parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
     for j in range(tokens):

@@ -50,7 +50,7 @@ HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "
 
 @pytest.fixture(autouse=True)
 def paper_style() -> Iterator[None]:
-    """What draws, draws under `paper_style`."""
+    """The project's style of figures, during each test."""
     with style.paper_style():
         yield
 
@@ -183,7 +183,7 @@ def text_layers(text: str, layers: int) -> TextLayers:
 
 
 def cells_of(image: Any) -> Any:
-    """The values of an image, with NaN for those that it does not show."""
+    """Return the values of an image, with NaN for those that it does not show."""
     return np.ma.filled(np.ma.masked_invalid(image.get_array()).astype(float), np.nan)
 
 
@@ -318,7 +318,7 @@ def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
-    """As in Llama's: characters that the vocabulary lacks become bytes."""
+    """Return a tokenizer like Llama's: characters that the vocabulary lacks become bytes."""
     letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
     names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
     vocabulary = {piece: number for number, piece in enumerate(names)}

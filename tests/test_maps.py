@@ -37,7 +37,7 @@ SITES = [Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_
 
 
 def clusters(number: int, seed: int) -> Any:
-    """Five well-separated clusters in 20 dimensions."""
+    """Return five well-separated clusters in 20 dimensions."""
     generator = np.random.default_rng(seed)
     centres = 20 * generator.normal(size=(5, 20))
     return (centres[np.arange(number) % 5] + generator.normal(size=(number, 20))).astype(np.float32)
@@ -267,7 +267,7 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Three points of 40 tokens, the second in a basis of its own, and a map; `heads`: how far both are moved away."""
+    """Return three points of 40 tokens and their map; the second, in its own basis, is moved away by `heads` in both."""
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
     vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)

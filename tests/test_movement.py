@@ -19,19 +19,19 @@ NOT_MEASURED = pd.DataFrame({"layer": []})
 
 
 def residuals(values: Any, given: Any) -> Any:
-    """What is left of the ranks after a linear regression on the ranks of another variable."""
+    """Return the residuals of a linear regression of the ranks on the ranks of another variable."""
     y, x = rankdata(values), np.column_stack([np.ones(len(given)), rankdata(given)])
     return y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
 
 
 def tokens_of(lengths: list[int]) -> pd.DataFrame:
-    """`document` and `position` of documents of these numbers of tokens."""
+    """Return `document` and `position` of documents of these numbers of tokens."""
     parts = [pd.DataFrame({"document": f"test/{i}", "position": np.arange(n)}) for i, n in enumerate(lengths)]
     return pd.concat(parts, ignore_index=True)
 
 
 def moved_by(lengths: Any, start: Any, generator: Any) -> Any:
-    """Places `[tokens, 2]` at these distances from where the tokens were, in any direction."""
+    """Return places `[tokens, 2]` at these distances from where the tokens were, in random directions."""
     angle = generator.uniform(0, 2 * np.pi, size=len(lengths))
     return (start + np.column_stack([np.cos(angle), np.sin(angle)]) * np.asarray(lengths)[:, None]).astype(np.float32)
 

@@ -25,7 +25,7 @@ LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
 
 
 def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
-    """Stores of random numbers in a clone's folder, and these numbers."""
+    """Write stores of random numbers into a clone's folder and return these numbers."""
     documents = [name for name, length in lengths.items() for _ in range(length)]
     positions = [position for length in lengths.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(len(documents))]
