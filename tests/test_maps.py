@@ -267,7 +267,7 @@ def test_stability_is_full_for_one_shape_and_chance_for_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return three points of 40 tokens and their map; the second, in its own basis, is moved away by `heads` in both."""
+    """Return three points of 40 tokens and their map; the second, in its own basis, is moved by `heads` in both."""
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
     vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)
