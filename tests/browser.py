@@ -1,4 +1,4 @@
-"""An installed Chromium or Firefox, driven through Playwright."""
+"""An installed Chromium, driven through Playwright."""
 
 from __future__ import annotations
 
@@ -13,28 +13,22 @@ import axe_playwright_python
 import pytest
 
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
-NAMES = {
-    "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
-    "firefox": ("firefox-esr", "firefox"),
-}
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 @contextmanager
-def browser(kind: str = "chromium") -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     """Yield a headless browser; skip the test where none is installed, or fail it where REQUIRE_BROWSER is set."""
     from playwright.sync_api import sync_playwright
 
-    path = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
+    path = next((path for path in map(shutil.which, NAMES) if path), None)
     if path is None:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
-        stop(f"no installed browser found (looked for {', '.join(NAMES[kind])})")
+        stop(f"no installed browser found (looked for {', '.join(NAMES)})")
     with sync_playwright() as playwright:
-        if kind == "firefox":  # as its makers build it, through WebDriver BiDi
-            process = playwright.firefox.launch(executable_path=path, channel="moz-firefox", headless=True)
-        else:
-            process = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        process = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         yield process
         process.close()
 
@@ -80,5 +74,6 @@ class Opened:
 def violations(page: Any) -> list[tuple[str, list[Any]]]:
     """Return the violations that axe-core finds on a page, opened with `bypass_csp`."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    results = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+    options = "{ resultTypes: ['violations'], rules: { 'target-size': { enabled: true } } }"
+    results = page.evaluate(f"axe.run({options})")["violations"]
     return [(each["id"], [node["target"] for node in each["nodes"]]) for each in results]

@@ -12,11 +12,11 @@ import pytest
 from browser import Opened
 from conftest import (
     REPOSITORY,
-    toy_reviews,
     write_captured_texts,
     write_captured_tokens,
     write_download_metrics,
     write_parameters,
+    write_reviews,
     write_tiny_bert,
 )
 from head_parts import random_parts
@@ -62,8 +62,7 @@ def make_run(folder: Path) -> Path:
     )
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
-    (folder / "data/reviews").mkdir(parents=True)
-    toy_reviews(12, 3).to_parquet(folder / "data/reviews/test.parquet", index=False)
+    write_reviews(folder / "data/reviews")
     for name in ("metrics/finetune.json", "plots/finetune/finetune_by_class.csv"):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
@@ -119,11 +118,6 @@ def open_changed(chromium: Any, points_per_second: int = 20) -> Opened:
         patch.setattr(labels, "POINTS_PER_SECOND", points_per_second)
         render_page()
     return Opened(chromium, Run(Path()).page)
-
-
-def next_frames(page: Any) -> None:
-    """Wait until the browser has drawn twice, and so has done what it was told before."""
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: int = 4) -> None:

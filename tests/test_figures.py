@@ -1,4 +1,4 @@
-"""Figures: they show what was measured and mapped, draw any token, stand out on white, and are the same every time."""
+"""Figures show what was measured and mapped and are the same every time; their tokens make up the text."""
 
 from __future__ import annotations
 
@@ -12,39 +12,52 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import digest, run_tokenized, tokens_table, write_parameters, write_reviews, write_tiny_bert
+from conftest import digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from attnmix.core.points import Site
+from attnmix.core.points import DECODER_INPUT, Site
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
-from attnmix.figures.maps import draw_atlas, draw_residual, example_text, write_animation, write_joint_pages
+from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_matrices, draw_reviews, draw_strips
 from attnmix.figures.style import darken_for_contrast, high_contrast_cmap
-from attnmix.figures.tokens import CapturedTexts, DisplayToken, TextLayers, read_captured
+from attnmix.figures.tokens import (
+    CapturedTexts,
+    DisplayToken,
+    TextLayers,
+    frequent_words,
+    read_captured,
+    short_part,
+    words,
+)
+from attnmix.models.encoding import tokenize_texts
 from attnmix.store.runs import Run
-from stages import measure
 from stages.common.parameters import read_parameters
 from stages.render import draw_all, mixing_figures
 
+# ruff: noqa: RUF001  # the signs that look like others are what is tested
 FORMATS, DPI = ["png", "pdf", "svg"], 60
 POST_LN = ("attention_heads", "attention_output", "attention_residual", "attention_norm", "ffn_output", "layer_output")
 TEXT = ["[CLS]", "time", "flies", "like", "an", "arr", "##ow", "[SEP]"]
+PROSE = "The café wasn’t ‘dull’, the 42 cafés weren't: naïve film \U0001f600 film 你好 the film\n\nThe end ## of ▁ it."
+NO_STEPS = pd.DataFrame({"step": [], "layer": []})
+SPECIAL = {"[CLS]": "cls", "[SEP]": "sep", "<s>": "cls", "</s>": "sep"}
 HOSTILE = ["[CLS]", "$x$", "<script>", "\u202e", "\U0001f600", "\x00", "film", "##s", "film", "[SEP]"]
 
 
 @pytest.fixture(autouse=True)
 def paper_style() -> Iterator[None]:
-    """What draws, draws under `paper_style`."""
+    """The project's style of figures, during each test."""
     with style.paper_style():
         yield
 
 
 def captured_texts(tokens: list[str], *documents: str) -> CapturedTexts:
-    special = {"[CLS]": "cls", "[SEP]": "sep"}
-    tables = [tokens_table(tokens, special, document) for document in documents]
-    return read_captured(pd.concat(tables, ignore_index=True), pd.DataFrame({"step": [], "layer": []}))
+    tables = [tokens_table(tokens, SPECIAL, document) for document in documents]
+    return read_captured(pd.concat(tables, ignore_index=True), NO_STEPS)
 
 
 def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = POST_LN) -> pd.DataFrame:
@@ -75,12 +88,10 @@ def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: 
 def test_joint_pages_add_points_and_never_lose_one(tmp_path: Path) -> None:
     write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path, FORMATS, DPI)
     names = [path.stem for path in sorted(tmp_path.glob("*.png"))]
-    assert names == [path.stem for path in sorted(tmp_path.glob("*.svg"))]
     assert len(names) == 2 + 2 * len(POST_LN)
     assert (names[0], names[-1]) == ("01_layer_00_word_embedding", "14_layer_02_layer_output")
     assert (tmp_path / "joint.pdf").read_bytes().count(b"/Type /Page ") == len(names)
     pages = [np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB")) for name in names]
-    assert {page.shape for page in pages} == {(276, 420, 3)}  # 7 by 4.6 inches
     ink = [int((page[:, :250] < 250).any(axis=-1).sum()) for page in pages]
     # Only the newest points have an edge, so a page may lose a rim and no more.
     assert all(later > 0.95 * earlier for earlier, later in pairwise(ink))
@@ -105,9 +116,6 @@ def test_atlas_holds_every_point_at_one_scale(layers: int, points: tuple[str, ..
         assert bottom < y.min() <= y.max() < top
     centers = {tuple(np.round([sum(axes.get_xlim()), sum(axes.get_ylim())], 6)) for axes in panels}
     assert len(centers) == (1 if layout == "joint" else len(panels))
-    assert layout.capitalize() in figure.get_suptitle()
-    legend = next(axes.get_legend() for axes in figure.axes if axes.get_legend())
-    assert {text.get_text() for text in legend.get_texts()} == {"[CLS]", "[SEP]", "the"}
 
 
 @pytest.mark.parametrize("levels", [1, 13])
@@ -128,14 +136,8 @@ def test_residual_stream_darkens_by_layer_and_names_whole_words(levels: int) -> 
         assert shades == sorted(set(shades), reverse=True)
         assert {note.get_text() for note in axes.texts} == {*TEXT} - {"arr", "##ow"}  # a piece of a word tells little
         assert all(tuple(note.xy) == tuple(xy[TEXT.index(note.get_text())]) for note in axes.texts)
-        assert axes.get_title() == (f"Layer {layer}" if layer else "Embedding output")
-
-
-def test_without_the_residual_stream_there_is_no_figure_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    captured = captured_texts(["a", "film"], "test/0")
-    with caplog.at_level("INFO"):
-        assert draw_residual("joint", random_map(captured, 1).query("point == 'ffn_output'"), captured) is None
-    assert "no figure of the residual stream" in caplog.text
+        boxes = [mpl.text.Text.get_window_extent(note) for note in axes.texts]
+        assert not any(box.overlaps(other) for place, box in enumerate(boxes) for other in boxes[:place])
 
 
 def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None:
@@ -149,71 +151,29 @@ def test_animation_rests_at_each_point_and_moves_between(tmp_path: Path) -> None
             durations.append(animation.info["duration"])
             frames.append(np.asarray(animation.convert("RGB")).astype(int))
     assert sum(durations) == (stops - 1) * 500 + 2000  # two points in a second, the last one for longer
-    per_point = (len(frames) - 1) // (stops - 1)
-    assert len(frames) == 1 + per_point * (stops - 1)
-    assert per_point > 1
+    assert len(frames) > stops
     assert all((after != before).any() for before, after in pairwise(frames))
     green = [(np.abs(frame - (0, 158, 115)).max(axis=-1) < 30).any() for frame in (frames[0], frames[-1])]
     assert green == [False, True]  # the layer's output comes last, the word embedding is black
 
 
-def test_labels_cover_no_other_label_and_stay_in_the_panel() -> None:
-    xy = np.concatenate([np.random.default_rng(0).normal(100, 15, (150, 2)), [[1.0, 1.0], [199.0, 199.0]]])
-    labels = {index: f"word {index}" for index in (*range(10), 150, 151)}
-    figure = Figure(figsize=(3, 3))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 200), ylim=(0, 200))
-    centres = zip(style.place_labels(axes, xy, labels, 5), labels.values(), strict=True)
-    looks = {"fontsize": 5, "ha": "center", "va": "center"}
-    boxes = [axes.text(*centre, label, **looks).get_window_extent() for centre, label in centres]
-    assert all(figure.bbox.containsx(x) for box in boxes for x in (box.x0, box.x1))
-    assert all(figure.bbox.containsy(y) for box in boxes for y in (box.y0, box.y1))
-    assert not any(box.overlaps(other) for place, box in enumerate(boxes) for other in boxes[:place])
-
-
-def test_a_free_text_is_shown_before_a_review() -> None:
-    for documents, shown in ((("test/3", "text/0", "text/1"), "text/0"), (("test/3", "test/1"), "test/3")):
-        captured = captured_texts(["a", "film"], *documents)
-        assert example_text(random_map(captured, 1), captured, 5).document == shown
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The run in a folder, which becomes the current one, where two free texts and a few reviews were measured."""
-    folder = tmp_path_factory.mktemp("measured")
-    changes: dict[str, Any] = {
-        "measure": {"documents": 4, "gradient_documents": 0},
-        "capture": {"documents": [], "texts": ["time flies like an $ arrow .", "film " * 40], "max_length": 60},
-        "render": {"formats": ["png", "svg"], "dpi": 60},
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        write_parameters(folder, **changes)
-        patch.chdir(folder)
-        write_reviews(folder / "data/reviews")
-        write_tiny_bert(folder / "models/pretrained", seed=0)
-        write_tiny_bert(folder / "models/finetuned", seed=1)
-        run_tokenized(measure)
-        yield Run(folder)
-
-
-def test_every_captured_document_gets_its_figures(measured: Run) -> None:
-    captured, digests = read_captured(measured.tokens, measured.steps), []
-    for _ in range(2):
-        draw_all([*mixing_figures(measured, captured)], captured, read_parameters().render)
-        digests.append(digest(measured.figures))
-    assert digests[0] == digests[1]
-    stems = {"mixing_by_layer", "mixing_reviews", "mixing_steps", "mixing_tokens_text_0", "mixing_tokens_text_1"}
+def test_every_captured_document_gets_its_figures(copied: Path) -> None:
+    run = Run(copied)
+    captured = read_captured(run.tokens, run.steps)
+    formats = {"formats": ["png", "svg"], "dpi": DPI}
+    draw_all([*mixing_figures(run, captured)], captured, read_parameters().render.model_copy(update=formats))
+    stems, documents = {"mixing_by_layer", "mixing_reviews", "mixing_steps"}, ("test_0", "test_1", "text_0")
     for kind in ("contributions", "rollouts"):
-        stems |= {f"mixing_{kind}_text_{i}_{name}" for i in (0, 1) for name in ("pretrained", "finetuned")}
-    names = {path.name for path in measured.figures.iterdir()}
-    assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+        stems |= {f"mixing_{kind}_{name}_{model}" for name in documents for model in ("pretrained", "finetuned")}
+    stems |= {f"mixing_tokens_{name}" for name in documents}
+    assert {path.name for path in run.figures.glob("*.png")} == {f"{stem}.png" for stem in stems}
 
     def text_of(name: str) -> str:
-        return (measured.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")
+        return (run.figures / f"mixing_{name}.svg").read_text(encoding="utf-8")
 
     assert all(f">{text}<" in text_of("tokens_text_0") for text in ("[CLS]", "Fine-tuned", "Difference"))
-    part, whole = text_of("contributions_text_1_finetuned"), text_of("contributions_text_0_finetuned")
-    assert all(text in part for text in ("tokens 0 to 19 of 42", ">Value Zeroing<", ">rest of text<"))
-    assert all(text not in whole for text in ("tokens 0", ">rest of text<"))
+    part = text_of("contributions_text_0_finetuned")
+    assert all(text in part for text in (" of 40", ">Value Zeroing<", ">rest of text<"))
     assert all(f">{text}<" in text_of("reviews") for text in ("Pretrained (left)", "Fine-tuned (right)"))
 
 
@@ -223,27 +183,27 @@ def text_layers(text: str, layers: int) -> TextLayers:
 
 
 def cells_of(image: Any) -> Any:
-    """The values of an image, with NaN for those that it does not show."""
+    """Return the values of an image, with NaN for those that it does not show."""
     return np.ma.filled(np.ma.masked_invalid(image.get_array()).astype(float), np.nan)
 
 
-def test_matrices_show_a_whole_sentence_without_its_diagonal(measured: Run) -> None:
+def test_matrices_show_a_whole_sentence_without_its_diagonal(run: Path) -> None:
     methods, part = ["attention", "value_zeroing"], range(3, 6)
-    text = text_layers("[CLS] yes . a film . " + "well " * 36, 2)
-    figure: Any = draw_matrices(measured, "finetuned", "text/1", text, methods)
+    text = text_layers("[CLS] yes . a film . " + "well " * 34, 2)
+    figure: Any = draw_matrices(Run(run), "finetuned", "text/0", text, methods)
     figure.draw_without_rendering()
     panels = [axes for axes in figure.axes if len(axes.images) == 2]
     assert len(panels) == 2 * len(methods)
-    assert "tokens 3 to 5 of 42" in figure.get_suptitle()
+    assert "tokens 3 to 5 of 40" in figure.get_suptitle()
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "film", "."]
     for row, method in enumerate(methods):
         shown = []
         for layer, axes in enumerate(panels[2 * row : 2 * row + 2]):
-            matrix = measured.matrix("finetuned", "text/1", method)[layer].astype(float)
+            matrix = Run(run).matrix("finetuned", "text/0", method)[layer].astype(float)
             shares = matrix / matrix.sum(axis=1, keepdims=True)
             expected = np.array([[np.nan if i == j else shares[i, j] for j in part] for i in part])
             np.testing.assert_allclose(cells_of(axes.images[0]), expected, rtol=1e-5)
-            rest = [sum(shares[i, j] for j in range(42) if j not in part) for i in part]
+            rest = [sum(shares[i, j] for j in range(40) if j not in part) for i in part]
             strips = np.stack([[shares[i, i] for i in part], rest], axis=1)
             np.testing.assert_allclose(cells_of(axes.images[1]), strips, rtol=1e-4)
             means = [axes.texts[0].get_text(), next(t for t in axes.texts[1:] if t.get_text().isdigit()).get_text()]
@@ -272,14 +232,7 @@ def test_strips_end_with_the_difference(tokens: int) -> None:
         assert np.isnan(shown[:, tokens:]).all()
     scale = panels[2].images[0].norm
     assert scale.vmin == -scale.vmax
-    assert scale.vmax == pytest.approx(max(np.percentile(np.abs(after - before), 99), 0.01))
     assert [axes.get_ylabel() for axes in panels[:3]] == ["Pretrained", "Fine-tuned", "Difference"]
-
-
-def test_a_strip_of_one_checkpoint_has_no_difference() -> None:
-    rows = pd.DataFrame({"checkpoint": "finetuned", "layer": [1, 1], "position": [0, 1], "attn_n": [0.2, np.nan]})
-    figure = draw_strips(rows, "text/0", text_layers("two words", 1))
-    assert [axes.get_ylabel() for axes in figure.axes if axes.images] == ["Fine-tuned"]
 
 
 @pytest.mark.parametrize("names", [["finetuned"], ["pretrained", "finetuned"]])
@@ -304,8 +257,6 @@ def test_every_review_is_a_dot_at_every_layer(names: list[str]) -> None:
         assert len({*zip(x.round(3), y.round(2), strict=True)}) > 0.9 * len(x)  # side by side, not on top of each other
         lightness = part.to_rgba(part.get_array())[:, :3].sum(axis=1)
         assert lightness[rows["tokens"].argmax()] < lightness[rows["tokens"].argmin()]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert any("(left)" in label for label in labels) == (len(names) == 2)
     assert "from 20 to 197 tokens" in figure.legends[0].get_title().get_text()
 
 
@@ -319,24 +270,18 @@ def contrast_to_white(color: str) -> float:
     return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
 
 
-@pytest.mark.parametrize("least", [3.0, 4.5])
-@pytest.mark.parametrize("color", sorted(COLORS | {color for color, _ in WORD_MARKS}))
-def test_colours_stand_out_on_white_and_keep_their_hue(color: str, least: float) -> None:
-    shown = darken_for_contrast(color, least)
-    assert contrast_to_white(shown) >= least
-    if contrast_to_white(color) >= 1.02 * least:
-        assert shown == color.lower()
-    hues = [mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(each))[0] for each in (color, shown)]
-    assert hues[0] == pytest.approx(hues[1], abs=0.06)
-
-
-def test_shades_of_colour_maps_stand_out_on_white() -> None:
+def test_colours_and_shades_stand_out_on_white() -> None:
+    for color in COLORS | {color for color, _ in WORD_MARKS}:
+        for least in (3.0, 4.5):
+            shown = darken_for_contrast(color, least)
+            assert contrast_to_white(shown) >= least
+            if contrast_to_white(color) >= 1.02 * least:
+                assert shown == color.lower()
+            hues = [mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(each))[0] for each in (color, shown)]
+            assert hues[0] == pytest.approx(hues[1], abs=0.06)
     for name in ("Greys", "Blues", "Oranges"):
-        shades = [
-            contrast_to_white(mpl.colors.to_hex(color)) for color in high_contrast_cmap(name)(np.linspace(0, 1, 50))
-        ]
-        assert min(shades) > 2.95
-        assert max(shades) > 9
+        shades = map(mpl.colors.to_hex, high_contrast_cmap(name)(np.linspace(0, 1, 50)))
+        assert min(map(contrast_to_white, shades)) > 2.95
 
 
 def test_text_stays_text_in_a_font_that_printers_take(tmp_path: Path) -> None:
@@ -352,34 +297,103 @@ def test_text_stays_text_in_a_font_that_printers_take(tmp_path: Path) -> None:
     assert "font-family: 'Arimo', Helvetica, Arial" in svg
 
 
-def test_labels_of_curves_stand_at_their_ends_in_order_and_apart() -> None:
-    figure = Figure(figsize=(3, 2))
-    panels = figure.subplots(1, 2)
-    figure.subplots_adjust(right=0.8, wspace=0.6)
-    heights, names = [0.5, 0.51, 0.52, 0.0, 1.0], ["one", "two\nlines", "three", "last", "first"]
-    for height, name in zip(heights, names, strict=True):
-        panels[0].plot([1, 6], [0.5, height], color="#0072b2", label=name)
-    panels[0].set(xlim=(1, 6), ylim=(0, 1))
-    for axes in panels:  # there is nothing in the second
-        style.label_curves(axes)
-    figure.draw_without_rendering()
-    boxes = sorted(
-        ((note.get_text(), mpl.text.Text.get_window_extent(note)) for note in panels[0].texts),
-        key=lambda each: each[1].y0,
-    )
-    panel, neighbour = panels[0].get_window_extent(), panels[1].get_window_extent()
-    assert [name for name, _ in boxes] == ["last", "one", "two\nlines", "three", "first"]
-    assert all(below.y1 <= above.y0 for (_, below), (_, above) in pairwise(boxes))
-    for _, box in boxes:
-        assert panel.x1 < box.x0 < box.x1 < neighbour.x0
-        assert panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1
+def display_tokens(tokenizer: Any, text: str, max_length: int = 200) -> list[DisplayToken]:
+    (tokenized,) = tokenize_texts(tokenizer, ["test/0"], [text], max_length)
+    return read_captured(tokenized.table, NO_STEPS).readings[0]
 
 
-def test_no_two_points_and_no_two_steps_look_alike() -> None:
-    for marks in (POINT_MARKS, STEP_MARKS):
-        labels, _, markers, _ = zip(*marks.values(), strict=True)
-        assert len(set(markers)) == len(set(labels)) == len(marks)
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
-def test_characters_that_no_font_has_become_code_points() -> None:
-    assert style.printable("caf\u00e9 \u4f60\x00") == "caf\u00e9 <U+4F60><U+0000>"
+def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options: Any = {"special_tokens": ["<s>", "</s>"], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([PROSE] * 3, trainers.BpeTrainer(vocab_size=vocabulary, **options))
+    ends = (("</s>", 1), ("<s>", 0))
+    tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=trim, add_prefix_space=False)
+    return wrapped(tokenizer)
+
+
+def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer like Llama's: characters that the vocabulary lacks become bytes."""
+    letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
+    vocabulary = {piece: number for number, piece in enumerate(names)}
+    merges = [("▁", "t"), ("h", "e")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    ends = [("<s>", 1), ("</s>", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return wrapped(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [byte_level(258), byte_level(300), byte_level(300, trim=True), metaspace(prefix=False), metaspace(prefix=True)],
+    ids=["bytes", "bpe", "trimmed", "spaces", "prefix"],
+)
+def test_labels_make_up_the_text_and_words_begin_after_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
+    pieces = display_tokens(tokenizer, PROSE)
+    assert (pieces[0].label, pieces[-1].label) == ("<s>", "</s>")
+    before = ""
+    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # a further part of a character
+        assert piece.begins == (not before or before[-1] in "␣⏎" or piece.label[0] in "␣⏎")
+        before += piece.label
+    text = PROSE.replace("▁", " ")  # SentencePiece cannot tell them apart
+    assert before.replace("⏎", "\n").replace("␣", " ").replace("▁", " ").removeprefix(" ") == text
+    # A tokenizer may part a word at an apostrophe.
+    assert re.findall(r"\w+", " ".join(words(pieces))) == re.findall(r"\w+", text.lower())
+    assert frequent_words(words(pieces), 2) == ["the", "film"]
+
+
+def test_wordpiece_keeps_its_names_and_the_spaces_of_the_text(default_weights: Any) -> None:
+    pieces = display_tokens(AutoTokenizer.from_pretrained(default_weights), "Unloved, it isn't a Café film ☂!")
+    labels = ["[CLS]", "un", "##lov", "##ed", ",", "it", "isn", "'", "t", "a", "cafe", "film", "[UNK]", "!", "[SEP]"]
+    assert [piece.label for piece in pieces] == labels
+    assert [piece.text for piece in pieces] == [label.removeprefix("##") for label in labels]
+    apart = {"[CLS]", "un", "it", "isn", "a", "cafe", "film", "[UNK]", "[SEP]"}
+    assert {piece.label for piece in pieces if piece.begins} == apart
+    assert list(filter(None, words(pieces))) == ["unloved", "it", "isn", "t", "a", "cafe", "film", "[UNK]"]
+
+
+def test_a_text_that_is_cut_within_a_character_is_still_read() -> None:
+    assert [piece.label for piece in display_tokens(byte_level(258), "a 好", 5)] == ["<s>", "a", "␣", "好", "</s>"]
+    assert [piece.label for piece in display_tokens(byte_level(258), "好", 9)] == ["<s>", "好", "…", "…", "</s>"]
+
+
+def test_a_decoder_reads_each_text_one_token_later() -> None:
+    table = tokens_table(["<s>", "␣a", "␣fi", "lm", "</s>"], SPECIAL)
+    both = pd.concat([table, table.assign(document="test/1")], ignore_index=True)
+    both["decoder_token"] = ["</s>", "<s>", "Ġa", "Ġfi", "lm"] * 2
+    steps = pd.DataFrame({"step": ["heads"] * 4 + ["cross_attention"] * 2, "layer": [1, 2, 3, 4, 3, 4]})
+    captured = read_captured(both, steps)
+    assert [piece.label for piece in captured.readings[1]] == ["</s>", "<s>", "␣a", "␣fi", "lm"] * 2
+    assert [piece.token_class for piece in captured.readings[1]] == ["sep", "cls", "word", "word", "word"] * 2
+    assert words(captured.readings[1]) == ["", "", "a", "film", ""] * 2
+    assert captured.encoder == 2
+    sites = [Site(0, "word_embedding"), Site(2, "layer_output"), Site(2, DECODER_INPUT), Site(3, "attention_heads")]
+    assert [captured.reading(site) for site in sites] == [0, 0, 1, 1]
+    assert captured.class_label("sep") == "</s>"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "expected"),
+    [
+        ("[CLS] a film . [SEP]", 5, range(5)),  # the whole text
+        ("[CLS] a good film . a film . [SEP]", 5, range(1, 5)),  # the longest that fits
+        ("[CLS] a good film . a film . [SEP]", 3, range(5, 8)),
+        ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # none fits
+        ("[CLS]", 5, range(1)),
+        ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", 4, range(7, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 6, range(5, 11)),
+        ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 5, range(1, 5)),
+        ("[CLS] 映画 。 良い [SEP]", 3, range(1, 3)),
+        ("no end", 1, range(1)),
+    ],
+)
+def test_short_part_of_a_text_is_a_whole_sentence_where_one_fits(tokens: str, most: int, expected: range) -> None:
+    assert short_part(captured_texts(tokens.split(), "test/0").readings[0], most) == expected

@@ -72,13 +72,13 @@ def _labels(points: set[str]) -> list[str]:
     return [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
 
 
-def page_script(folder: Path = HERE / "script") -> str:
-    """Return the modules in `folder` as one classic script; a page that is opened from disk may not import any.
+def page_script() -> str:
+    """Return the modules in `script/` as one classic script; a page that is opened from disk may not import any.
 
     Every module's text follows those of the modules that it imports, without its `import` and `export`. All share one
     scope, so a name that two of them define at their top level is one name; `tests/test_page.py` looks for such names.
     """
-    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "script").glob("*.js"))}
     order = TopologicalSorter({name: IMPORT.findall(text) for name, text in modules.items()}).static_order()
     bodies = [EXPORT.sub("", IMPORT.sub("", modules[name])) for name in order]
     return "\n".join(['(async () => {\n"use strict";', *bodies, "})();\n"])
