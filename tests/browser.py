@@ -1,4 +1,4 @@
-"""An installed Chromium, driven through Playwright."""
+"""An installed Chromium or Firefox, driven through Playwright."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ import axe_playwright_python
 import pytest
 
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMES = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    "firefox": ("firefox-esr", "firefox"),
+}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
+def browser(kind: str = "chromium") -> Iterator[Any]:
     """Yield a headless browser; skip the test where none is installed, or fail it where REQUIRE_BROWSER is set."""
     from playwright.sync_api import sync_playwright
 
-    path = next((path for path in map(shutil.which, NAMES) if path), None)
+    path = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
     if path is None:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
-        stop(f"no installed browser found (looked for {', '.join(NAMES)})")
+        stop(f"no installed browser found (looked for {', '.join(NAMES[kind])})")
     with sync_playwright() as playwright:
-        process = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        if kind == "firefox":  # as its makers build it, through WebDriver BiDi
+            process = playwright.firefox.launch(executable_path=path, channel="moz-firefox", headless=True)
+        else:
+            process = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         yield process
         process.close()
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from browser import Opened, violations
+from browser import Opened, browser, violations
 from conftest import COMMIT
 from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens
 from PIL import Image
@@ -27,6 +27,22 @@ from attnmix.page.sentences import headline
 from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
+
+
+@pytest.mark.long
+def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
+    with browser("firefox") as firefox:
+        # Firefox does not know what Playwright asks of a browser's media by default.
+        shown = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
+        for token in (*range(2, 2 + len(HOSTILE)), 3):
+            shown.page.locator(f"#token-{token}").click()
+        assert shown.page.evaluate("window.hacked") is None
+        assert shown.page.locator("#sources li").count() > 0
+        shown.page.keyboard.press("ArrowRight")
+        assert visible(tokens()["token"][4]) in shown.page.locator("#selected").inner_text()
+        for chart in ("map-chart", "mixing-chart", "steps-chart"):
+            assert shown.page.locator(f"#{chart}").locator("path, circle, canvas").count() > 0
+        shown.close()
 
 
 def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
