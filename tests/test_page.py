@@ -40,8 +40,7 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
         assert shown.page.locator("#sources li").count() > 0
         shown.page.keyboard.press("ArrowRight")
         assert visible(tokens()["token"][4]) in shown.page.locator("#selected").inner_text()
-        for chart in ("map-chart", "mixing-chart", "steps-chart"):
-            assert shown.page.locator(f"#{chart}").locator("path, circle, canvas").count() > 0
+        assert all(shown.traces(chart) for chart in ("map-chart", "mixing-chart", "steps-chart"))
         shown.close()
 
 
