@@ -22,21 +22,13 @@ from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-# Made-up reviews: their subjects, and for each class the verdicts that decide it.
-JAPANESE = (
-    ("この映画", "脚本", "主演の演技", "音楽"),
-    {
-        "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。"),
-        "否定": ("は退屈だった。", "はひどい。😀", "は二度と見たくない。"),
-    },
-)
-ARABIC = (
-    ("الفيلم", "السيناريو", "أداء الممثلة", "الموسيقى"),
-    {
-        "إيجابي": (" رائع جدا.", " جميل ومؤثر. IMAX 3D", " ممتاز."),
-        "سلبي": (" ممل للغاية.", " سيئ. «نعم»", " مخيب للآمال."),
-    },
-)
+SUBJECTS = ("この映画", "主演の演技", "音楽", "الفيلم", "أداء الممثلة", "الموسيقى")
+VERDICTS = {
+    "肯定": "はとても良かった。カフェ 👨‍👩‍👧",
+    "否定": "はひどい。😀",
+    "إيجابي": " ممتاز. IMAX 3D",
+    "سلبي": " سيئ. «نعم»",
+}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
@@ -62,10 +54,8 @@ def write_bert(folder: Path, texts: list[str]) -> None:
 
 def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
     reviews = [
-        (subject + verdict, name)
-        for subjects, verdicts in (JAPANESE, ARABIC)
-        for name, subject in itertools.product(verdicts, subjects)
-        for verdict in verdicts[name]
+        (f"{subject} {number}{verdict}", name)
+        for (name, verdict), subject, number in itertools.product(VERDICTS.items(), SUBJECTS, range(2))
     ]
     frame = pd.DataFrame([*reviews, *((text, "肯定") for text in HOSTILE)], columns=["感想", "المراجعة"])
     folder = workspace()
@@ -88,7 +78,7 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
     for stage in STAGES:
         import_module(f"stages.{stage}").main(read_parameters())
 
-    run, names = Run(Path()), sorted([*JAPANESE[1], *ARABIC[1]])
+    run, names = Run(Path()), sorted(VERDICTS)
     assert run.table("finetune/finetune_by_class")["label_name"].tolist() == names
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
