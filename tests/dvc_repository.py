@@ -11,9 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from conftest import REPOSITORY
 from stage_process import run_to_its_end
 
@@ -61,14 +63,6 @@ class Repository(NamedTuple):
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
-    def copy(self, folder: Path) -> Repository:
-        """Return a copy with its cache and all outputs."""
-        shutil.copytree(self.folder, folder, symlinks=True)
-        return with_home(folder)
-
-    def existing(self, *paths: str) -> list[str]:
-        return [path for path in paths if (self.folder / path).exists()]
-
 
 def stages_run(output: str) -> list[str]:
     """Return the stages that DVC says it ran, without `sources@own`, which always runs where it exists."""
@@ -80,6 +74,20 @@ def with_home(folder: Path) -> Repository:
     home.mkdir(parents=True)
     (home / ".gitconfig").write_text(USER, encoding="utf-8")
     return Repository(folder, home)
+
+
+def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPatch) -> Repository:
+    """Return a repository of git and DVC with these files in no commit yet, in its environment and current folder."""
+    repository = with_home(folder)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    repository.git("init", "--quiet")
+    repository.dvc("init", "--quiet")
+    patch.chdir(folder)
+    for name, value in repository.environment().items():
+        patch.setenv(name, value)
+    return repository
 
 
 def new_repository(folder: Path, stand_ins: bool = True) -> Repository:

@@ -19,9 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 TESTS = Path(__file__).parent
+PATHS = {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
 LIMIT = 3600  # seconds; it ends what hangs, and decides no test
 EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "shutil.rmtree")
 STATUSES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -34,13 +33,12 @@ def run_stage(
     constants: dict[str, int] | None = None,
     kill_at: str | None = None,
     kill_by: signal.Signals = signal.SIGKILL,
-    kill_rank: int = 0,
     processes: int = 1,
 ) -> str:
     """Run a stage in `folder`, which must succeed, or be killed; return its stderr.
 
-    `constants` are set before the stage starts, by `module:name`. Of several processes that of `kill_rank` is killed,
-    and the launcher must fail.
+    `constants` are set before the stage starts, by `module:name`. Of several processes the last is killed, and the
+    launcher must fail.
     """
     if stage in ("capture", "measure"):
         from conftest import tokenize_in  # not in the stage's own process, which must set itself up first
@@ -50,8 +48,8 @@ def run_stage(
     if processes > 1:
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = stage_command(launcher, stage, constants, kill_at, int(kill_by), str(kill_rank))
-    run = run_to_its_end(command, folder, {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"})
+    command = stage_command(launcher, stage, constants, kill_at, int(kill_by), str(processes - 1))
+    run = run_to_its_end(command, folder, PATHS)
     killed = STATUSES[kill_by] if processes == 1 else 1
     assert run.returncode == (killed if kill_at else 0), run.stderr
     return run.stderr
@@ -65,14 +63,10 @@ def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int]
 def run_to_its_end(
     command: Sequence[str], folder: Path, environment: dict[str, str], inherited: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Return a finished process; one that has not ended after an hour is a fault of the machine, or a hang."""
+    """Return a finished process with its output."""
     variables = dict(os.environ if inherited is None else inherited) | {"OMP_NUM_THREADS": "1"} | environment
-    try:
-        return subprocess.run(
-            command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"{' '.join(command)} has not ended after {LIMIT} s: it hangs, or this machine is far too slow")
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT}
+    return subprocess.run(command, cwd=folder, env=variables, check=False, **pipes)
 
 
 def main(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
-from conftest import REPOSITORY, digest
+from conftest import REPOSITORY
 
-from docs.tables import DOCUMENTS, MARKED, check_default_run, main, tables
+from docs.tables import DOCUMENTS, MARKED, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
@@ -179,11 +176,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     left = rows(f"{PLOTS}measure/mixing_controls.csv", **text_mean)["below"]
     correlations = rows(f"{PLOTS}faithfulness/margin_correlation.csv", checkpoint="finetuned").set_index("predicted")
 
-    def correlation(predicted: str) -> str:
-        return decimals(*correlations.loc[predicted, ["spearman", "ci_low", "ci_high"]])
+    def correlation(predicted: str, of: str = "spearman", ends: str = "ci") -> str:
+        return decimals(*correlations.loc[predicted, [of, f"{ends}_low", f"{ends}_high"]])
 
     def given_length(predicted: str) -> str:
-        return decimals(*correlations.loc[predicted, ["given_length", "given_length_low", "given_length_high"]])
+        return correlation(predicted, "given_length", "given_length")
 
     derivatives, levels = f"{PLOTS}measure/derivatives.csv", {"quantity": "level", "method": "norm_of_sum"}
     within = rows(derivatives, reference="layer_input", checkpoint=CHANGE, **levels)
@@ -260,21 +257,3 @@ def test_tables_of_declarations_are_up_to_date(document: str) -> None:
     contents = {name: content for _, name, content, _ in MARKED.findall(text)}
     assert contents
     assert [name for name in contents.keys() & declared.keys() if contents[name] != declared[name]] == []
-
-
-def test_tables_of_a_run_with_other_parameters_are_refused_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in ("docs", "reports/metrics", "reports/plots"):
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
-    for file in ("README.md", "dvc.lock"):
-        shutil.copy(REPOSITORY / file, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    check_default_run()
-    lock = yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))
-    lock["stages"]["measure"]["params"]["params.yaml"]["measure"]["documents"] = 39
-    Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
-    before = digest(tmp_path)
-    with pytest.raises(SystemExit, match=r"^error: measure ran with another measure than the default; [^\n]*$"):
-        main()
-    assert digest(tmp_path) == before

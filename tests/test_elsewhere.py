@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import fsspec
@@ -17,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import Workspace, digest, prepared_for_capture, run_tokenized
+from moto.server import ThreadedMotoServer
 
 from attnmix.core.errors import InputError
 from attnmix.core.points import Site
@@ -42,17 +39,11 @@ def run_capture(folder: Path, checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket_server() -> Iterator[str]:
-    """The address of a real S3 server, one for all tests, as fsspec keeps its connection to the first."""
-    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            port = next(match[1] for line in process.stderr if (match := re.search(r"unning on \S*:(\d+)", line)))
-            # It prints a line for each request, and would stop where nobody reads them.
-            Thread(target=process.stderr.read, daemon=True).start()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
+    """The address of an S3 server, one for all tests, as fsspec keeps its connection to the first."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
 
 
 @pytest.fixture

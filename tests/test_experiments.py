@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -12,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import REPOSITORY
-from dvc_repository import Repository, with_home
+from dvc_repository import Repository, repository_of
 from scipy import stats
 
 from attnmix.core.errors import InputError
@@ -75,19 +71,10 @@ def closed_test(p: list[float]) -> list[float]:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository of DVC with a pipeline of one stage; the current folder."""
-    made = with_home(tmp_path / "run")
-    (made.folder / "tables").mkdir(parents=True)
-    for model in ("big", "small"):
-        for seed in range(5):
-            ratios(model, seed).to_csv(made.folder / f"tables/{model}_{seed}.csv", index=False)
-    for name, text in FILES.items():
-        (made.folder / name).write_text(text, encoding="utf-8")
-    made.git("init", "--quiet")
-    made.dvc("init", "--quiet")
+    tables = {f"tables/{model}_{seed}.csv": ratios(model, seed) for model in ("big", "small") for seed in range(5)}
+    files = FILES | {name: table.to_csv(index=False) for name, table in tables.items()}
+    made = repository_of(tmp_path / "run", files, monkeypatch)
     made.commit("A pipeline")
-    monkeypatch.chdir(made.folder)
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
     return made
 
 
@@ -167,7 +154,3 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
-    program, variables = [sys.executable, "-m", "experiments", "table"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    run = subprocess.run(program, env=variables, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr.count("\n")) == (1, 1)
-    assert run.stderr.startswith("error: no experiment with")

@@ -1,29 +1,30 @@
-"""The code's own structure: one-way imports, code that dvc.yaml names, names that are declared once."""
+"""Imports go one way, and dvc.yaml names what each stage runs, reads and writes."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from conftest import REPOSITORY
+from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
+from dvc.utils.hydra import apply_overrides
+from pydantic import BaseModel
 
-from attnmix.core.names import CHECKPOINT_NAMES, IMPORTANCE_NAMES, MATRIX_NAMES, RATIO_NAMES, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS
-from attnmix.faithfulness.attributions import ATTRIBUTIONS
-from attnmix.figures.labels import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL_LOOKS, STEP_MARKS, WORD_CLASSES
-from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.measures.ratios import RATIOS
-from attnmix.models.families import PROJECTED, Stack
-from stages.common.cli import STAGES
+from attnmix.core.options import Parameters
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED
 
-PIPELINE = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
+STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()}
 CODE = ("attnmix", "stages")
 # `show` is no stage; the two packages hold a docstring.
 RUN_BY_NO_STAGE = {"stages/show.py", "attnmix/__init__.py", "stages/__init__.py"}
@@ -62,11 +63,10 @@ def reached_from(*modules: Path) -> set[Path]:
 
 def code_of(stage: str) -> list[str]:
     """Return the folders and files of code that dvc.yaml names for a stage."""
-    entry = PIPELINE[stage]
-    return [name for name in entry.get("do", entry)["deps"] if name.startswith(CODE)]
+    return [name for name in STAGES[stage]["deps"] if name.startswith(CODE)]
 
 
-def is_in(path: Path, places: list[str]) -> bool:
+def is_in(path: Path, places: Iterable[str]) -> bool:
     return any(path.is_relative_to(place) for place in places)
 
 
@@ -98,28 +98,137 @@ def test_drawing_imports_nothing_that_computes() -> None:
     assert run.stdout.split() == []
 
 
-@pytest.mark.parametrize("stage", ["finetune", "tokenize", "capture", "measure", "faithfulness", "reduce"])
-def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str) -> None:
-    entry = PIPELINE[stage]
-    assert {Path(out).parts[1] for out in entry["outs"] if out.startswith("features/")} <= {stage}
-    for kind, place in (("metrics", f"reports/metrics/{stage}.json"), ("plots", f"reports/plots/{stage}")):
-        assert {name for out in entry.get(kind, []) for name in out} <= {place}
-    section = {"reduce": "umap", "tokenize": "capture"}.get(stage, stage)
-    assert section in {key.partition(".")[0] for key in entry["params"]}
-
-
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:
     code = "".join((REPOSITORY / module).read_text(encoding="utf-8") for module in MODULES)
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
-    assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (RATIO_NAMES, MATRIX_NAMES)
-    assert (tuple(CHECKPOINTS), (*SPECIAL_LOOKS, *WORD_CLASSES)) == (CHECKPOINT_NAMES, TOKEN_CLASSES)
-    assert tuple(IMPORTANCE) == IMPORTANCE_NAMES
-    assert set(IMPORTANCE) <= set(ATTRIBUTIONS)
-    assert (tuple(POINT_MARKS), tuple(STEP_MARKS)) == (POINTS, tuple(STEP_POINTS))
-    assert all(mark.meaning for mark in POINT_MARKS.values())
-    names = {field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")}
-    everything = Stack(**names, feed_forward=("feed_forward",))
-    assert set(everything.places()) - {PROJECTED} == set(LAYER_POINTS)
+# Exempt are: keys that are read only for a hub's source, or only where nothing is trained; keys of later stages that
+# `finetune` only checks; numbers of documents in the sections of stages whose texts `tokenize` chooses; and the
+# arithmetic of `reduce`, which has no tensor of torch and takes it from the environment.
+EXEMPT = {
+    "download": {"dataset.revision", "model.revision"},
+    "finetune": {"capture.documents", "capture.max_length", "faithfulness.max_length"},
+    "measure": {"measure.documents", "model.base"},
+    "faithfulness": {"faithfulness.documents"},
+    "reduce": {"arithmetic"},
+}
+
+
+def all_keys(section: str) -> set[str]:
+    fields = getattr(Parameters.model_fields[section].annotation, "model_fields", None)
+    return {f"{section}.{key}" for key in fields} if fields else {section}
+
+
+SECTIONS = {type(value): f"{name}." for name, value in Parameters() if isinstance(value, BaseModel)}
+ALL_KEYS = {key for section in Parameters.model_fields for key in all_keys(section)}
+
+
+def declared_keys(stage: str) -> set[str]:
+    """Return the parameters that dvc.yaml names for a stage; a section stands for its keys, the file for all."""
+    names = STAGES[stage]["params"]
+    if {"params.yaml": None} in names:
+        return ALL_KEYS
+    return set().union(*(all_keys(name) if name in Parameters.model_fields else {name} for name in names))
+
+
+def outputs(stage: str) -> list[str]:
+    outs = [out for kind in ("outs", "metrics", "plots") for out in STAGES[stage].get(kind, ())]
+    return [out if isinstance(out, str) else next(iter(out)) for out in outs]
+
+
+def outside(paths: set[str], places: Iterable[str]) -> set[str]:
+    """Return the paths that are in none of the places."""
+    return {path for path in paths if not is_in(Path(path), places)}
+
+
+class Observed(NamedTuple):
+    """The keys that a stage read on tiny input, and the files that it opened and wrote."""
+
+    keys: set[str]
+    opened: set[str]
+    written: set[str]
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
+    """Every stage, run on tiny input in one folder, in turn; its name has spaces, a quote and letters of all kinds."""
+    folder = tmp_path_factory.mktemp("Möbius' Ordner 模型 ")
+    checkpoint = write_tiny_bert(folder / "bert", layers=2)
+    toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
+    write_parameters(
+        folder,
+        dataset={"name": "reviews.csv"},
+        model={"name": str(checkpoint)},
+        finetune={"epochs": 1, "max_length": 40},
+        capture={"documents": [0, 1], "max_length": 40},
+        measure={"documents": 3, "gradient_documents": 1},
+        faithfulness={"documents": 2, "max_length": 20},
+        render={"dpi": 50},
+    )
+    keys, opened = set[str](), set[str]()
+
+    def record(section: BaseModel, name: str) -> Any:
+        value = object.__getattribute__(section, name)
+        prefix = SECTIONS.get(type(section), "")
+        if name in type(section).model_fields and not isinstance(value, BaseModel):
+            keys.add(f"{prefix}{name}")
+        elif name == "model_dump" and prefix:
+            keys.update(all_keys(prefix.removesuffix(".")))
+        return value
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
+            if path.is_relative_to(folder) and path.is_file():
+                opened.add(path.relative_to(folder).as_posix())
+
+    def times() -> dict[str, int]:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in files}
+
+    sys.addaudithook(look)
+    runs = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(BaseModel, "__getattribute__", record, raising=False)
+        parameters = read_parameters()
+        for name in STAGES:
+            module, before = import_module(f"stages.{name}"), times()
+            keys.clear()
+            opened.clear()
+            module.main(parameters)
+            runs[name] = Observed(set(keys), set(opened), {path for path, _ in times().items() - before.items()})
+            assert before.keys() <= times().keys()
+    return runs
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage_names_exactly_the_parameters_that_it_reads(observed: dict[str, Observed], stage: str) -> None:
+    # The page names every parameter that differs from its default.
+    exempt = ALL_KEYS if stage == "render" else EXEMPT.get(stage, set())
+    assert declared_keys(stage) - exempt == observed[stage].keys - exempt
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage_opens_and_writes_only_the_files_that_it_names_and_writes_all_of_them(
+    observed: dict[str, Observed], stage: str
+) -> None:
+    _, opened, written = observed[stage]
+    assert [out for out in outputs(stage) if outside(written, [out]) == written] == []
+    # Until the stage `sources` exists, `download` says what is to be watched.
+    assert outside(written, [*outputs(stage), *(["reports/sources.json"] if stage == "download" else [])]) == set()
+    sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
+    assert outside(opened, [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED), *sources]) == set()
+    assert opened
+
+
+@pytest.mark.parametrize("profile", sorted((REPOSITORY / "profiles").glob("*.txt")), ids=lambda path: path.stem)
+def test_profile_is_a_valid_choice_of_known_parameters(tmp_path: Path, profile: Path) -> None:
+    lines = [line for line in profile.read_text(encoding="utf-8").splitlines() if not line.startswith("# ")]
+    assert [line for line in lines if len(line.split()) != 1] == []  # a shell separates them
+    write_parameters(tmp_path)
+    apply_overrides(tmp_path / "params.yaml", lines)  # as `dvc exp run -S` does
+    parameters = read_parameters(tmp_path / "params.yaml")
+    texts = parameters.dataset.test_limit
+    assert texts is None or max(parameters.capture.documents) < texts

@@ -1,18 +1,31 @@
-"""A stopped stage says so in one line and resumes its own work, not that of other code, packages or inputs."""
+"""A stopped stage says so in one line and resumes its own work, on one machine or two, not that of other inputs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters
-from stage_process import run_stage, run_to_its_end
+from conftest import (
+    REPOSITORY,
+    SHORT,
+    SMALL_SHARDS,
+    Workspace,
+    digest,
+    prepared_for_capture,
+    write_parameters,
+    write_tiny_bert,
+)
+from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
 
 from attnmix.core.points import Site
 from attnmix.store import features as store
@@ -22,6 +35,11 @@ from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40}
+MEASURE = {
+    "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
+    "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80},
+}
+RECIPE = {"epochs": 3, "batch_size": 8, "learning_rate": 5e-3, "max_length": 40}
 MARKED = Site(1, "layer_output")
 MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
@@ -49,7 +67,14 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(tmp_path: Path, ti
     assert not (stopped / UNFINISHED).exists()
 
 
-@pytest.mark.parametrize("changed", ["code", "package", "data", "model", "parameter", "parameter of another stage"])
+FILES = {
+    "code": "stages/capture.py",
+    "data": "features/tokenize/tokens.parquet",
+    "model": "models/finetuned/config.json",
+}
+
+
+@pytest.mark.parametrize("changed", [*FILES, "package", "parameter", "parameter of another stage"])
 def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_removed(
     workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
@@ -61,15 +86,11 @@ def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_
     before = unfinished_folder("capture", read_parameters(), folder)
     (before / "work").touch()
     assert unfinished_folder("capture", read_parameters(), folder) == before
-    if changed == "code":
-        (folder / "stages/capture.py").write_text("# changed", encoding="utf-8")
+    if changed in FILES:
+        (folder / FILES[changed]).write_text("# changed", encoding="utf-8")
     elif changed == "package":
         packages = [*distributions(), SimpleNamespace(name="planted", version="1.0")]
         monkeypatch.setattr(resume, "distributions", lambda: packages)
-    elif changed == "data":
-        (folder / "features/tokenize/tokens.parquet").write_bytes(b"changed")
-    elif changed == "model":
-        (folder / "models/finetuned/config.json").write_text("{}")
     elif changed == "parameter":
         write_parameters(folder, capture=CAPTURE | {"dtype": "float32"})
     else:
@@ -91,3 +112,43 @@ def test_signal_while_libraries_are_loaded_is_one_line_of_the_first_process(
     variables = {"PYTHONPATH": f"{tmp_path}/first:{REPOSITORY}", "RANK": rank}
     run = run_to_its_end([sys.executable, "-m", "stages", "capture"], workspace(), variables)
     assert (run.returncode, run.stdout, run.stderr) == (143, "", message)
+
+
+def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[int]:
+    """Return the status of two launchers that meet at a port of this machine, each with one process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = []
+    for rank in range(2):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
+        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
+        command = stage_command([*launcher, "--local-addr", "127.0.0.1"], stage, constants)
+        environment = os.environ | PATHS | {"OMP_NUM_THREADS": "1"}
+        nodes.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL))
+    return [node.wait(LIMIT) for node in nodes]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("stage", "changes", "moment", "outputs"),
+    [
+        ("finetune", {"finetune": RECIPE, **SHORT}, "os.mkdir .*/checkpoint-12$", ["models/finetuned", "reports"]),
+        ("capture", {"capture": CAPTURE}, "open .*/done/3.begun$", ["features/capture"]),
+        ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"]),
+    ],
+)
+def test_one_of_two_processes_that_dies_ends_both_and_two_nodes_resume_to_the_undisturbed_bytes(
+    tmp_path: Path, tiny_bert: Path, stage: str, changes: dict[str, Any], moment: str, outputs: list[str]
+) -> None:
+    for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
+        write_tiny_bert(prepared_for_capture(folder, tiny_bert) / "models/pretrained", seed=1)
+        write_parameters(folder, **changes)
+    constants = SMALL_SHARDS if stage == "capture" else {}
+    # Training is the same up to the order of sums with another number of processes (tests/test_finetune.py).
+    run_stage(undisturbed, stage, constants=constants, processes=2 if stage == "finetune" else 1)
+    errors = run_stage(killed, stage, constants=constants, processes=2, kill_at=moment)
+    assert "Signal 9 (SIGKILL)" in errors
+    assert any((killed / UNFINISHED / stage).rglob("*"))
+    assert run_two_nodes(killed, stage, constants) == [0, 0]
+    assert [digest(killed / each) for each in outputs] == [digest(undisturbed / each) for each in outputs]
+    assert not (killed / UNFINISHED).exists()

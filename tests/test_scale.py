@@ -12,43 +12,32 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPOSITORY
-from dvc_repository import STAGES, Repository, new_repository, stages_run
+from dvc_repository import STAGES, new_repository, stages_run
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> dict[str, str]:
-    """Slurm's variables for a job, and a folder with its programs."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
+@pytest.mark.long
+def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path) -> None:
+    plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
+    plain.dvc("repro")
+    programs = tmp_path / "programs"
+    programs.mkdir()
     for name, line in PLAYED.items():
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
-        (folder / name).chmod(0o755)
-    (folder / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    (programs / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     job = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
-    return job | {"PROGRAMS": str(folder)}
-
-
-def submit(repository: Repository, script: str, cluster: dict[str, str]) -> str:
-    path = os.pathsep.join([cluster["PROGRAMS"], repository.environment()["PATH"]])
-    folders = {"SLURM_SUBMIT_DIR": str(repository.folder), "PATH": path, "PYTHONPATH": str(repository.folder)}
-    return repository.run("bash", str(SCALE / script), **cluster, **folders).stdout
-
-
-@pytest.mark.long
-def test_the_slurm_job_runs_each_stage_once_and_a_second_one_none(tmp_path: Path, cluster: dict[str, str]) -> None:
-    plain, by_slurm = (new_repository(tmp_path / name) for name in ("plain", "slurm"))
-    plain.dvc("repro")
-    launched = {"finetune", "capture", "measure"}
-    output = submit(by_slurm, "slurm.sh", cluster)
-    assert stages_run(output) == [stage for stage in STAGES if stage not in launched]
+    job |= {"SLURM_SUBMIT_DIR": str(by_slurm.folder), "PYTHONPATH": str(by_slurm.folder)}
+    job["PATH"] = os.pathsep.join([str(programs), by_slurm.environment()["PATH"]])
+    output = by_slurm.run("bash", str(SCALE / "slurm.sh"), **job).stdout
+    assert stages_run(output) == [stage for stage in STAGES if stage not in ("finetune", "capture", "measure")]
     assert stages_run(by_slurm.dvc("repro", "--dry")) == []
     assert (by_slurm.folder / "dvc.lock").read_text() == (plain.folder / "dvc.lock").read_text()
-    assert stages_run(submit(by_slurm, "slurm.sh", cluster)) == []
+    assert stages_run(by_slurm.run("bash", str(SCALE / "slurm.sh"), **job).stdout) == []
 
 
 @pytest.mark.long

@@ -17,7 +17,6 @@ from stage_process import run_to_its_end
 from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters, Parameters
 from attnmix.store.features import Site, read_features
 from stages import show
 from stages.common.parameters import read_parameters
@@ -26,18 +25,14 @@ TEXT = "time flies like an arrow"
 QUICK = {**SHORT, "umap": {"stability_seeds": [3]}}
 
 
-def parameters_for(model: Path | str) -> Parameters:
-    return read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
-
-
 def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
     workspace: Workspace, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    folder, texts = workspace(**QUICK, model={"name": "whatever"}), (TEXT, "the film was good .")
+    folder, texts = workspace(**QUICK, model={"name": str(tiny_bert)}), (TEXT, "the film was good .")
     (folder / "features").mkdir()
     (folder / "features/kept.txt").write_text("a run of the pipeline", encoding="utf-8")
     before, made = digest(folder), tmp_path / "out/page"
-    show.main(parameters_for(tiny_bert), texts, made)
+    show.main(read_parameters(), texts, made)
     assert {each.name for each in made.iterdir()} == {"index.html", "features", "plots"}
     model = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
@@ -51,7 +46,7 @@ def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
     vectors = [run.last_hidden_state[0].numpy() for run in runs]
     features = read_features(made / "features/capture", Site(3, "layer_output"))
     np.testing.assert_allclose(features, np.concatenate(vectors), atol=2e-3)  # float16
-    show.main(parameters_for(tiny_bert), [TEXT], made)  # an earlier page gives way
+    show.main(read_parameters(), [TEXT], made)  # an earlier page gives way
     assert len(read_features(made / "features/capture", Site(3, "layer_output"))) == len(vectors[0])
     assert digest(folder) == before
 
@@ -60,8 +55,8 @@ def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
 def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
     workspace: Workspace, tmp_path: Path, family: str
 ) -> None:
-    folder = workspace(**QUICK)
-    show.main(parameters_for(write_family(family, tmp_path / family)), [TEXT], folder / "page")
+    folder = workspace(**QUICK, model={"name": str(write_family(family, tmp_path / family))})
+    show.main(read_parameters(), [TEXT], folder / "page")
     text = (folder / "page/index.html").read_text(encoding="utf-8")
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
@@ -77,17 +72,12 @@ def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
         opened.close()
 
 
-def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace, tiny_bert: Path) -> None:
+def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace) -> None:
     folder = workspace(**SHORT)
     with pytest.raises(InputError, match=r"^--text, or TEXT=\"\.\.\.\" of make: ' ' is empty"):
-        show.main(parameters_for(tiny_bert), [TEXT, " "], Path("page"))
+        show.main(read_parameters(), [TEXT, " "], Path("page"))
     with pytest.raises(InputError, match=r"^--to: \. holds params\.yaml, which"):
-        show.main(parameters_for(tiny_bert), [TEXT], Path())
-    with pytest.raises(InputError, match=r"--model: package://none/model: there is no installed Python package"):
-        show.main(parameters_for("package://none/model"), [TEXT], Path("page"))
-    (folder / "broken").mkdir()
-    with pytest.raises(InputError, match=r"--model: broken holds no config\.json"):
-        show.main(parameters_for("broken"), [TEXT], Path("page"))
+        show.main(read_parameters(), [TEXT], Path())
     assert not (folder / "page").exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dvc_repository import Repository, with_home
+from dvc_repository import Repository, repository_of
 
 import verify
 
@@ -43,17 +43,10 @@ PLANTED = WORK.format(
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository with the results of the steady pipeline in its only commit; the current folder."""
-    made = with_home(tmp_path / "repository")
-    made.folder.mkdir()
-    for name, text in (("dvc.yaml", PIPELINE), ("work.py", STEADY), ("params.yaml", "limit: 3\n")):
-        (made.folder / name).write_text(text, encoding="utf-8")
-    made.git("init", "--quiet")
-    made.dvc("init", "--quiet")
+    files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
+    made = repository_of(tmp_path / "repository", files, monkeypatch)
     made.dvc("repro", "--quiet")
     made.commit("A pipeline")
-    monkeypatch.chdir(made.folder)
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return made
@@ -82,7 +75,7 @@ def test_steady_pipeline_gives_the_same_bytes_and_planted_differences_are_named(
     assert list(tmp_path.glob("verify-*")) == []
 
 
-def test_another_result_than_the_committed_one_is_named(
+def test_another_result_than_the_committed_one_and_a_stage_that_fails_are_named(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository.folder / "metrics.json").write_text("{}", encoding="utf-8")
@@ -94,9 +87,7 @@ def test_another_result_than_the_committed_one_is_named(
     assert verify.main(["--profile", str(tmp_path / "profile.txt"), "--folder", str(tmp_path / "kept")]) == 0
     assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
 
-
-def test_stage_that_fails_is_one_error_with_the_end_of_its_log(repository: Repository) -> None:
     (repository.folder / "work.py").write_text("raise SystemExit('the stage says why')", encoding="utf-8")
-    repository.commit("A change")
+    repository.commit("A fault")
     with pytest.raises(SystemExit, match=r"one thread: .* failed:(.|\n)*the stage says why"):
         verify.main([])

@@ -1,4 +1,4 @@
-"""From reviews to page in scripts other than Latin, and with texts that are hardly any."""
+"""From reviews to page in scripts other than Latin, and with texts that could break a format."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import itertools
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
 import torch
-from conftest import SHORT, Workspace, toy_reviews, write_tokenizer
+from conftest import SHORT, Workspace, write_tokenizer
 from matplotlib.figure import Figure
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
@@ -24,23 +22,13 @@ from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-# Made-up reviews: their subjects, and for each class the verdicts that decide it.
-JAPANESE = (
-    ("この映画", "脚本", "主演の演技", "音楽", "最後の場面"),
-    {
-        "肯定": ("はとても良かった。カフェ", "は素晴らしい。👨‍👩‍👧", "は心に残った。", "は良い。"),
-        "否定": ("は退屈だった。", "はひどい。😀", "は二度と見たくない。", "は悪い。"),
-        "中立": ("は普通だった。", "はどちらとも言えない。", "はまあまあだ。", "は平凡だ。"),
-    },
-)
-ARABIC = (
-    ("الفيلم", "السيناريو", "أداء الممثلة", "الموسيقى", "المشهد الأخير"),
-    {
-        "إيجابي": (" رائع جدا.", " جميل ومؤثر. IMAX 3D", " ممتاز.", " جيد."),
-        "سلبي": (" ممل للغاية.", " سيئ. «نعم»", " مخيب للآمال.", " رديء."),
-        "محايد": (" عادي.", " لا بأس به. ٢٠٢٤", " متوسط.", " مقبول."),
-    },
-)
+SUBJECTS = ("この映画", "主演の演技", "音楽", "الفيلم", "أداء الممثلة", "الموسيقى")
+VERDICTS = {
+    "肯定": "はとても良かった。カフェ 👨‍👩‍👧",
+    "否定": "はひどい。😀",
+    "إيجابي": " ممتاز. IMAX 3D",
+    "سلبي": " سيئ. «نعم»",
+}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 HOSTILE = [
     "<b>Bold</b> &amp; <script>document.title = 'gone'</script> film",
@@ -64,17 +52,24 @@ def write_bert(folder: Path, texts: list[str]) -> None:
     BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=64, **sizes)).save_pretrained(folder)
 
 
-def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str], **capture: Any) -> Path:
-    """Run every stage in this process on a csv of the frame, whose columns are text and label."""
+def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
+    reviews = [
+        (f"{subject} {number}{verdict}", name)
+        for (name, verdict), subject, number in itertools.product(VERDICTS.items(), SUBJECTS, range(2))
+    ]
+    frame = pd.DataFrame([*reviews, *((text, "肯定") for text in HOSTILE)], columns=["感想", "المراجعة"])
     folder = workspace()
     frame.to_csv(folder / "reviews.csv", index=False, encoding="utf-8-sig", quoting=csv.QUOTE_ALL)
-    write_bert(folder / "model", vocabulary)
-    text, label = frame.columns
+    write_bert(folder / "model", frame["感想"].tolist())
+    captured = {"documents": [0, 1], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]]}
     workspace(
-        dataset={"name": "reviews.csv", "text_column": text, "label_column": label, "validation_fraction": 0.25},
+        dataset={
+            **{"name": "reviews.csv", "validation_fraction": 0.25},
+            **{"text_column": "感想", "label_column": "المراجعة"},
+        },
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
-        capture=SHORT["capture"] | capture,
+        capture=SHORT["capture"] | captured,
         measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"layouts": ["joint"], "stability_seeds": []},
@@ -82,49 +77,26 @@ def run_pipeline(workspace: Workspace, frame: pd.DataFrame, vocabulary: list[str
     )
     for stage in STAGES:
         import_module(f"stages.{stage}").main(read_parameters())
-    return folder
 
-
-@pytest.mark.long
-def test_six_classes_in_two_scripts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
-    reviews = [
-        (subject + verdict, name)
-        for subjects, verdicts in (JAPANESE, ARABIC)
-        for name, subject in itertools.product(verdicts, subjects)
-        for verdict in verdicts[name]
-    ]
-    frame = pd.DataFrame(reviews, columns=["感想", "المراجعة"])
-    folder = run_pipeline(workspace, frame, frame["感想"].tolist(), documents=[0, 1])
-    names = sorted([*JAPANESE[1], *ARABIC[1]])
-    by_class = Run(Path()).table("finetune/finetune_by_class")
-    assert by_class["label_name"].tolist() == names
-    assert by_class["reviews"].tolist() == [5] * 6
-    margins = Run(Path()).table("faithfulness/margins").set_index("document")
+    run, names = Run(Path()), sorted(VERDICTS)
+    assert run.table("finetune/finetune_by_class")["label_name"].tolist() == names
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
-    for document, row in margins.iterrows():
-        text = read_split("test", Run(Path()).reviews)["text"][int(str(document).removeprefix("test/"))]
+    for document, row in run.table("faithfulness/margins").set_index("document").iterrows():
+        text = read_split("test", run.reviews)["text"][int(str(document).removeprefix("test/"))]
         with torch.no_grad():
             logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
         highest = logits.pop(names.index(row["predicted"]))
         assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
-    tokens = Run(Path()).tokens
-    assert "[UNK]" not in set(tokens["token"])
+    tokens = run.tokens.query("document.isin(['test/0', 'test/1'])")["token"]
+    assert "[UNK]" not in set(tokens)
     # The letters are in the figures as text.
     figure = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
-    with paper_style(find_fallback_fonts(tokens["token"])):
-        assert all(escape(printable(token)) in figure for token in tokens["token"][:8])
-
-
-def test_hostile_texts_go_through_every_stage(workspace: Workspace) -> None:
-    frame = toy_reviews(40, 0)[["text", "label"]]
-    frame.loc[: len(HOSTILE) - 1, "text"] = HOSTILE
-    capture = {"documents": [0], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]], "max_length": 64}
-    folder = run_pipeline(workspace, frame, frame["text"].tolist(), **capture)
-    assert Run(Path()).documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
-    page = (folder / "reports/index.html").read_text(encoding="utf-8")
-    assert "<script>document.title" not in page
-    for file in (folder / "reports/index.html", *(folder / "reports/figures").glob("*.svg")):
+    with paper_style(find_fallback_fonts(tokens)):
+        assert all(escape(printable(token)) in figure for token in tokens[:8])
+    assert run.documents.set_index("document").loc["text/1", "whole_tokens"] >= 10_002
+    assert "<script>document.title" not in run.page.read_text(encoding="utf-8")
+    for file in (run.page, *(folder / "reports/figures").glob("*.svg")):
         assert "\x00" not in file.read_text(encoding="utf-8")
 
 
@@ -138,14 +110,10 @@ def test_fonts_are_added_for_letters_that_the_usual_one_lacks(tmp_path: Path) ->
     letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # which matplotlib brings along, in another font
     with paper_style():
         assert printable(letter) != letter
-    pixels = []
     for texts in ([letter], ["plain, café, Ω, فيلم \x02"]):
         with paper_style(find_fallback_fonts(texts)):
-            assert (mpl.rcParams["font.family"] == ["Arimo", "DejaVu Sans"]) == (texts != [letter])
             figure = Figure(figsize=(1, 1))
             figure.text(0.1, 0.5, printable(letter))
             save_figure(figure, tmp_path / "drawn", ["png", "pdf", "svg"], 50)
-        pixels.append((tmp_path / "drawn.png").read_bytes())
         vectors = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
         assert (letter in vectors, "&lt;U+1D400&gt;" in vectors) == (texts == [letter], texts != [letter])
-    assert pixels[0] != pixels[1]

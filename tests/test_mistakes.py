@@ -1,0 +1,199 @@
+"""What is wrong in params.yaml, or refused by the machine, is one line before any work: keys, disk, memory, a lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture, run_tokenized, write_parameters
+from stage_process import run_to_its_end
+
+from attnmix.core.errors import InputError
+from attnmix.core.options import Parameters
+from attnmix.store.layout import ACTIVATIONS
+from attnmix.store.runs import Run
+from stages import capture, faithfulness, finetune, measure, reduce, render
+from stages.common import resources
+from stages.common.cli import as_command
+from stages.common.parameters import read_parameters
+from stages.common.resume import UNFINISHED, lock_stage
+
+DEFAULT = REPOSITORY / "params.yaml"
+CAPTURE = {"documents": [0, 1, 2], "max_length": 40}
+HOLD = "from stages.common.resume import lock_stage\nwith lock_stage('render'): print(flush=True), input()"
+
+
+def keys(values: dict[str, Any]) -> dict[str, str]:
+    """Return each `section.key` with its value as Python writes it: 4 is not 4.0, and True is not 1."""
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
+    return {f"{name}.{key}": repr(value) for name, section in sections.items() for key, value in section.items()}
+
+
+def test_every_default_is_the_value_in_the_shipped_file() -> None:
+    assert keys(Parameters().model_dump()) == keys(yaml.safe_load(DEFAULT.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("umap.metrik", "cosine", ["umap.metrik is unknown; did you mean umap.metric?", "n_neighbors"]),
+        ("finetune.epochs", "three", ["finetune.epochs: 'three' is not allowed: input should be a valid integer"]),
+        ("finetune.learning_rate", float("nan"), ["finetune.learning_rate", "finite"]),
+        ("finetune.precision", "fp8", ["finetune.precision: 'fp8'", "fp32", "bf16", "fp16"]),
+        ("dataset.label_column", "text", ["dataset: text_column and label_column need different names"]),
+        ("dataset.test_split", "train", ["dataset: train_split and test_split need different names"]),
+        ("capture.documents", [3, 3], ["capture.documents", "more than once"]),
+        ("capture.texts", ["a", "\u200b\u0301\x00"], ["capture.texts[1]", "the text is empty"]),
+        ("capture.texts", ["a", "b\x00c"], ["capture.texts[1]", "NUL character"]),
+        ("capture.points", ["attention_nrom"], ["capture.points[0]: 'attention_nrom'", "allowed: word_embedding"]),
+        ("capture.store", "s4://bucket/run", ["capture.store", "fsspec knows no file system s4://"]),
+        ("umap.stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
+    ],
+)
+def test_mistake_names_the_key_and_what_is_allowed(tmp_path: Path, key: str, value: Any, expected: list[str]) -> None:
+    section, _, name = key.partition(".")
+    write_parameters(tmp_path, **{section: {name: value}})
+    with pytest.raises(InputError) as raised:
+        read_parameters(tmp_path / "params.yaml")
+    assert [part for part in expected if part not in str(raised.value)] == []
+    assert "\n" not in str(raised.value)
+
+
+def test_numbers_as_dvc_writes_them_are_numbers(tmp_path: Path) -> None:
+    text = DEFAULT.read_text().replace("learning_rate: ", "learning_rate: 2e-05 # ")
+    (tmp_path / "params.yaml").write_text(text)
+    assert read_parameters(tmp_path / "params.yaml").finetune.learning_rate == 2e-5
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"seed: 1\nmodel: {}\nseed: 2\n", 'is not valid YAML: .*found duplicate key "seed".*line 3'),
+        (b"seed: \xff", "is not valid YAML"),
+        (b"", "must hold the sections seed, arithmetic, dataset, model"),
+        (None, "is missing; run the pipeline from the repository's root"),
+    ],
+)
+def test_file_that_is_no_mapping_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
+    if content is not None:
+        (tmp_path / "params.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=rf"params\.yaml {expected}") as raised:
+        read_parameters(tmp_path / "params.yaml")
+    assert "\n" not in str(raised.value)
+
+
+def test_wrong_parameters_are_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    write_parameters(tmp_path, render={"formts": ["png"]})
+    for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
+    path = {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, REPOSITORY])), "PATH": ""}
+    run = run_to_its_end([sys.executable, "-m", "stages", "capture"], tmp_path, path, inherited={})
+    assert run.stderr.startswith("error: params.yaml: render.formts is unknown; did you mean render.formats?")
+    assert (run.returncode, run.stderr.count("\n")) == (1, 1)
+    assert not (tmp_path / "data").exists()
+
+
+def set_free_disk(patch: pytest.MonkeyPatch, size: float) -> None:
+    patch.setattr(resources, "disk_usage", lambda _: SimpleNamespace(free=size))
+
+
+def test_stores_that_do_not_fit_the_disk_are_refused_before_any_is_written(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
+    run_tokenized(capture)
+    written = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*.zarr/c/**/*") if path.is_file())
+    shutil.rmtree(ACTIVATIONS)
+    set_free_disk(monkeypatch, written / 2)
+    reduce = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
+    with pytest.raises(InputError, match=rf"^capture: \d+ tokens at 17 points need .* of disk, .* reduce {reduce}$"):
+        run_tokenized(capture)
+    assert not list(Path().rglob("*.zarr"))
+    set_free_disk(monkeypatch, written)
+    run_tokenized(capture)
+    assert ACTIVATIONS.is_dir()
+
+
+def raise_as_cuda_does() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+@pytest.mark.parametrize("allocate", [lambda: np.empty(2**50), lambda: torch.empty(2**50), raise_as_cuda_does])
+def test_lack_of_memory_is_one_line_that_names_the_parameter(allocate: Callable[[], object]) -> None:
+    expected = r"^error: capture: out of memory \(.*allocate.*\); reduce capture\.batch_tokens or capture\.max_length$"
+    with pytest.raises(SystemExit, match=expected), as_command("capture"):
+        allocate()
+    with pytest.raises(RuntimeError, match="of another kind"), as_command("capture"):
+        raise RuntimeError("of another kind")
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("hardlink", 1), ("copy", 2)])
+def test_copy_in_the_cache_counts_where_dvc_will_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, copies: int
+) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text(f"[cache]\n    type = {kind}\n")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    set_free_disk(monkeypatch, copies * 1e6)
+    resources.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
+    set_free_disk(monkeypatch, copies * 1e6 - 1)
+    with pytest.raises(InputError, match="copy in DVC's cache, and" if copies > 1 else r"of disk, and"):
+        resources.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
+    assert [path.name for path in tmp_path.iterdir()] == [".dvc"]
+
+
+def test_second_run_of_a_stage_is_told_of_the_first_until_that_is_killed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "stages", "render"]
+    hold = subprocess.Popen(
+        [sys.executable, "-c", HOLD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with hold as first:
+        assert first.stdout
+        assert first.stdout.readline() == b"\n"
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        message = f"error: another run of render is at work in {folder}; wait for its end, or stop it\n"
+        assert (second.returncode, second.stderr) == (1, message)
+        with monkeypatch.context() as patch:  # the first of one run's processes has the lock
+            patch.setenv("RANK", "1")
+            with lock_stage("render"):
+                pass
+        first.kill()
+        first.wait()
+        with lock_stage("render"):
+            assert UNFINISHED.is_dir()
+        assert not UNFINISHED.exists()
+
+
+def test_folder_that_cannot_be_written_is_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = workspace()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a read-only mount
+    with pytest.raises(InputError, match=f"^{folder} cannot be written; it must be a folder"), lock_stage("render"):
+        pytest.fail("the work has begun")
+
+
+@pytest.mark.parametrize("stage", [finetune, capture, measure, faithfulness, reduce, render])
+@pytest.mark.parametrize("with_models", [False, True])
+def test_stage_without_its_inputs_names_them_and_the_command_that_makes_them(
+    workspace: Workspace, tiny_bert: Path, stage: Any, with_models: bool
+) -> None:
+    folder = workspace(**{section: {"max_length": 40} for section in ("finetune", *SHORT)})
+    if with_models:
+        for checkpoint in Run(Path()).checkpoints.values():
+            shutil.copytree(tiny_bert, folder / checkpoint)
+    expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); the stage \w+ writes (it|them)$"
+    with pytest.raises(InputError, match=expected):
+        stage.main(read_parameters())
