@@ -63,6 +63,14 @@ class Repository(NamedTuple):
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
+    def copy(self, folder: Path) -> Repository:
+        """Return a copy with its cache and all outputs."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return with_home(folder)
+
+    def existing(self, *paths: str) -> list[str]:
+        return [path for path in paths if (self.folder / path).exists()]
+
 
 def stages_run(output: str) -> list[str]:
     """Return the stages that DVC says it ran, without `sources@own`, which always runs where it exists."""

@@ -1,13 +1,15 @@
-"""The workflow's scripts on the project's own dvc.yaml, for pull requests in shallow clones."""
+"""DVC and the workflow's scripts on the project's own dvc.yaml: reruns, a clone, pull requests in shallow clones."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from conftest import REPOSITORY
 from dvc_repository import STAGES, Repository, new_repository, stages_run, with_home
@@ -17,7 +19,76 @@ STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["pipeline"]["steps"]
 STEP_SCRIPTS = {step["name"]: step["run"] for step in STEPS if ".py" in step.get("run", "")}
 GUARD, REPORT = (STEP_SCRIPTS[name] for name in ("Fail where dvc.lock is not of this commit", "Compare with main"))
 DEPTH = next(step["with"]["fetch-depth"] for step in STEPS if "checkout" in step.get("uses", ""))
-METRICS, CURVES = "reports/metrics/reduce.json", "reports/plots/measure/mixing.csv"
+PAGE = ("reports/index.html", "reports/figures")
+FEATURES = (
+    *("features/tokenize", "features/capture", "features/measure/contributions", "features/measure/heads"),
+    *("features/measure/layer_parts.json", "features/measure/tokens.parquet", "features/faithfulness"),
+)
+METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
+
+PullRequest = Callable[[Callable[[Path], object]], Repository]
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The project with stand-in stages after a run, committed."""
+    made = new_repository(tmp_path_factory.mktemp("ci") / "author")
+    shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
+    assert stages_run(made.dvc("repro")) == STAGES
+    made.commit("A run")
+    return made
+
+
+def change_metric(folder: Path) -> None:
+    text = (folder / "params.yaml").read_text(encoding="utf-8")
+    assert text.count("metric: euclidean") == 1
+    (folder / "params.yaml").write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
+
+
+def assert_same_files(author: Repository, reader: Repository, *outs: str) -> None:
+    for out in outs:
+        files = [path for path in (author.folder / out, *(author.folder / out).rglob("*")) if path.is_file()]
+        assert files
+        for path in files:
+            assert (reader.folder / path.relative_to(author.folder)).read_bytes() == path.read_bytes(), path
+
+
+def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read_it(
+    author: Repository, tmp_path: Path
+) -> None:
+    author = author.copy(tmp_path / "author")
+    author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
+    author.dvc("push")
+    author.commit("The run and its remote")
+    reader = author.clone(tmp_path / "reader")
+    reader.dvc("pull", *PAGE)
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models", "features") == list(PAGE)
+    assert_same_files(author, reader, *PAGE)
+    assert reader.git("status", "--short") == ""
+
+    for each in (author, reader):
+        change_metric(each.folder)
+    assert stages_run(author.dvc("repro")) == ["reduce", "render"]
+    assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
+    assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models") == [*PAGE, *FEATURES]
+    # No stage has taken a part of its input for the whole.
+    assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
+
+
+@pytest.fixture
+def pull_request(author: Repository, tmp_path: Path) -> PullRequest:
+    """Commit a change and return what the workflow checks out of it, with the figures in place."""
+
+    def make(change: Callable[[Path], object]) -> Repository:
+        branch, checkout = author.copy(tmp_path / "branch"), with_home(tmp_path / "checkout")
+        change(branch.folder)
+        branch.commit("A change")
+        branch.git("clone", "--quiet", "--depth", str(DEPTH), branch.folder.as_uri(), str(checkout.folder))
+        for kept in (".dvc/cache", "reports/figures"):
+            shutil.copytree(branch.folder / kept, checkout.folder / kept)
+        return checkout
+
+    return make
 
 
 def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
@@ -30,36 +101,34 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
     return summary.read_text(encoding="utf-8")
 
 
-def test_pull_request_shows_its_parameter_its_scores_and_its_curve(tmp_path: Path) -> None:
-    branch, checkout = new_repository(tmp_path / "branch"), with_home(tmp_path / "checkout")
-    shutil.copytree(REPOSITORY / ".ci", branch.folder / ".ci")
-    assert stages_run(branch.dvc("repro")) == STAGES
-    branch.commit("A run")
-    assert "dvc.lock matches this commit" in summary_of(branch, GUARD)
+def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request: PullRequest) -> None:
+    def change(folder: Path) -> None:
+        change_metric(folder)
+        (folder / METRICS).write_text(json.dumps({"joint": {"kept": 0.5, "overlap": 0.25}}), encoding="utf-8")
+        (folder / CURVES).write_text(re.sub(r"\d+", "7", (folder / CURVES).read_text()), encoding="utf-8")
 
-    values, metrics, curve = (branch.folder / name for name in ("params.yaml", METRICS, CURVES))
-    text = values.read_text(encoding="utf-8")
-    assert text.count("metric: euclidean") == 1
-    values.write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
-    metrics.write_text(json.dumps({"joint": {"kept": 0.5, "overlap": 0.25}}), encoding="utf-8")
-    curve.write_text(re.sub(r"\d+", "7", curve.read_text(encoding="utf-8")), encoding="utf-8")
-    branch.commit("A change")
-    # What the workflow checks out, with the figures in place.
-    branch.git("clone", "--quiet", "--depth", str(DEPTH), branch.folder.as_uri(), str(checkout.folder))
-    for kept in (".dvc/cache", "reports/figures"):
-        shutil.copytree(branch.folder / kept, checkout.folder / kept)
+    checkout = pull_request(change)
     stale = dict(re.findall("^- `([a-z]+)`: (.*)$", summary_of(checkout, GUARD, succeeds=False), flags=re.MULTILINE))
     assert "`umap` in params.yaml modified" in stale["reduce"]
     assert f"{METRICS} modified" in stale["reduce"]
     assert "`umap` in params.yaml modified" in stale["render"]
-    assert stale.keys() == {"measure", "faithfulness", "reduce", "render"}
+    assert not stale.keys() & {"download", "finetune", "capture"}
 
     text = summary_of(checkout, REPORT)
     scores = re.findall(r"^\| reports/metrics/(\S+) +\| (\S+) ", text, flags=re.MULTILINE)
     assert {("reduce.json", "joint.kept"), ("reduce.json", "joint.overlap")} <= set(scores)
     assert {name for name, _ in scores} == {"reduce.json"}
-    changed = re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE)
-    assert changed == ["| params.yaml | umap.metric | euclidean | cosine      |"]
+    parameters = re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE)
+    assert parameters == ["| params.yaml | umap.metric | euclidean | cosine      |"]
     assert "## Of plots, 1 changed" in text
     assert "- Mixing ratio by layer" in text
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
+
+
+def test_pull_request_of_a_document_shows_no_rows(pull_request: PullRequest) -> None:
+    checkout = pull_request(lambda folder: (folder / "README.md").write_text("A line.\n", encoding="utf-8"))
+    assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)
+    text = summary_of(checkout, REPORT)
+    assert "|" not in text
+    assert re.findall("Of (.*) changed", text) == ["metrics, 0", "params, 0", "plots, 0"]
+    assert not (checkout.folder / "changed-plots").exists()
