@@ -20,13 +20,13 @@ from typing import Any
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters, Parameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
-from attnmix.store.reviews import split_file, write_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import split_file, write_split
 from attnmix.store.writers import write_metrics
+from stages.common.parameters import ModelParameters, Parameters
 from stages.common.resume import UNFINISHED, clear, publish
 from stages.sources import hash_sources, write_sources
 

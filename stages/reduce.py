@@ -19,9 +19,7 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
-from attnmix.core.options import Parameters, UmapParameters
-from attnmix.core.points import OWN_BASIS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE, OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import Vectors, fit_layout, neighbours
 from attnmix.maps.parallel import in_parallel
@@ -29,6 +27,7 @@ from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, sc
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality
+from stages.common.parameters import Parameters, UmapParameters
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 NEAREST_VECTORS = 5  # of each vector, in the full space

@@ -18,7 +18,6 @@ import joblib
 import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
-from attnmix.core.options import DatasetParameters, ModelParameters, Parameters, RenderParameters
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
@@ -27,6 +26,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run
+from stages.common.parameters import DatasetParameters, ModelParameters, Parameters, RenderParameters
 
 MAX_PROCESSES = 4  # each takes a second to start
 

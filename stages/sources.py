@@ -14,9 +14,9 @@ import json
 from glob import glob
 from pathlib import Path
 
-from attnmix.core.options import Parameters
 from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.layout import Layout
+from attnmix.store.runs import Run
+from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
 """By parameter, its value and the sha256 of each file under it."""
@@ -25,11 +25,11 @@ SAMPLE = Path("data/sample")
 
 def main(parameters: Parameters) -> None:
     """Hash the sources and write the hashes."""
-    layout = Layout(Path())
+    layout = Run(Path())
     write_sources(hash_sources(parameters, layout), layout)
 
 
-def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
+def hash_sources(parameters: Parameters, layout: Run) -> Sources:
     """Return, by parameter and its value, the sha256 of each file.
 
     Files that are not here count as they were when they were last hashed, as in a clone.
@@ -48,7 +48,7 @@ def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
     return hashes
 
 
-def write_sources(files: Sources, layout: Layout) -> None:
+def write_sources(files: Sources, layout: Run) -> None:
     """Write the hashes, and `watched`, which dvc.yaml reads: empty where there is nothing to watch."""
     path = layout.sources_file
     part = path.with_name(f"{path.name}.part")  # DVC reads the file first, and half of it would stop it

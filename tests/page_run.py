@@ -21,8 +21,7 @@ from conftest import (
 )
 from head_parts import random_parts
 
-from attnmix.core.names import CHECKPOINT_NAMES
-from attnmix.core.points import Site
+from attnmix.core.names import CHECKPOINT_NAMES, Site
 from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.measures.matrices import MATRICES
@@ -30,8 +29,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.layout import contributions_folder, heads_folder
-from attnmix.store.runs import Run
+from attnmix.store.runs import Run, contributions_folder, heads_folder
 from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
 from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters

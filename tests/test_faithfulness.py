@@ -32,8 +32,8 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 

@@ -16,7 +16,7 @@ from conftest import digest, run_tokenized, tokens_table, write_parameters, writ
 from matplotlib.figure import Figure
 from PIL import Image
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, example_text, write_animation, write_joint_pages

@@ -18,7 +18,7 @@ import torch
 from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture, run_tokenized
 
 from attnmix.core.errors import InputError
-from attnmix.store.layout import ACTIVATIONS
+from attnmix.core.names import ACTIVATIONS
 from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, measure, reduce, render
 from stages.common import resources

@@ -14,8 +14,16 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
-from attnmix.core.names import CHECKPOINT_NAMES, IMPORTANCE_NAMES, MATRIX_NAMES, RATIO_NAMES, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, POINTS, STEP_POINTS
+from attnmix.core.names import (
+    CHECKPOINT_NAMES,
+    IMPORTANCE_NAMES,
+    LAYER_POINTS,
+    MATRIX_NAMES,
+    POINTS,
+    RATIO_NAMES,
+    STEP_POINTS,
+    TOKEN_CLASSES,
+)
 from attnmix.faithfulness.attributions import ATTRIBUTIONS
 from attnmix.figures.labels import CHECKPOINTS, IMPORTANCE, POINT_MARKS, SPECIAL_LOOKS, STEP_MARKS, WORD_CLASSES
 from attnmix.measures.matrices import LAYER_MATRICES
@@ -70,10 +78,13 @@ def is_in(path: Path, places: list[str]) -> bool:
     return any(path.is_relative_to(place) for place in places)
 
 
-def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline() -> None:
+def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline_and_its_parameters() -> None:
     assert [module for module in MODULES if module in reached_from(*imported_by(module))] == []
     library = [module for module in MODULES if module.parts[0] == "attnmix"]
     assert [each for each in reached_from(*library) if each.parts[0] == "stages"] == []
+    assert [
+        each for each in library if re.search(r"pydantic|Parameters\b", (REPOSITORY / each).read_text("utf-8"))
+    ] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)

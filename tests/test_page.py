@@ -25,7 +25,6 @@ from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import largest_shares, quantise, visible
 from attnmix.page.assembly import HERE, page_script
-from attnmix.page.payload import SHAPE
 from attnmix.page.sentences import headline, lead
 from attnmix.store.runs import Run
 from stages import render
@@ -213,22 +212,9 @@ def test_script_reads_the_keys_that_the_page_holds(run: Path) -> None:
     keys |= {(part, key) for names, part in taken_apart for key in names.split(", ")}
     parts = {part for part, _ in keys}
     assert parts == set(data)
-    check_shape(data, SHAPE)
     # The other parts are lists, or their keys are names of texts, models or points.
     for part in ("labels", "ratios", "reviews", "attention", "nearest"):
         assert {key for each, key in keys if each == part and key} == set(data[part]), part
-
-
-def check_shape(value: Any, shape: Any) -> None:
-    """Raise an error where a value of JSON is not of the shape that is declared for it."""
-    assert isinstance(value, type(shape) if isinstance(shape, dict | list) else shape), (value, shape)
-    if isinstance(shape, dict):
-        assert ... in shape or set(value) == set(shape), shape
-        for name, each in value.items():
-            check_shape(each, shape.get(name, shape.get(...)))
-    elif isinstance(shape, list):
-        for each in value:
-            check_shape(each, shape[0])
 
 
 def test_modules_stand_after_those_that_they_import(tmp_path: Path) -> None:

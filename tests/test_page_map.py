@@ -12,7 +12,7 @@ import pytest
 from browser import Opened
 from page_run import LAYOUTS, choose, next_frames, open_changed, tokens, write_run
 
-from attnmix.core.points import STEP_POINTS, Site
+from attnmix.core.names import STEP_POINTS, Site
 from attnmix.page.arrays import visible
 from attnmix.store.features import read_features
 from attnmix.store.runs import Run

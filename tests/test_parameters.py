@@ -13,8 +13,7 @@ from conftest import REPOSITORY, write_parameters
 from stage_process import run_to_its_end
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"
 

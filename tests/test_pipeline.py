@@ -14,8 +14,7 @@ import yaml
 from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 from pydantic import BaseModel
 
-from attnmix.core.options import Parameters
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
 
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))

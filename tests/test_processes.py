@@ -19,7 +19,7 @@ from test_finetune import prepared as prepared_for_finetune
 from test_mixing_stage import bytes_of
 from test_mixing_stage import prepare as prepare_for_measure
 
-from attnmix.store.layout import ACTIVATIONS
+from attnmix.core.names import ACTIVATIONS
 from stages.common.resume import UNFINISHED
 
 pytestmark = pytest.mark.long

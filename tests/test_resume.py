@@ -14,9 +14,8 @@ import pytest
 from conftest import REPOSITORY, SMALL_SHARDS, Workspace, digest, prepared_for_capture, write_parameters
 from stage_process import run_stage, run_to_its_end
 
-from attnmix.core.points import Site
+from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as store
-from attnmix.store.layout import ACTIVATIONS
 from stages.common import resume
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder

@@ -17,10 +17,9 @@ from stage_process import run_to_its_end
 from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters, Parameters
 from attnmix.store.features import Site, read_features
 from stages import show
-from stages.common.parameters import read_parameters
+from stages.common.parameters import ModelParameters, Parameters, read_parameters
 
 TEXT = "time flies like an arrow"
 QUICK = {**SHORT, "umap": {"stability_seeds": [3]}}

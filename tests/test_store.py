@@ -15,7 +15,7 @@ import zarr
 from conftest import REPOSITORY, write_captured_tokens
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.store import features as store
 from attnmix.store.runs import Run, open_run
 
@@ -208,7 +208,7 @@ import numpy as np
 from pathlib import Path
 from attnmix.core.errors import InputError
 from attnmix.store import features as store
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 site, root = Site(1, "layer_output"), Path({str(tmp_path)!r})
 store.create_stores(root, [site], store.plan_store(256, 768, "float16"))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -13,7 +13,7 @@ from families import make_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from attnmix.core.points import DECODER_INPUT, Site
+from attnmix.core.names import DECODER_INPUT, Site
 from attnmix.figures.tokens import DisplayToken, frequent_words, read_captured, short_part, words
 from attnmix.models.encoding import tokenize_texts
 

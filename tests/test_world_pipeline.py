@@ -20,8 +20,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split
 from stages.common.parameters import read_parameters
 
 # Made-up reviews: their subjects, and for each class the verdicts that decide it.

@@ -26,10 +26,17 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from attnmix.core.names import ONE_PLANE, Mark
-from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, POINTS, Site
+from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, ONE_PLANE, POINTS, Site
 from attnmix.figures import style
-from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, SPECIAL_LOOKS, WORD_MARKS, layer_label, site_label
+from attnmix.figures.labels import (
+    POINT_MARKS,
+    POINTS_PER_SECOND,
+    SPECIAL_LOOKS,
+    WORD_MARKS,
+    Mark,
+    layer_label,
+    site_label,
+)
 from attnmix.figures.tokens import CapturedTexts, frequent_words, words
 from attnmix.store.runs import map_sites
 

@@ -1,4 +1,7 @@
-"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts."""
+"""The data that the page's script reads, as JSON: numbers of a run and its captured texts.
+
+The number of a token, layer or site is its place in a list or array; arrays are encoded (`attnmix.page.arrays`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, OWN_BASIS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, layer_input
+from attnmix.core.names import (
+    CAPTURED_CHECKPOINT,
+    CHECKPOINT_NAMES,
+    IMPORTANCE_NAMES,
+    LAYER_POINTS,
+    ONE_PLANE,
+    OWN_BASIS,
+    POINTS,
+    STEP_POINTS,
+    SUBLAYER_POINTS,
+    TOKEN_CLASSES,
+    Site,
+    layer_input,
+)
 from attnmix.figures import labels
 from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
@@ -29,53 +44,6 @@ KEYS = ["document", "position"]
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
 Data = dict[Any, Any]
-_NAMES = {...: str}
-_GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-_SCORES = {...: [float | int | None]}  # value and chance by measure
-_ROW = {...: object}  # of a table, by column; None where a value is missing
-SHAPE: Data = {
-    "pointsPerSecond": int,
-    "labels": {
-        **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
-        **{"steps": _NAMES, "stepMeasures": _NAMES, "mapMeasures": _NAMES},
-        "layers": [str],  # from 0 on, the embedding
-    },
-    "captured": str,  # the checkpoint of the vectors
-    "onePlane": [str],  # layouts whose sites share a plane
-    "ownBasis": [str],  # points
-    "stream": [str],  # points
-    "stepColors": _NAMES,
-    "method": str,
-    "layer": int,
-    "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
-    "reviews": {"names": [str], "total": int, "values": _GRIDS},  # mean ratios `[layers, reviews]`
-    "curves": [_ROW],
-    "differences": [_ROW],
-    "steps": [_ROW],
-    "movement": [_ROW],
-    "quality": {...: {"whole": _SCORES, "points": [_SCORES]}},  # of a layout, and of each site
-    "layerParts": [[str]],
-    # `start` is the number of a document's first token, `direction` is ltr or rtl.
-    "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
-    "encoder": int | None,  # layers, where there is a decoder too
-    # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
-    "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
-    "classNames": [str],
-    "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
-    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
-    "matrices": [str],
-    "attention": {"number": int, "width": int, "documents": {...: {...: {...: object}}}},  # of heads, as contributions
-    "tokenSteps": _NAMES,  # `[layers, tokens]` by step
-    "sites": [_ROW],
-    # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
-    "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
-    "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
-}
-"""The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
-
-The number of a token, layer or site is its place in a list or array.
-"""
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -111,8 +79,8 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "mapMeasures": labels.MAP_MEASURES,
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
-        "captured": list(checkpoints)[-1],
-        "onePlane": list(ONE_PLANE),
+        "captured": list(checkpoints)[-1],  # the checkpoint of the vectors
+        "onePlane": list(ONE_PLANE),  # layouts whose sites share a plane
         "ownBasis": sorted(OWN_BASIS),
         "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in labels.STEP_MARKS.items()},
@@ -127,12 +95,12 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "quality": _quality(run.map_quality.round(6), sites),
         "layerParts": run.layer_parts,
         "documents": _documents(tokens, run, has_classifier),
-        "encoder": texts.encoder,
-        "readings": [
+        "encoder": texts.encoder,  # its layers, where there is a decoder too
+        "readings": [  # all tokens as each stack reads them
             {
                 "names": [visible(piece.label, kept="") for piece in pieces],
                 "words": [visible(piece.text, kept="") for piece in pieces],
-                "apart": [int(piece.begins) for piece in pieces],
+                "apart": [int(piece.begins) for piece in pieces],  # 1 where a word begins
                 "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
             }
             for pieces in texts.readings
@@ -143,7 +111,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             *labels.WORD_CLASSES.values(),
         ],
         "ratios": _ratios(ratios, tokens),
-        "contributions": contributions,
+        "contributions": contributions,  # by document, checkpoint and method
         "matrices": [name for name in MATRICES if name in matrices],
         "attention": encode_heads(
             (name, {each: parts for each in CHECKPOINT_NAMES if (parts := run.heads(each, name))}) for name in documents
@@ -168,7 +136,7 @@ def _records(table: pd.DataFrame) -> list[Data]:
 
 
 def _reviews(table: pd.DataFrame) -> Data:
-    """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
+    """Return mean ratios `[layers, reviews]` of all reviews, of more than `MAX_REVIEWS` at equal steps."""
     names = table["document"].unique()
     reviews = names[:: -(-len(names) // MAX_REVIEWS)]
     values: Data = {}
@@ -179,6 +147,7 @@ def _reviews(table: pd.DataFrame) -> Data:
 
 
 def _documents(tokens: pd.DataFrame, run: Run, has_classifier: bool) -> list[Data]:
+    """Return what the page says of each text; `start` is the number of its first token."""
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
     notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
     return [
@@ -212,6 +181,7 @@ def _by_token(rows: pd.DataFrame, tokens: pd.DataFrame, index: str | list[str], 
 
 
 def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
+    """Return the ratios `[layers, tokens]` by checkpoint and method."""
     methods = [method for method in RATIOS if method in table]
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
@@ -233,6 +203,7 @@ def _importance(tokens: pd.DataFrame, run: Run) -> Data:
 
 
 def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> Data:
+    """Return value and chance by measure, of each layout as a whole and of its sites."""
     layouts: Data = {}
     for row in _records(table):
         quality = layouts.setdefault(row["layout"], {"whole": {}, "points": [{} for _ in sites]})
@@ -270,7 +241,7 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Data:
-    """Return the places of a layout, within one square that all sites share or one for each."""
+    """Return the places `[sites, tokens]` of a layout, within one square that all sites share or one for each."""
     points = pd.MultiIndex.from_tuples(sites)
     wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
     xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)

@@ -16,10 +16,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, whole, write_table, writing
 from attnmix.store.heads import DIMENSIONS
-from attnmix.store.layout import LAYER_PARTS
+from attnmix.store.runs import LAYER_PARTS
 
 DIGITS = 6
 MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory
