@@ -39,7 +39,7 @@ def main(parameters: Parameters) -> None:
     for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
     _check_path("dataset.name", parameters.dataset.source, [run.reviews])
-    sources = hash_sources(parameters, run)
+    sources = hash_sources(parameters)
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
@@ -50,7 +50,7 @@ def main(parameters: Parameters) -> None:
         for split in splits:
             publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
         write_metrics("download", metrics, run.metrics_folder)
-        write_sources(sources, run)
+        write_sources(sources)
     finally:
         clear(work)
 

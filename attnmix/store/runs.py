@@ -88,7 +88,6 @@ class Run:
         self.tables = root / "reports/plots"
         self.figures = root / "reports/figures"
         self.page = root / "reports/index.html"
-        self.sources_file = root / "reports/sources.json"
         self.shown = root / "reports/show"
 
     @property
