@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnmix.core.names import ACTIVATIONS
 from attnmix.store.features import read_features, stored_sites
-from attnmix.store.layout import ACTIVATIONS, Layout
+from attnmix.store.runs import Run
 from benchmarks.timing import Case
 from stages.common.parameters import read_parameters
 
-FINETUNED = Layout(Path()).finetuned
+FINETUNED = Run(Path()).finetuned
 PLAIN = Path("plain")
 PADDED = 512
 PEERS = ("nnsight", "transformer-lens")

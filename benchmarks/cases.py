@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from attnmix.arithmetic.settings import PORTABLE
-from attnmix.core.options import UmapParameters
+from attnmix.core.names import ACTIVATIONS
 from attnmix.store.features import read_features, stored_sites
-from attnmix.store.layout import ACTIVATIONS, Layout
+from attnmix.store.runs import Run
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
-from stages.common.parameters import read_parameters
+from stages.common.parameters import UmapParameters, read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")
@@ -120,7 +120,7 @@ def reduce_stage(**changed: Any) -> None:
 
 def layouts_made() -> str:
     umap = read_parameters().umap
-    made = {layout: len(pd.read_parquet(Layout(Path()).maps / f"{layout}.parquet")) for layout in umap.layouts}
+    made = {layout: len(pd.read_parquet(Run(Path()).maps / f"{layout}.parquet")) for layout in umap.layouts}
     seeds = 1 + len(umap.stability_seeds)
     return f"{', '.join(f'{layout} of {number} vectors' for layout, number in made.items())}; {seeds} seeds of each."
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnmix.measures.ratios import RATIOS
-from attnmix.store.layout import Layout
+from attnmix.store.runs import Run
 from benchmarks.timing import Case
 from stages.common.parameters import read_parameters
 
-FINETUNED = Layout(Path()).finetuned
+FINETUNED = Run(Path()).finetuned
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")

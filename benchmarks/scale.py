@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.layout import Layout
-from attnmix.store.tokens import write_tokenized
+from attnmix.store.runs import Run
+from attnmix.store.texts import write_tokenized
 from benchmarks.stages import write_parameters, write_ratios
 from benchmarks.timing import machine, timed
 
@@ -38,13 +38,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_parameters(folder, umap={"max_points": arguments.max_points, "layouts": ["joint"], "stability_seeds": []})
-        write_ratios(folder, _write_stores(Layout(folder), arguments.vectors, arguments.hidden), layers=1)
+        write_ratios(folder, _write_stores(Run(folder), arguments.vectors, arguments.hidden), layers=1)
         run = timed("reduce", "pipeline", folder, arguments.threads, folder / "compiled")["pipeline"]
         print(f"{arguments.vectors} vectors of {arguments.hidden}: {run.seconds:.0f} s, {run.peak_mb:,.0f} MB at most")
-        print((Layout(folder).metrics_folder / "reduce.json").read_text(encoding="utf-8"))
+        print((Run(folder).metrics_folder / "reduce.json").read_text(encoding="utf-8"))
 
 
-def _write_stores(layout: Layout, vectors: int, hidden: int) -> pd.DataFrame:
+def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     """One store of random features, its tokens table, and the first rows of that."""
     root = layout.activations
     plan = store.plan_store(vectors, hidden, "float16")
@@ -61,7 +61,7 @@ def _write_stores(layout: Layout, vectors: int, hidden: int) -> pd.DataFrame:
     texts = texts.assign(captured=True, measured=False, removed=False, whole_tokens=TOKENS, unknown_tokens=0)
     texts["tokens"] = table.groupby("document", sort=False).size().to_numpy()
     columns = {"token_id": 0, "token": "a", "label": "a", "start": 0, "end": 1, "word": 0, "token_class": "word"}
-    write_tokenized(layout, [(texts, table.assign(**columns))])
+    write_tokenized(layout.tokens_file.parent, [(texts, table.assign(**columns))])
     return table.head(TOKENS)
 
 

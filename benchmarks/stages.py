@@ -29,16 +29,14 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 from attnmix.arithmetic.settings import FASTEST, PORTABLE, SETTINGS
-from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.core.options import Parameters
-from attnmix.core.points import Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, Site
 from attnmix.store.features import stored_sites
-from attnmix.store.layout import Layout
-from attnmix.store.reviews import split_file
-from attnmix.store.runs import open_run
+from attnmix.store.runs import Run, open_run
+from attnmix.store.texts import split_file
 from benchmarks import corpora
 from benchmarks.cases import CASES, MAP
-from benchmarks.timing import COLD, REPOSITORY, Run, fresh_process, machine, table, timed
+from benchmarks.timing import COLD, REPOSITORY, Timing, fresh_process, machine, table, timed
+from stages.common.parameters import Parameters
 
 PAGE_TITLE = "The page in a browser"  # by benchmarks.page
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
@@ -106,7 +104,7 @@ def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> 
     for way in list(case.ways)[: 1 if case.growing else None]:
         timed(name, way, folder, threads, compiled)
     checked = "" if case.growing else check(name, folder, threads, compiled)
-    found: dict[str, dict[str, list[Run]]] = {}
+    found: dict[str, dict[str, list[Timing]]] = {}
     for state in case.states:
         runs = found[state] = defaultdict(list)
         for _ in range(repeats):
@@ -125,8 +123,8 @@ def check(name: str, folder: Path, threads: int, compiled: Path) -> str:
 
 def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic: str) -> None:
     """Those of the folders where the cases run: `default`, `full`, `bert`, `corpora`, `maps` with captured vectors."""
-    finetuned, model = Layout(REPOSITORY).finetuned, root / "bert-shaped"
-    reviews = pd.read_parquet(split_file("train", Layout(REPOSITORY).reviews))["text"].tolist()
+    finetuned, model = Run(REPOSITORY).finetuned, root / "bert-shaped"
+    reviews = pd.read_parquet(split_file("train", Run(REPOSITORY).reviews))["text"].tolist()
 
     def joined(first: int, count: int) -> str:
         return " ".join((reviews[first:] + reviews)[:count])
@@ -149,7 +147,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
         _corpora(root / "corpora", reviews, arithmetic)
     if "reviews" in folders:
         most = max(corpora.DOCUMENTS)
-        _bert_shaped(Layout(root / "reviews").finetuned, **corpora.WIDE)
+        _bert_shaped(Run(root / "reviews").finetuned, **corpora.WIDE)
         texts = 2 * (real_reviews(most) or reviews)
         starts = (i % (len(texts) // 2) for i in range(most))
         _write_reviews(root / "reviews", [" ".join(texts[i : i + 8])[: 9 * corpora.LONG] for i in starts])
@@ -158,7 +156,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
         maps = root / "maps"
         fresh_process(["-m", "stages", "capture"], maps, threads, root / "compiled")
         tokens = open_run(maps).tokens
-        _write_map(maps, stored_sites(Layout(maps).activations), tokens)
+        _write_map(maps, stored_sites(Run(maps).activations), tokens)
         write_ratios(maps, tokens, size.layers)
 
 
@@ -172,25 +170,25 @@ def real_reviews(number: int) -> list[str]:
 
 def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic: str) -> Path:
     """A folder as the stages expect it."""
-    Layout(folder).finetuned.parent.mkdir(parents=True)
-    Layout(folder).finetuned.symlink_to(model)
-    Layout(folder).reviews.parent.symlink_to(Layout(REPOSITORY).reviews.parent)
+    Run(folder).finetuned.parent.mkdir(parents=True)
+    Run(folder).finetuned.symlink_to(model)
+    Run(folder).reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
     write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": tokens})
     return folder
 
 
 def _corpora(folder: Path, reviews: list[str], arithmetic: str) -> None:
     """A tiny model as both checkpoints, and as many test reviews as the largest corpus has."""
-    for checkpoint in Layout(folder).checkpoints.values():
+    for checkpoint in Run(folder).checkpoints.values():
         _bert_shaped(checkpoint, **corpora.MODEL)
     _write_reviews(folder, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(corpora.DOCUMENTS))])
     write_parameters(folder, arithmetic, **corpora.PARAMETERS)
 
 
 def _write_reviews(folder: Path, texts: list[str]) -> None:
-    Layout(folder).reviews.mkdir(parents=True)
+    Run(folder).reviews.mkdir(parents=True)
     table = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 2})
-    table.to_parquet(split_file("test", Layout(folder).reviews), index=False)
+    table.to_parquet(split_file("test", Run(folder).reviews), index=False)
 
 
 def _bert_shaped(folder: Path, **shape: int) -> Path:
@@ -200,7 +198,7 @@ def _bert_shaped(folder: Path, **shape: int) -> Path:
     torch.manual_seed(0)
     BertForSequenceClassification(BertConfig(**shape)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Layout(REPOSITORY).finetuned / name, folder)
+        shutil.copy(Run(REPOSITORY).finetuned / name, folder)
     return folder
 
 
@@ -224,10 +222,10 @@ def _write_map(folder: Path, sites: list[Site], tokens: pd.DataFrame) -> None:
 def write_ratios(folder: Path, tokens: pd.DataFrame, layers: int) -> None:
     """Random ratios for the tokens, for `reduce` to set moves against."""
     generator = np.random.default_rng(0)
-    Layout(folder).measured.mkdir(parents=True)
+    Run(folder).measured.mkdir(parents=True)
     keys = tokens[["document", "position"]].assign(checkpoint=CAPTURED_CHECKPOINT)
     parts = [keys.assign(layer=layer, attn_n=generator.uniform(size=len(keys))) for layer in range(1, layers + 1)]
-    pd.concat(parts, ignore_index=True).to_parquet(Layout(folder).measured / "tokens.parquet", index=False)
+    pd.concat(parts, ignore_index=True).to_parquet(Run(folder).measured / "tokens.parquet", index=False)
 
 
 if __name__ == "__main__":

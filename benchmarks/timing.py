@@ -42,7 +42,7 @@ def device() -> Any:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-class Run(NamedTuple):
+class Timing(NamedTuple):
     """One run of one way; no peak where several ways shared the process."""
 
     seconds: float
@@ -93,17 +93,17 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int, compiled
     return seconds, done.stdout.strip()
 
 
-def timed(case: str, way: str, folder: Path, threads: int, compiled: Path, cold: bool = False) -> dict[str, Run]:
+def timed(case: str, way: str, folder: Path, threads: int, compiled: Path, cold: bool = False) -> dict[str, Timing]:
     """One run of a way, or of several that share a process."""
     if cold:
         compiled = compiled.with_name("cold")
         shutil.rmtree(compiled, ignore_errors=True)
     seconds, _ = fresh_process(["-m", "benchmarks.cases", case, way], folder, threads, compiled)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
-    inside = {name: Run(each, None) for name, each in measured["seconds"].items()}
+    inside = {name: Timing(each, None) for name, each in measured["seconds"].items()}
     if list(inside) == [way]:
-        return {way: Run(inside[way].seconds, measured["peak_mb"])}
-    return inside or {way: Run(seconds, measured["peak_mb"])}
+        return {way: Timing(inside[way].seconds, measured["peak_mb"])}
+    return inside or {way: Timing(seconds, measured["peak_mb"])}
 
 
 def keep_measured(seconds: Mapping[str, float] | None) -> None:
@@ -119,7 +119,7 @@ def peak_memory() -> float:
     return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[Run]]], references: Sequence[str]) -> str:
+def table(found: Mapping[str, Mapping[str, Sequence[Timing]]], references: Sequence[str]) -> str:
     """Markdown: a row for each way in each state; `references` are ways that the medians are set against."""
     ways = list(dict.fromkeys(way for runs in found.values() for way in runs))
     references = references or ways[:1]

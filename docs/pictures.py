@@ -18,10 +18,10 @@ from PIL import Image
 
 from attnmix.core.errors import InputError
 from attnmix.store.files import made
-from attnmix.store.layout import Layout
+from attnmix.store.runs import Run
 
 DOCS = Path("docs")
-RUN = Layout(Path())
+RUN = Run(Path())
 WIDTH = 1100  # pixels
 COLORS = 256
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -19,9 +19,7 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.core.names import LAYOUTS
-from attnmix.core.options import Parameters
-from attnmix.core.points import DECODER_INPUT, EMBEDDING_POINTS, POINTS
+from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
 from attnmix.figures.labels import MAP_MEASURES, MATRIX_LABELS, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
@@ -29,6 +27,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of, known_families
 from docs import measured
+from stages.common.parameters import Parameters
 
 DOCUMENTS = ("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md")
 """The documents whose tables are made here; those of docs/study/README.md are committed results."""

@@ -30,16 +30,16 @@ from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
-from attnmix.core.points import POINTS, Site
+from attnmix.core.names import POINTS, Site
 from attnmix.models.capture_points import Batch, Part, fill_rows, widths
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_classifier, load_tokenizer
 from attnmix.store import features as store
-from attnmix.store import tokens as tokens_store
+from attnmix.store import texts as texts_store
 from attnmix.store.files import CHECKED, Place, writing
 from attnmix.store.runs import Run
+from stages.common.parameters import Parameters
 from stages.common.resources import check_disk, check_store, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
 
@@ -140,7 +140,7 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
         pq.ParquetWriter(path, schema, **CHECKED) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
-        for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // tokens_store.BLOCK))):
+        for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):
             captured = block.iloc[:tokens]
             writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
             captured["token_id"].to_numpy().tofile(file)

@@ -20,13 +20,13 @@ from typing import Any
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters, Parameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
-from attnmix.store.reviews import split_file, write_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import split_file, write_split
 from attnmix.store.writers import write_metrics
+from stages.common.parameters import ModelParameters, Parameters
 from stages.common.resume import UNFINISHED, clear, publish
 from stages.sources import hash_sources, write_sources
 
@@ -39,7 +39,7 @@ def main(parameters: Parameters) -> None:
     for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
     _check_path("dataset.name", parameters.dataset.source, [run.reviews])
-    sources = hash_sources(parameters, run)
+    sources = hash_sources(parameters)
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
@@ -50,7 +50,7 @@ def main(parameters: Parameters) -> None:
         for split in splits:
             publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
         write_metrics("download", metrics, run.metrics_folder)
-        write_sources(sources, run)
+        write_sources(sources)
     finally:
         clear(work)
 

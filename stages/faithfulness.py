@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
-from attnmix.core.options import Parameters
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import ALL, agreement, faithfulness_table, margin_correlation, probability_drops
@@ -29,6 +28,7 @@ from attnmix.measures.ratios import preferred_ratio
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
+from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:

@@ -34,13 +34,13 @@ from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
 from attnmix.models.encoding import encode
 from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer, load_trained
 from attnmix.store.files import write_table
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split
 from attnmix.store.writers import write_metrics, write_plot
+from stages.common.parameters import Parameters
 from stages.common.resume import clear, publish, unfinished_folder
 
 WEIGHT_DECAY = 0.01

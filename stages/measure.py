@@ -34,7 +34,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
-from attnmix.core.options import MeasureParameters, Parameters
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
 from attnmix.measures.batches import GROUPS, BatchMeasurer
@@ -51,8 +50,8 @@ from attnmix.models.loading import check_max_length, load_base, load_tokenizer
 from attnmix.store import writers
 from attnmix.store.files import whole, writing
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.layout import contributions_folder, heads_folder
-from attnmix.store.runs import Run
+from attnmix.store.runs import Run, contributions_folder, heads_folder
+from stages.common.parameters import MeasureParameters, Parameters
 from stages.common.resources import check_disk
 from stages.common.resume import clear, publish, unfinished_folder
 

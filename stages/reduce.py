@@ -19,16 +19,16 @@ import numpy as np
 import pandas as pd
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE
-from attnmix.core.options import Parameters, UmapParameters
-from attnmix.core.points import OWN_BASIS, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, ONE_PLANE, OWN_BASIS, Site
 from attnmix.data.draw import Rows, stratified_draw
 from attnmix.maps.layouts import Vectors, fit_layout, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, score_layout
 from attnmix.measures.ratios import RATIOS
+from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.writers import write_map, write_metrics, write_nearest, write_plot, write_quality
+from attnmix.store.writers import write_by_site, write_metrics, write_plot
+from stages.common.parameters import Parameters, UmapParameters
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
 NEAREST_VECTORS = 5  # of each vector, in the full space
@@ -45,9 +45,10 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
     stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
-    nearest = in_parallel(neighbours, searches, "nearest vectors")
+    nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
     shutil.rmtree(run.maps, ignore_errors=True)
-    write_nearest(tokens, {site: rows[near] for site, (near, _) in zip(vectors, nearest, strict=True)}, run.maps)
+    lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
+    write_by_site("nearest", tokens, lists, run.maps)
     maps, qualities = {}, []
     for layout in umap.layouts:
         mapped = vectors if layout == "separate" else stream
@@ -55,7 +56,8 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
             layout, mapped, metric=umap.metric, n_neighbors=umap.n_neighbors, min_dist=umap.min_dist, seeds=seeds
         )
         qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
-        write_map(layout, tokens, maps[layout][umap.seed], run.maps)
+        places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}
+        write_by_site(layout, tokens, places, run.maps)
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
     compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
@@ -115,7 +117,7 @@ def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     """Write every map's scores, the whole layouts' where a person reads them, and the three that say most."""
-    write_quality(quality[COLUMNS], run.maps)
+    write_table(run.maps / "quality.parquet", quality[COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
     shown = whole[whole["measure"].isin(METRICS)].groupby("layout", sort=False)

@@ -18,7 +18,6 @@ import joblib
 import pandas as pd
 
 from attnmix.core.names import ONE_PLANE
-from attnmix.core.options import DatasetParameters, ModelParameters, Parameters, RenderParameters
 from attnmix.data.draw import TYPICAL_TOKENS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages
 from attnmix.figures.mixing import draw_by_layer, draw_matrices, draw_reviews, draw_steps, draw_strips
@@ -28,6 +27,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run
+from stages.common.parameters import DatasetParameters, ModelParameters, Parameters, RenderParameters
 
 MAX_PROCESSES = 4  # each takes a second to start
 
@@ -52,29 +52,21 @@ def main(parameters: Parameters) -> None:
 
 def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
     """Return what the page of a whole run is about; `commits` are those that `download` wrote."""
-    model, dataset = parameters.model, parameters.dataset
-    origins = [
-        _origin("model comes", model, commits["model_commit"]),
-        _origin("reviews come", dataset, commits["dataset_commit"]),
+    model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
+    sources = [
+        ("pretrained model comes", model.base_model, "base_commit"),
+        ("model comes", model, "model_commit"),
+        ("reviews come", dataset, "dataset_commit"),
     ]
-    if model.base_model:
-        origins.insert(0, _origin("pretrained model comes", model.base_model, commits["base_commit"]))
-    return Subject(
-        model=model.name,
-        revision=model.revision,
-        base=model.base,
-        dataset=dataset.name,
-        finetuned=parameters.finetune.epochs > 0,
-        changed=changed_parameters(parameters),
-        origins=origins,
-        selection=TYPICAL if parameters.capture.typical else "",
-    )
+    origins = [_origin(noun_and_verb, source, commits[key]) for noun_and_verb, source, key in sources if source]
+    changed, selection = changed_parameters(parameters), TYPICAL if parameters.capture.typical else ""
+    return Subject(model.name, model.revision, model.base, dataset.name, finetuned, changed, origins, selection)
 
 
-def _origin(what: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
+def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
     """Return where a model or data set comes from; of a repository of the hub, at which commit."""
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
-    return f"The {what} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
+    return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:

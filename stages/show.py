@@ -17,14 +17,14 @@ from pathlib import Path
 
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
-from attnmix.core.options import ModelParameters, Parameters
+from attnmix.core.names import ACTIVATIONS
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import longest_text, prove_model
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
-from attnmix.store.layout import ACTIVATIONS, Layout
 from attnmix.store.runs import Run
 from stages.capture import capture_texts
+from stages.common.parameters import ModelParameters, Parameters
 from stages.common.resources import check_folder
 from stages.measure import measure
 from stages.reduce import reduce
@@ -49,7 +49,7 @@ def run(parameters: Parameters, arguments: Sequence[str]) -> None:
     parser.add_argument("--text", action="append", required=True, help="several: once for each")
     parser.add_argument("--model", help="as model.name in params.yaml, which is the default")
     parser.add_argument("--revision", help="of a hub's model")
-    parser.add_argument("--to", type=Path, default=Layout(Path()).shown, help="folder of the page")
+    parser.add_argument("--to", type=Path, default=Run(Path()).shown, help="folder of the page")
     options = parser.parse_args(arguments)
     if options.model is not None:
         model = ModelParameters(name=options.model, revision=options.revision)

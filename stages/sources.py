@@ -14,22 +14,21 @@ import json
 from glob import glob
 from pathlib import Path
 
-from attnmix.core.options import Parameters
 from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
-from attnmix.store.layout import Layout
+from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
 """By parameter, its value and the sha256 of each file under it."""
+SOURCES = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 
 
 def main(parameters: Parameters) -> None:
     """Hash the sources and write the hashes."""
-    layout = Layout(Path())
-    write_sources(hash_sources(parameters, layout), layout)
+    write_sources(hash_sources(parameters))
 
 
-def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
+def hash_sources(parameters: Parameters) -> Sources:
     """Return, by parameter and its value, the sha256 of each file.
 
     Files that are not here count as they were when they were last hashed, as in a clone.
@@ -37,8 +36,7 @@ def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
     base = parameters.model.base_model
     names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
     names |= {"model.base": base.name} if base else {}
-    path = layout.sources_file
-    before: Sources = json.loads(path.read_text(encoding="utf-8"))["files"] if path.exists() else {}
+    before: Sources = json.loads(SOURCES.read_text(encoding="utf-8"))["files"] if SOURCES.exists() else {}
     hashes: Sources = {}
     for key, name in names.items():
         if not name.startswith(PACKAGE_SCHEME) and Path(name) != SAMPLE:
@@ -48,14 +46,13 @@ def hash_sources(parameters: Parameters, layout: Layout) -> Sources:
     return hashes
 
 
-def write_sources(files: Sources, layout: Layout) -> None:
+def write_sources(files: Sources) -> None:
     """Write the hashes, and `watched`, which dvc.yaml reads: empty where there is nothing to watch."""
-    path = layout.sources_file
-    part = path.with_name(f"{path.name}.part")  # DVC reads the file first, and half of it would stop it
+    part = SOURCES.with_name(f"{SOURCES.name}.part")  # DVC reads the file first, and half of it would stop it
     part.parent.mkdir(parents=True, exist_ok=True)
     content = {"files": files, "watched": ["own"] if files else []}
     part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(path)
+    part.replace(SOURCES)
 
 
 def _files(key: str, name: str) -> dict[str, Path]:

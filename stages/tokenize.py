@@ -2,7 +2,7 @@
 
     python -m stages tokenize
 
-Writes `features/tokenize/`; `attnmix.store.tokens` says what is in it.
+Writes `features/tokenize/`; `attnmix.store.texts` says what is in it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnmix.core.options import CaptureParameters, Parameters
 from attnmix.data.draw import Rows, stratified_draw, typical_reviews
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.loading import check_max_length, load_config, load_tokenizer
-from attnmix.store import tokens as store
+from attnmix.store import texts as store
 from attnmix.store.files import read_table
-from attnmix.store.layout import Layout
-from attnmix.store.reviews import read_split, read_texts
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split, read_texts
+from stages.common.parameters import CaptureParameters, Parameters
 
 FLAGS = ("captured", "measured", "removed")
 MAX_NAMES = 5  # texts in one warning
@@ -39,17 +38,17 @@ def main(parameters: Parameters) -> None:
     write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
 
 
-def chosen_texts(parameters: Parameters, layout: Layout) -> Iterator[Text]:
+def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
 
     Without any choice `typical_reviews` are captured. `InputError` for the number of a review that is past the end.
     """
-    capture, folder = parameters.capture, layout.reviews
+    capture, folder = parameters.capture, run.reviews
     reviews = read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
     numbers = capture.documents
     if capture.typical:
-        numbers = typical_reviews(read_table(layout.test_predictions_file, "finetune"))
+        numbers = typical_reviews(read_table(run.test_predictions_file, "finetune"))
     named = np.array(numbers, np.int64)
     drawn, measured, removed = (
         stratified_draw(reviews["label"].to_numpy(), size, parameters.seed) if size else named[:0]
@@ -89,7 +88,7 @@ def _reviews(rows: Rows, folder: Path) -> Iterator[tuple[int, str]]:
         start += len(block)
 
 
-def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Layout) -> None:
+def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Run) -> None:
     """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
     A decoder beside an encoder reads the tokens one later, after the token that it starts with: `decoder_token`.
@@ -110,7 +109,7 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
                 table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
             yield documents.join(counts), table
 
-    store.write_tokenized(layout, blocks(), start is not None)
+    store.write_tokenized(layout.tokens_file.parent, blocks(), start is not None)
 
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:

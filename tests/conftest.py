@@ -40,7 +40,7 @@ from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.tokens import write_tokenized
+from attnmix.store.texts import write_tokenized
 from attnmix.store.writers import write_metrics
 from stages import tokenize
 from stages.common.parameters import read_parameters
@@ -197,7 +197,7 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
-    write_tokenized(run, [(table, tokens)], "decoder_token" in tokens)
+    write_tokenized(run.tokens_file.parent, [(table, tokens)], "decoder_token" in tokens)
     write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
 
 

@@ -21,8 +21,7 @@ from conftest import (
 )
 from head_parts import random_parts
 
-from attnmix.core.names import CHECKPOINT_NAMES
-from attnmix.core.points import Site
+from attnmix.core.names import CHECKPOINT_NAMES, Site
 from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.measures.matrices import MATRICES
@@ -30,9 +29,8 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.layout import contributions_folder, heads_folder
-from attnmix.store.runs import Run
-from attnmix.store.writers import write_heads, write_map, write_matrix, write_nearest, write_quality
+from attnmix.store.runs import Run, contributions_folder, heads_folder
+from attnmix.store.writers import write_by_site, write_heads, write_matrix
 from stages import capture, measure, reduce, tokenize
 from stages.common.parameters import read_parameters
 from stages.render import page_subject
@@ -140,14 +138,15 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
             features = generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16)
             store.write_block(target.activations, site, rows, features)
     write_captured_tokens(table, dict.fromkeys(names, "the film was dull ."), folder)
-    places = {site: generator.normal(size=(len(table), 2)).astype(np.float32) for site in sites}
+    places = {site: dict(zip("xy", generator.normal(size=(2, len(table))).astype("f4"), strict=True)) for site in sites}
     for layout in LAYOUTS:
-        write_map(layout, table, places, target.maps)
+        write_by_site(layout, table, places, target.maps)
     near = (np.arange(len(table))[:, None] + np.arange(1, 6)) % len(table)
-    write_nearest(table, dict.fromkeys(sites, near[:, : min(5, len(table) - 1)]), target.maps)
+    lists = {"nearest": list(near[:, : min(5, len(table) - 1)].astype(np.int32))}
+    write_by_site("nearest", table, dict.fromkeys(sites, lists), target.maps)
     quality = pd.DataFrame([(layout, None, None, measure, 0.9, 0.5) for layout in LAYOUTS for measure in MAP_MEASURES])
     quality.columns = ["layout", "layer", "point", "measure", "value", "chance"]
-    write_quality(quality, target.maps)
+    write_table(target.maps / "quality.parquet", quality)
     ratios = [
         table.assign(checkpoint=name, layer=layer, **{ratio: generator.uniform(size=len(table)) for ratio in RATIOS})
         for name in CHECKPOINT_NAMES

@@ -18,15 +18,13 @@ from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
-from attnmix.core.points import POINTS, Site
+from attnmix.core.names import ACTIVATIONS, POINTS, Site
 from attnmix.models.loading import load_base, load_classifier
 from attnmix.store import features as store
-from attnmix.store.layout import ACTIVATIONS
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split
 from stages import capture
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
 from stages.tokenize import chosen_texts
 

@@ -26,7 +26,7 @@ from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
 from attnmix.models.fetching import DIGESTS, fetch_model
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.reviews import read_split
+from attnmix.store.texts import read_split
 from stages import download
 from stages.common.parameters import read_parameters
 

@@ -16,9 +16,8 @@ from conftest import Workspace, digest, prepared_for_capture, run_tokenized
 from moto.server import ThreadedMotoServer
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as stored
-from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import open_run
 from stages import capture
 

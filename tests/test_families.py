@@ -12,7 +12,7 @@ from families import FAMILIES, write_family
 from family_reference import Reference, run_reference
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import DECODER_INPUT, POINTS, Site
+from attnmix.core.names import DECODER_INPUT, POINTS, Site
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS, random_base

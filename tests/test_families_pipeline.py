@@ -14,12 +14,11 @@ from conftest import toy_reviews, write_parameters
 from families import EACH_FAMILY, write_family
 from transformers import AutoConfig
 
-from attnmix.core.points import EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
+from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.store.features import open_store, stored_sites
-from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import Run, map_sites
 from stages.common.parameters import read_parameters
 

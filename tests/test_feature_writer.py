@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.models.capture_points import Batch, Part, fill_rows, widths
 from attnmix.models.loading import load_classifier
 

@@ -18,7 +18,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from attnmix.core.points import DECODER_INPUT, Site
+from attnmix.core.names import DECODER_INPUT, Site
 from attnmix.figures import style
 from attnmix.figures.labels import POINT_MARKS, RATIO_MARKS, STEP_MARKS, WORD_MARKS
 from attnmix.figures.maps import draw_atlas, draw_residual, write_animation, write_joint_pages

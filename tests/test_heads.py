@@ -17,8 +17,7 @@ from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
-from attnmix.store.layout import heads_folder
-from attnmix.store.runs import Run
+from attnmix.store.runs import Run, heads_folder
 from attnmix.store.writers import write_heads
 
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"

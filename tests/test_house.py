@@ -19,8 +19,7 @@ from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 from dvc.utils.hydra import apply_overrides
 from pydantic import BaseModel
 
-from attnmix.core.options import Parameters
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
 
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
@@ -70,10 +69,13 @@ def is_in(path: Path, places: Iterable[str]) -> bool:
     return any(path.is_relative_to(place) for place in places)
 
 
-def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline() -> None:
+def test_imports_go_one_way_and_the_library_knows_nothing_of_the_pipeline_and_its_parameters() -> None:
     assert [module for module in MODULES if module in reached_from(*imported_by(module))] == []
     library = [module for module in MODULES if module.parts[0] == "attnmix"]
     assert [each for each in reached_from(*library) if each.parts[0] == "stages"] == []
+    assert [
+        each for each in library if re.search(r"pydantic|Parameters\b", (REPOSITORY / each).read_text("utf-8"))
+    ] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)

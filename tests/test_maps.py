@@ -20,15 +20,13 @@ from umap.distances import named_distances
 
 from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
-from attnmix.core.names import LAYOUTS, METRIC_NAMES
-from attnmix.core.points import Site
+from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
 from attnmix.maps.layouts import METRICS, N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import MOVEMENT_COLUMNS, WITHIN, score_layout, scores, stability
 from attnmix.store import features as store
-from attnmix.store.layout import ACTIVATIONS
 from attnmix.store.runs import Run
 from stages import reduce
 from stages.common.parameters import read_parameters

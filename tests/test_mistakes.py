@@ -19,13 +19,12 @@ from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture, run_tok
 from stage_process import run_to_its_end
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
-from attnmix.store.layout import ACTIVATIONS
+from attnmix.core.names import ACTIVATIONS
 from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, measure, reduce, render
 from stages.common import resources
 from stages.common.cli import as_command
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
 
 DEFAULT = REPOSITORY / "params.yaml"

@@ -20,7 +20,7 @@ from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.loading import load_tokenizer
-from attnmix.store import tokens as tokens_store
+from attnmix.store import texts as texts_store
 from attnmix.store.runs import Run
 from stages import measure
 from stages.tokenize import write_tokens
@@ -46,7 +46,7 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace") -> Pa
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each length of a text the model is asked once, so that only the stage's own memory counts; small blocks."""
-    monkeypatch.setattr(tokens_store, "BLOCK", 10)
+    monkeypatch.setattr(texts_store, "BLOCK", 10)
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
-    monkeypatch.setattr(tokens_store, "BLOCK", 5)
+    monkeypatch.setattr(texts_store, "BLOCK", 5)
     run_tokenized(measure)
     for path, table in whole.items():
         if path.stem != "identities":
@@ -97,7 +97,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
 
 
 def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_store, "BLOCK", 4)
+    monkeypatch.setattr(texts_store, "BLOCK", 4)
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
         text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))

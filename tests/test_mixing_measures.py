@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from scipy.stats import spearmanr
 
-from attnmix.core.points import STEP_MEASURES, STEP_POINTS
+from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.core.statistics import (
     Draws,
     Resampled,

@@ -16,7 +16,7 @@ from family_reference import rolled, run_reference
 from torch.nn.functional import gelu, layer_norm, relu
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import PREACTIVATION
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer, contributions, layer_contributions, rows_to_one
 from attnmix.measures.identities import IDENTITIES, identity_errors

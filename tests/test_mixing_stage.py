@@ -14,7 +14,7 @@ import torch
 from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import STEP_MEASURES
+from attnmix.core.names import STEP_MEASURES
 from attnmix.measures.batches import LENGTHS, BatchMeasurer, length_class
 from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Document
@@ -22,8 +22,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS
 from attnmix.models.loading import load_base, load_tokenizer
-from attnmix.store.layout import contributions_folder
-from attnmix.store.runs import Run
+from attnmix.store.runs import Run, contributions_folder
 from stages import measure
 from stages.common.parameters import read_parameters
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.stats import pearsonr, rankdata, spearmanr
 from sklearn.metrics.pairwise import paired_distances
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.maps.quality import linear_projections, movement_table, transitions
 
 BEFORE, MIDDLE, AFTER = Site(0, "embedding_output"), Site(1, "attention_norm"), Site(1, "layer_output")

@@ -18,14 +18,13 @@ from family_reference import Reference, first_of, rotated, run_reference
 from head_parts import random_parts
 from page_run import open_values
 
-from attnmix.core.options import ModelParameters
 from attnmix.measures.heads import RESULTS
 from attnmix.models.loading import load_base, load_tokenizer
 from attnmix.page import arrays
 from attnmix.page.arrays import encode_8_bits, encode_heads
 from attnmix.store.heads import weights
 from stages import show
-from stages.common.parameters import read_parameters
+from stages.common.parameters import ModelParameters, read_parameters
 
 TEXT = "time flies like an arrow"
 FAMILIES = ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "llama"))]

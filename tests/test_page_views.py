@@ -12,7 +12,7 @@ import pytest
 from browser import Opened
 from page_run import LAYOUTS, choose, open_changed, tokens, write_run
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.figures.labels import MATRIX_LABELS
 from attnmix.page.arrays import visible
 from attnmix.store.features import read_features

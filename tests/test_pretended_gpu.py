@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import AutoConfig, AutoModel
 
-from attnmix.core.points import POINTS, PREACTIVATION, Site
+from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.controls import attended_without_bias, control_ratios
 from attnmix.measures.derivatives import document_chains

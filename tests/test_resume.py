@@ -27,9 +27,8 @@ from conftest import (
 )
 from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
 
-from attnmix.core.points import Site
+from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as store
-from attnmix.store.layout import ACTIVATIONS
 from stages.common import resume
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder

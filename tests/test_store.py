@@ -14,7 +14,7 @@ import zarr
 from conftest import write_captured_tokens
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.store import features as store
 from attnmix.store.runs import Run, open_run
 

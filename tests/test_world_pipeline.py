@@ -18,8 +18,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
-from attnmix.store.reviews import read_split
 from attnmix.store.runs import Run
+from attnmix.store.texts import read_split
 from stages.common.parameters import read_parameters
 
 SUBJECTS = ("この映画", "主演の演技", "音楽", "الفيلم", "أداء الممثلة", "الموسيقى")

@@ -1,1 +1,1 @@
-"""Shared by the whole library: errors, names, options, statistics."""
+"""Shared by the whole library: errors, names, statistics."""

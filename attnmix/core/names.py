@@ -1,23 +1,18 @@
 """Names that parameters allow and that stages write into their files, in the order in which they are shown.
 
-Labels and colours are in `attnmix.figures.labels`, which only drawing reads, and a measure's definition is next to its
-formula. So a stage that computes runs again when a name changes, not when a label or a colour does.
+Among them are the capture points, the named places in a model where features are taken. Labels and colours are in
+`attnmix.figures.labels`, which only drawing reads, and a measure's definition is next to its formula. So a stage that
+computes runs again when a name changes, not when a label or a colour does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
-
-class Mark(NamedTuple):
-    """Label, colour and marker of one kind of thing, which colour and marker each identify."""
-
-    label: str
-    color: str
-    marker: str
-    meaning: str = ""
-
-
+ACTIVATIONS = Path("features/capture")
+"""Where `capture` writes the token vectors below a run's root, unless `capture.store` names another place."""
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
 """Mixing ratios, ordered by how much of a layer they cover."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")
@@ -42,3 +37,65 @@ SPACE = "␣"  # a token without one continues where the token before it ended
 NEWLINE = "⏎"
 SAME_CHARACTER = "…"
 WORDPIECE_PREFIX = "##"
+
+# Capture points
+EMBEDDING_POINTS = ("word_embedding", "embedding_sum", "embedding_output")
+LAYER_POINTS = (
+    *("attention_heads", "attention_output", "attention_residual", "attention_norm"),
+    *("cross_attention_output", "cross_attention_norm", "ffn_output", "layer_output"),
+)
+# The input of the first layer of an encoder-decoder's decoder, at the level of the encoder's last layer.
+DECODER_INPUT = "decoder_embedding_output"
+POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
+SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
+"""Outputs of sublayers, before they are added to the residual stream; all other points are the stream itself."""
+OWN_BASIS = frozenset({"attention_heads"})
+"""Points before attention's last Linear, in other coordinates than the residual stream's.
+
+Distances between their vectors and those of other points mean nothing, so no score and no move compares them.
+"""
+PREACTIVATION = "preactivation"
+"""The input of a plain feed-forward network's activation: no capture point, but recorded like one."""
+# The steps of a layer, some of which a family may lack, and the capture point after each; there is none between the
+# second skip connection and a norm that follows it.
+STEP_POINTS = {
+    "heads": "attention_heads",
+    "output_linear": "attention_output",
+    "attention_skip": "attention_residual",
+    "attention_norm": "attention_norm",
+    "cross_attention": "cross_attention_output",
+    "cross_attention_norm": "cross_attention_norm",
+    "feed_forward": "ffn_output",
+    "ffn_skip": None,
+    "ffn_norm": "layer_output",
+}
+STEP_MEASURES = ("cosine_previous", "cosine_input", "distance_previous", "norm")
+"""Measures of a vector after a step."""
+
+
+class Site(NamedTuple):
+    """One capture point in one layer; level 0 is the embedding."""
+
+    layer: int
+    point: str
+
+    def __str__(self) -> str:
+        return f"layer_{self.layer:02d}/{self.point}"
+
+    @classmethod
+    def named(cls, name: str) -> Site:
+        """Return the site that `str` writes as `name`."""
+        layer, _, point = name.removeprefix("layer_").partition("/")
+        return cls(int(layer), point)
+
+
+def layer_input(layer: int, sites: Container[Site] = ()) -> Site:
+    """Return the one of `sites` whose vectors enter `layer` (counted from 1)."""
+    if Site(layer - 1, DECODER_INPUT) in sites:
+        return Site(layer - 1, DECODER_INPUT)
+    return Site(layer - 1, "layer_output") if layer > 1 else Site(0, "embedding_output")
+
+
+def in_forward_order(sites: Iterable[Site]) -> list[Site]:
+    """Return the sites in the order of the forward pass."""
+    return sorted(sites, key=lambda site: (site.layer, POINTS.index(site.point)))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnmix.core.points import LAYER_POINTS, PREACTIVATION
+from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document

@@ -21,7 +21,7 @@ from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import PREACTIVATION
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import OBSERVED

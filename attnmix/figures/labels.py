@@ -1,12 +1,23 @@
-"""Labels, colours and markers of the things that `attnmix.core.names` and `attnmix.core.points` name.
+"""Labels, colours and markers of the things that `attnmix.core.names` names.
 
 Figures, page, tables and documents read them; no stage that computes does.
 """
 
 from __future__ import annotations
 
-from attnmix.core.names import Mark
-from attnmix.core.points import LAYER_POINTS, Site
+from typing import NamedTuple
+
+from attnmix.core.names import LAYER_POINTS, Site
+
+
+class Mark(NamedTuple):
+    """Label, colour and marker of one kind of thing, which colour and marker each identify."""
+
+    label: str
+    color: str
+    marker: str
+    meaning: str = ""
+
 
 POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
 

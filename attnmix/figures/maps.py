@@ -26,10 +26,17 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from attnmix.core.names import ONE_PLANE, Mark
-from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, POINTS, Site
+from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, ONE_PLANE, POINTS, Site
 from attnmix.figures import style
-from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, SPECIAL_LOOKS, WORD_MARKS, layer_label, site_label
+from attnmix.figures.labels import (
+    POINT_MARKS,
+    POINTS_PER_SECOND,
+    SPECIAL_LOOKS,
+    WORD_MARKS,
+    Mark,
+    layer_label,
+    site_label,
+)
 from attnmix.figures.tokens import CapturedTexts, frequent_words, words
 from attnmix.store.runs import map_sites
 
@@ -252,22 +259,9 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
     return figure
 
 
-class Stop(NamedTuple):
-    """Where the tokens are at one capture point."""
-
-    number: int
-    site: Site
-    color: npt.NDArray[np.float64]
-    xy: Places
-    labels: dict[int, str]
-    """Labels by token."""
-    centres: Places
-    """Centres of the labels `[labels, 2]`."""
-
-
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
     """Write the GIF of one captured text, from a map of one plane."""
-    frames = [*Scene(table, captured).frames()]
+    frames = [*_frames(table, captured)]
     durations = [*(MOVE_TIME if moving else REST_TIME for _, moving in frames[:-1]), LAST_TIME]
     palette = Image.fromarray(np.concatenate([pixels for pixels, moving in frames if not moving]))
     palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
@@ -276,79 +270,68 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
 
 
-class Scene:
-    """A figure of the whole map, drawn once, and what moves on it."""
+def _frames(table: pd.DataFrame, captured: CapturedTexts) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
+    """Yield each frame `[height, width, 3]`, and whether it is between two capture points.
 
-    def __init__(self, table: pd.DataFrame, captured: CapturedTexts) -> None:
-        text, self.encoder = example_text(table, captured, WORDS), captured.encoder
-        figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
-        self.canvas = FigureCanvasAgg(figure)
-        axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
-        everywhere = np.concatenate([*text.places.values()])
-        style.set_limits(axes, everywhere)
-        axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
-        timeline = self._draw_timeline(figure, [*text.places])
-        figure.text(0.98, 0.985, style.printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
-        self.stops = []
-        for number, (site, xy) in enumerate(text.places.items()):
-            color = np.array(to_rgb(style.darken_for_contrast(POINT_MARKS[site.point].color)))
-            labels = text.labels[captured.reading(site)]
-            centres = style.place_labels(axes, xy, labels, WORD_SIZE)
-            self.stops.append(Stop(number, site, color, xy, labels, centres))
-        self.dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
-        self.lines = LineCollection([], colors="0.4", linewidths=0.5)
-        axes.add_collection(self.lines)
-        box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
-        self.words = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, text.labels)))]
-        self.title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
-        (self.marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
-        self.moving = [self.dots, self.lines, *self.words, self.title, self.marker]
-        for artist in self.moving:
-            artist.set_animated(True)  # not part of the background
-        self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(figure.bbox)
+    The whole map is drawn once, and what moves on it in every frame. Nothing glides to the decoder's input, whose
+    tokens are others than the encoder's.
+    """
+    text = example_text(table, captured, WORDS)
+    figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
+    everywhere = np.concatenate([*text.places.values()])
+    style.set_limits(axes, everywhere)
+    axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
+    timeline = _draw_timeline(figure, [site.layer for site in text.places], captured.encoder)
+    figure.text(0.98, 0.985, style.printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
+    readings = [text.labels[captured.reading(site)] for site in text.places]
+    stops: list[Any] = []  # numbers, colours, places of tokens and of their labels at each capture point
+    for number, ((site, xy), labels) in enumerate(zip(text.places.items(), readings, strict=True)):
+        color = np.array(to_rgb(style.darken_for_contrast(POINT_MARKS[site.point].color)))
+        stops.append((number, color, xy, style.place_labels(axes, xy, labels, WORD_SIZE)))
+    dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
+    lines = LineCollection([], colors="0.4", linewidths=0.5)
+    axes.add_collection(lines)
+    box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+    looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
+    texts = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, text.labels)))]
+    title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
+    (marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
+    word: Any
+    moving: list[Any] = [dots, lines, *texts, title, marker]
+    for artist in moving:
+        artist.set_animated(True)  # not part of the background
+    canvas.draw()
+    background = canvas.copy_from_bbox(figure.bbox)
+    for place, (site, labels) in enumerate(zip(text.places, readings, strict=True)):
+        glides = place > 0 and labels is readings[place - 1]
+        name_color = style.darken_for_contrast(POINT_MARKS[site.point].color, style.TEXT_CONTRAST)
+        title.set(text=site_label(site, captured.encoder), color=name_color)
+        for share in np.arange(0 if glides else MOVES, MOVES + 1) + 1:
+            x = share / (MOVES + 1)
+            done = x * x * (3 - 2 * x)  # slow at both ends
+            before = stops[place - 1] if share <= MOVES else stops[place]
+            number, color, xy, centres = ((1 - done) * a + done * b for a, b in zip(before, stops[place], strict=True))
+            dots.set(offsets=xy, color=[tuple(color)])
+            words_and_places = zip(labels.values(), centres, strict=True)
+            for word, (label, centre) in zip_longest(texts, words_and_places, fillvalue=("", (0, 0))):
+                word.set(text=label, position=centre)
+            lines.set_segments([*np.stack([xy[[*labels]], centres], axis=1)])
+            marker.set_data([number], [0])
+            canvas.restore_region(background)
+            for artist in moving:
+                artist.draw(canvas.get_renderer())
+            yield np.array(canvas.buffer_rgba())[..., :3], bool(share <= MOVES)
 
-    def _draw_timeline(self, figure: Figure, sites: list[Site]) -> Any:
-        """Draw a line with a dash for each capture point, and the names of the layers."""
-        axes: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(sites) - 1, 1)), ylim=(-1, 1), yticks=[])
-        axes.plot(range(len(sites)), np.zeros(len(sites)), "|-", color="0.6", linewidth=1, markersize=5)
-        layers = [site.layer for site in sites]
-        starts = [place for place, layer in enumerate(layers) if layer not in layers[:place]]
-        starts = starts[:: -(-len(starts) // MAX_TICKS)]
-        names = [layer_label(layers[place], self.encoder) for place in starts]
-        axes.set_xticks(starts, names, fontsize=7, ha="left")
-        axes.get_xticklabels()[0].set_ha("right")  # there is more room to its left
-        axes.tick_params("x", length=0, pad=1)
-        return axes
 
-    def frames(self) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
-        """Yield each frame `[height, width, 3]`, and whether it is between two capture points.
-
-        Nothing glides to the decoder's input, whose tokens are others than the encoder's.
-        """
-        before = self.stops[0]
-        for stop in self.stops:
-            if stop is not before and stop.labels is before.labels:
-                for share in np.arange(1, MOVES + 1) / (MOVES + 1):
-                    yield self.draw(before, stop, share * share * (3 - 2 * share)), True  # slow at both ends
-            yield self.draw(stop, stop, 1), False
-            before = stop
-
-    def draw(self, start: Stop, end: Stop, share: float) -> npt.NDArray[np.uint8]:
-        """Return the frame in which a `share` of the way between two stops is done."""
-        pairs: Any = [(start.xy, end.xy), (start.centres, end.centres), (start.color, end.color)]
-        xy, centres, color, number = ((1 - share) * a + share * b for a, b in (*pairs, (start.number, end.number)))
-        self.dots.set(offsets=xy, color=[tuple(color)])
-        labels = zip(end.labels.values(), centres, strict=True)
-        word: Any
-        for word, (label, centre) in zip_longest(self.words, labels, fillvalue=("", (0, 0))):
-            word.set(text=label, position=centre)
-        self.lines.set_segments([*np.stack([xy[[*end.labels]], centres], axis=1)])
-        name_color = style.darken_for_contrast(POINT_MARKS[end.site.point].color, style.TEXT_CONTRAST)
-        self.title.set(text=site_label(end.site, self.encoder), color=name_color)
-        self.marker.set_data([number], [0])
-        self.canvas.restore_region(self.background)
-        for artist in self.moving:
-            artist.draw(self.canvas.get_renderer())
-        return np.array(self.canvas.buffer_rgba())[..., :3]
+def _draw_timeline(figure: Figure, layers: list[int], encoder: int | None) -> Any:
+    """Draw a line with a dash for each capture point, whose `layers` these are, and the names of the layers."""
+    axes: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(layers) - 1, 1)), ylim=(-1, 1), yticks=[])
+    axes.plot(range(len(layers)), np.zeros(len(layers)), "|-", color="0.6", linewidth=1, markersize=5)
+    starts = [place for place, layer in enumerate(layers) if layer not in layers[:place]]
+    starts = starts[:: -(-len(starts) // MAX_TICKS)]
+    axes.set_xticks(starts, [layer_label(layers[place], encoder) for place in starts], fontsize=7, ha="left")
+    axes.get_xticklabels()[0].set_ha("right")  # there is more room to its left
+    axes.tick_params("x", length=0, pad=1)
+    return axes

@@ -21,9 +21,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from attnmix.core.names import Mark
 from attnmix.figures import style
-from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, layer_label
+from attnmix.figures.labels import CHECKPOINTS, MATRIX_LABELS, RATIO_MARKS, STEP_MARKS, STEP_MEASURES, Mark, layer_label
 from attnmix.figures.tokens import TextLayers, short_part
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.store.runs import Run, row_shares

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from scipy.optimize import isotonic_regression
 
-from attnmix.core.names import Mark
+from attnmix.figures.labels import Mark
 
 ONE_COLUMN, TWO_COLUMNS, PAGE_HEIGHT = 3.3, 7.0, 9.5  # inches
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX
-from attnmix.core.points import DECODER_INPUT, Site
+from attnmix.core.names import DECODER_INPUT, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX, Site
 from attnmix.figures.labels import SPECIAL_LOOKS
 from attnmix.figures.style import printable
-from attnmix.store.tokens import DECODER_TOKEN
+from attnmix.store.texts import DECODER_TOKEN
 
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"

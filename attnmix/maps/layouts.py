@@ -23,7 +23,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 from umap import umap_
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
 from attnmix.maps.parallel import in_parallel
 

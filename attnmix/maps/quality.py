@@ -22,7 +22,7 @@ from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 from sklearn.random_projection import GaussianRandomProjection
 
-from attnmix.core.points import OWN_BASIS, Site, layer_input
+from attnmix.core.names import OWN_BASIS, Site, layer_input
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, partial_correlation, rank_correlation, resample
 from attnmix.data.draw import stratified_draw
 from attnmix.maps.aligned import Coordinates

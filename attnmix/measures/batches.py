@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import POINTS, PREACTIVATION, Site
+from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import SAME_PASS, attended_without_bias, control_ratios
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures

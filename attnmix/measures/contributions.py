@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from attnmix.core.points import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
+from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
 from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers

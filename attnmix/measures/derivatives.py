@@ -33,7 +33,7 @@ import torch
 from torch.func import jvp, vmap
 from transformers import PreTrainedModel
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, recording
 from attnmix.models.families import family_of, optional_modules

@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
 from attnmix.models.encoding import batches_by_tokens
-from attnmix.store import tokens as store
+from attnmix.store import texts as store
 from attnmix.store.runs import Run
 
 CLASSES = TOKEN_CLASSES

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnmix.core.points import STEP_MEASURES, STEP_POINTS
+from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 Tensor = torch.Tensor

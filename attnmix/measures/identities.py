@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnmix.core.points import PREACTIVATION
+from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
 

@@ -22,7 +22,7 @@ from torch.nn import LayerNorm, Module
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.models.attention import AttentionCall, attention_by, observed
 from attnmix.models.capture_points import LayerCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack

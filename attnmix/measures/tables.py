@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.points import STEP_MEASURES, STEP_POINTS, Site
+from attnmix.core.names import STEP_MEASURES, STEP_POINTS, Site
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled, mean_product_across, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM

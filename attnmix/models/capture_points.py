@@ -17,7 +17,7 @@ import torch
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from attnmix.core.points import DECODER_INPUT, POINTS, Site, in_forward_order
+from attnmix.core.names import DECODER_INPUT, POINTS, Site, in_forward_order
 from attnmix.models.families import Stack, family_of
 from attnmix.store.features import check_fits
 

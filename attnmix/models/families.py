@@ -13,7 +13,7 @@ import yaml
 from torch.nn import Module
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import PREACTIVATION
+from attnmix.core.names import PREACTIVATION
 
 PROJECTED = "projected"
 """The output of W_O where a norm follows: no capture point, but recorded like one."""

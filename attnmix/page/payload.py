@@ -10,8 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES, IMPORTANCE_NAMES, ONE_PLANE, TOKEN_CLASSES
-from attnmix.core.points import LAYER_POINTS, OWN_BASIS, POINTS, STEP_POINTS, SUBLAYER_POINTS, Site, layer_input
+from attnmix.core.names import (
+    CAPTURED_CHECKPOINT,
+    CHECKPOINT_NAMES,
+    IMPORTANCE_NAMES,
+    LAYER_POINTS,
+    ONE_PLANE,
+    OWN_BASIS,
+    POINTS,
+    STEP_POINTS,
+    SUBLAYER_POINTS,
+    TOKEN_CLASSES,
+    Site,
+    layer_input,
+)
 from attnmix.figures import labels
 from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES

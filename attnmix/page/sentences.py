@@ -47,16 +47,15 @@ class Subject(NamedTuple):
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
     curves, measure = run.mixing[0], run.metrics("measure")
+    words: dict[str, Any] = {"headline": headline(curves), "lead": lead(curves)}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
-        layers = str(curves["layer"].max())
-        return {
+        plural = "" if texts == 1 else "s"
+        return words | {
             "checkpoints": {"pretrained": "The model as it is"},
-            "facts": {"text" if texts == 1 else "texts": str(texts), "tokens": str(len(tokens)), "layers": layers},
-            "headline": headline(curves),
-            "lead": lead(curves),
-            "measured": f"All numbers and maps are of the text{'' if texts == 1 else 's'} below.",
-            "intervals": "" if texts == 1 else ", with 95 % intervals over texts",
+            "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
+            "measured": f"All numbers and maps are of the text{plural} below.",
+            "intervals": plural and ", with 95 % intervals over texts",
             "findings": _controls(run),
             "cautions": _cautions(subject, "Other texts have other numbers.", run),
             "computed_on": {"measures": measure["computed_on"]},
@@ -65,7 +64,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
     test = finetune["test"]
     low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
     accuracy = f"The 95 % interval of the classifier's test accuracy is {low} to {high}."
-    return {
+    return words | {
         "checkpoints": CHECKPOINTS,
         "facts": {
             "test accuracy": percent(test["accuracy"], 1),
@@ -74,8 +73,6 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
             "test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
-        "headline": headline(curves),
-        "lead": lead(curves),
         "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
         f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
         "intervals": ", with 95 % intervals over reviews",

@@ -1,1 +1,1 @@
-"""A run's folder: `layout` holds the paths, `runs` reads the files, `writers` and `features` write them."""
+"""A run's folder: `runs` holds the paths and reads the files, `writers`, `texts` and `features` write them."""

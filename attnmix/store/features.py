@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
-from attnmix.core.points import POINTS, Site, in_forward_order
+from attnmix.core.names import POINTS, Site, in_forward_order
 from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, undamaged, whole, writing
 
 MANIFEST = "manifest.json"

@@ -30,21 +30,30 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import LAYOUTS
-from attnmix.core.points import STEP_MEASURES, Site, in_forward_order
+from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
 from attnmix.store.files import made, open_array, read_array, read_table, undamaged
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.store.layout import Layout, contributions_folder, heads_folder
-from attnmix.store.tokens import TEXT_FIELDS
+from attnmix.store.texts import TEXT_FIELDS
 
 if TYPE_CHECKING:
     import torch
     import xarray
 
 Vectors = npt.NDArray[Any]
+LAYER_PARTS = "layer_parts.json"  # in the folder that `measure` writes
 MAX_NAMES = 5  # documents in an error
 CSV_PART_ROWS = 100_000
+
+
+def contributions_folder(checkpoint: str, document: str, measured: Path) -> Path:
+    """Return the folder of a document's contribution matrices in one checkpoint, a `.zarr` for each method."""
+    return measured / "contributions" / checkpoint / document.replace("/", "_")
+
+
+def heads_folder(checkpoint: str, document: str, measured: Path) -> Path:
+    """Return the folder of the parts of a document's heads, a `.zarr` for each of `attnmix.store.heads.DIMENSIONS`."""
+    return measured / "heads" / checkpoint / document.replace("/", "_")
 
 
 def open_run(folder: Path | str = ".") -> Run:
@@ -57,12 +66,39 @@ def open_run(folder: Path | str = ".") -> Run:
     return run
 
 
-class Run(Layout):
-    """Everything that the stages wrote into the folder `root`, and the paths of `Layout`."""
+class Run:
+    """Everything that the stages read and write below the folder `root`, which need not be there yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reviews = root / "data/reviews"
+        self.pretrained = root / "models/pretrained"
+        self.named_model = self.pretrained / "own"  # model.name, where model.base is the pretrained checkpoint
+        self.finetuned = root / "models/finetuned"
+        self.checkpoints = {"pretrained": self.pretrained, "finetuned": self.finetuned}
+        self.test_predictions_file = root / "features/finetune/test.parquet"
+        self.texts_file = root / "features/tokenize/texts.parquet"
+        self.tokens_file = root / "features/tokenize/tokens.parquet"
+        self.activations = root / ACTIVATIONS
+        self.measured = root / "features/measure"
+        self.maps = root / "features/reduce"
+        self.token_scores_file = root / "features/faithfulness/captured.parquet"
+        self.predictions_file = root / "features/faithfulness/predictions.parquet"
+        self.layer_parts_file = self.measured / LAYER_PARTS
+        self.metrics_folder = root / "reports/metrics"
+        self.tables = root / "reports/plots"
+        self.figures = root / "reports/figures"
+        self.page = root / "reports/index.html"
+        self.shown = root / "reports/show"
+
+    @property
+    def initial(self) -> Path:
+        """The checkpoint that fine-tuning starts from: that of `model.name`."""
+        return self.named_model if self.named_model.is_dir() else self.pretrained
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """A row for each text that `tokenize` chose, without the text; `attnmix.store.tokens` names the columns."""
+        """A row for each text that `tokenize` chose, without the text; `attnmix.store.texts` names the columns."""
         return read_table(self.texts_file, "tokenize", columns=[name for name, _ in TEXT_FIELDS if name != "text"])
 
     @cached_property
@@ -74,7 +110,7 @@ class Run(Layout):
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """The captured tokens, a row for each row of a store; `attnmix.store.tokens` names the columns."""
+        """The captured tokens, a row for each row of a store; `attnmix.store.texts` names the columns."""
         names = self.documents.loc[self.documents["captured"], "document"].tolist()
         return read_table(self.tokens_file, "tokenize", filters=[("document", "in", names)])
 

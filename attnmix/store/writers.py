@@ -16,10 +16,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.core.points import Site
+from attnmix.core.names import Site
 from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, whole, write_table, writing
 from attnmix.store.heads import DIMENSIONS
-from attnmix.store.layout import LAYER_PARTS
+from attnmix.store.runs import LAYER_PARTS
 
 DIGITS = 6
 MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all groups are held in memory
@@ -110,23 +110,8 @@ def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
         write_matrix(folder, name, array, DIMENSIONS[name], {})
 
 
-def write_map(layout: str, tokens: pd.DataFrame, places: Mapping[Site, npt.NDArray[np.float32]], folder: Path) -> None:
-    """Write `document, position, layer, point, x, y`, sites in the order of `places` `[tokens, 2]`."""
-    _write_by_site(layout, tokens, {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in places.items()}, folder)
-
-
-def write_nearest(tokens: pd.DataFrame, nearest: Mapping[Site, npt.NDArray[np.int64]], folder: Path) -> None:
-    """Write `document, position, layer, point, nearest`, lists `[neighbours]` of row numbers of the captured tokens."""
-    lists = {site: {"nearest": list(rows_TK.astype(np.int32))} for site, rows_TK in nearest.items()}
-    _write_by_site("nearest", tokens, lists, folder)
-
-
-def _write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
+def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
+    """Write `<name>.parquet`: `document, position, layer, point`, and the `columns` of each site in their order."""
     keys = tokens[["document", "position"]]
     parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
     write_table(folder / f"{name}.parquet", pd.concat(parts, ignore_index=True))
-
-
-def write_quality(table: pd.DataFrame, folder: Path) -> None:
-    """Write the scores of all maps: `layout, layer, point, measure, value, chance`."""
-    write_table(folder / "quality.parquet", table)

@@ -12,8 +12,8 @@ from pathlib import Path
 from shutil import disk_usage
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import CaptureParameters
-from attnmix.store.layout import ACTIVATIONS
+from attnmix.core.names import ACTIVATIONS
+from stages.common.parameters import CaptureParameters
 
 
 def check_disk(demand: str, size: int, folder: Path, parameters: str, cached: bool = True) -> None:

@@ -24,7 +24,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from attnmix.core.errors import InputError
-from attnmix.core.options import Parameters
+from stages.common.parameters import Parameters
 from stages.common.resources import check_writable
 
 UNFINISHED = Path(".unfinished")
