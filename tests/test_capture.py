@@ -33,7 +33,7 @@ HALF = 2.0**-11  # relative rounding of float16
 
 def captured_rows(parameters: Parameters) -> list[int]:
     """Return the rows of the captured test reviews in their order."""
-    texts = [text["document"] for text in chosen_texts(parameters, Run(Path()).reviews) if text["captured"]]
+    texts = [text["document"] for text in chosen_texts(parameters, Run(Path())) if text["captured"]]
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
 
@@ -136,9 +136,9 @@ def test_store_of_many_shards_holds_the_same_features(
 
 
 def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_bert: Path) -> None:
-    run_capture(workspace("exact", capture={"max_length": 40}), tiny_bert)
+    run_capture(workspace("exact", capture={"documents": [3], "max_length": 40}), tiny_bert)
     exact = store.read_features(ACTIVATIONS, Site(1, "layer_output")).astype(float)
-    run_capture(workspace("half", capture={"max_length": 40, "precision": "bf16"}), tiny_bert)
+    run_capture(workspace("half", capture={"documents": [3], "max_length": 40, "precision": "bf16"}), tiny_bert)
     half = store.read_features(ACTIVATIONS, Site(1, "layer_output")).astype(float)
     assert 0 < np.abs(half - exact).max() < 0.1
 
@@ -192,7 +192,7 @@ def test_feature_beyond_float16_stops_the_stage_and_leaves_no_store(workspace: W
         model.bert.encoder.layer[1].output.dense.bias.fill_(1e5)
     model.save_pretrained(checkpoint)
     with pytest.raises(InputError, match=r"layer_02/ffn_output.*float16"):
-        run_capture(workspace(capture={"max_length": 40}), checkpoint)
+        run_capture(workspace(capture={"documents": [3], "max_length": 40}), checkpoint)
     assert not ACTIVATIONS.exists()
 
 

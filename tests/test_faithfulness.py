@@ -272,7 +272,8 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
     mixing = {"documents": 8, "gradient_documents": 0, "matrices": []}
     faithful = {"documents": 4, "max_length": 16}
-    folder = workspace(measure=mixing, faithfulness=faithful, capture={"max_length": 30, "texts": ["film " * 30]})
+    capture = {"documents": [3], "max_length": 30, "texts": ["film " * 30]}
+    folder = workspace(measure=mixing, faithfulness=faithful, capture=capture)
     write_reviews(folder / "data/reviews")
     for checkpoint, seed in (("pretrained", 0), ("finetuned", 1)):
         write_tiny_bert(folder / "models" / checkpoint, seed=seed)
