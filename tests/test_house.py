@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,12 @@ from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
 from dvc.utils.hydra import apply_overrides
 from pydantic import BaseModel
 
+from attnmix.core import names
+from attnmix.faithfulness.attributions import ATTRIBUTIONS
+from attnmix.figures import labels
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.families import PROJECTED, Stack
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED
 
@@ -98,6 +105,29 @@ def test_drawing_imports_nothing_that_computes() -> None:
     heavy = ("torch", "transformers", "sklearn", "numba", "umap")
     run = subprocess.run([sys.executable, "-c", program, *heavy], cwd=REPOSITORY, capture_output=True, check=True)
     assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize("stage", ["finetune", "tokenize", "capture", "measure", "faithfulness", "reduce"])
+def test_one_word_names_a_stage_its_section_its_folder_and_its_tables(stage: str) -> None:
+    entry = STAGES[stage]
+    assert {Path(out).parts[1] for out in entry["outs"] if out.startswith("features/")} <= {stage}
+    for kind, place in (("metrics", f"reports/metrics/{stage}.json"), ("plots", f"reports/plots/{stage}")):
+        assert {name for out in entry.get(kind, []) for name in out} <= {place}
+    section = {"reduce": "umap", "tokenize": "capture"}.get(stage, stage)
+    assert section in {key.partition(".")[0] for key in entry["params"]}
+
+
+def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
+    assert (tuple(RATIOS), tuple(LAYER_MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
+    assert tuple(labels.CHECKPOINTS) == names.CHECKPOINT_NAMES
+    assert (*labels.SPECIAL_LOOKS, *labels.WORD_CLASSES) == names.TOKEN_CLASSES
+    assert tuple(labels.IMPORTANCE) == names.IMPORTANCE_NAMES
+    assert set(labels.IMPORTANCE) <= set(ATTRIBUTIONS)
+    assert (tuple(labels.POINT_MARKS), tuple(labels.STEP_MARKS)) == (names.POINTS, tuple(names.STEP_POINTS))
+    assert all(mark.meaning for mark in labels.POINT_MARKS.values())
+    paths = {field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")}
+    everything = Stack(**paths, feed_forward=("feed_forward",))
+    assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
 
 
 def test_stages_call_no_decomposition_that_torch_leaves_to_mkl() -> None:

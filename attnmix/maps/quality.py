@@ -282,7 +282,7 @@ def _summary(
         defined, seed_means = defined_DM[:, number], by_seed_MS[number]
         counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(seed_means))
         extremes = np.fmin.reduce(seed_means), np.fmax.reduce(seed_means)
-        yield measure, _known_mean(seed_means, 0), low_M[number], high_M[number], *counts, *extremes
+        yield measure, _known_mean(seed_means, 0).item(), low_M[number], high_M[number], *counts, *extremes
         if measure == "spearman":
             ends = np.quantile(null_P, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
             yield NULL, null_P.mean(), *ends, *counts, np.nan, np.nan

@@ -72,13 +72,6 @@ class AttentionCall:
             scores = scores.masked_fill(tokens > tokens[rows].unsqueeze(-1), -torch.inf)
         return scores
 
-    def slopes(self) -> Tensor | float:
-        """Return the derivative of the scores by q_i . k_j, `[B, H, T, T]` where it is not the same for all."""
-        if self.softcap is None:
-            return self.scaling
-        capped: Tensor = torch.tanh(self.query @ self.key.mT * (self.scaling / self.softcap))
-        return self.scaling * (1 - capped.square())
-
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""
         *shape, tokens, _ = self.key.shape
@@ -107,17 +100,6 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
         context, call = attend(module, *arguments, **options)
         listen(module, call)
         return context.transpose(1, 2).contiguous(), None
-
-    return function
-
-
-def unattended(listen: Callable[[AttentionCall], None]) -> AttentionFunction:
-    """Return a function without attention: it calls `listen` with the call, and the heads are zero."""
-
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-        call = _call(module, *arguments, **options)
-        listen(call)
-        return call.value.new_zeros(call.value.transpose(1, 2).shape), None
 
     return function
 

@@ -1,7 +1,6 @@
 """Turn a classifier's state dict, `torch.save(model.state_dict(), ...)`, into a model folder without running any code.
 
     python -m attnmix.models.convert trained.pth --like bert-base-uncased --to trained --classes negative positive
-    dvc exp run -S model.name=trained -S model.base=bert-base-uncased -S finetune.epochs=0
 
 The classifier is the library's own, or a module that holds the library's model and one Linear layer on what the
 library's classifier reads: for BERT the pooled vector of [CLS]. `--like` is a hub identifier or a folder.

@@ -64,7 +64,7 @@ def writing(path: P) -> Iterator[P]:
 def whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file to, which becomes `path` in one step once everything is written.
 
-    So a killed stage leaves no part of a file under its name, and a file that DVC links to its cache is replaced there,
+    So a killed stage leaves no part of a file under its name, and a file that is a link to a cache is replaced,
     where writing to it would change the cache.
     """
     with writing(path):
