@@ -63,7 +63,7 @@ MEASURES = "measures"  # the kind of batch that is no control
 
 
 def main(parameters: Parameters) -> None:
-    """Measure both checkpoints; one, where nothing was trained and no base is named: both would be the same weights."""
+    """Measure both checkpoints, or only one if nothing was trained and no base is named: both would be the same."""
     use(parameters.arithmetic)
     trained = parameters.finetune.epochs > 0 or parameters.model.base
     measure(parameters, CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,), Run(Path()))

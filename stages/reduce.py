@@ -116,7 +116,7 @@ def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
-    """Write every map's scores, the whole layouts' where a person reads them, and the three that say most."""
+    """Write all scores to `quality.parquet`, those of whole layouts to `map_quality.csv`, the main three as metrics."""
     write_table(run.maps / "quality.parquet", quality[COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)

@@ -1,6 +1,6 @@
 """The measures that are compared: each gives every token of a review a score, declared with its formula.
 
-A further one enters by its declaration here alone. Shapes: T tokens, L layers, C classes.
+To add one, declare it here. Shapes: T tokens, L layers, C classes.
 """
 
 from __future__ import annotations

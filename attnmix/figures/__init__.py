@@ -1,1 +1,1 @@
-"""Pictures: one style, figures for papers, and the interactive page."""
+"""Figures for papers, in one style, and the labels and colours of figures and page."""

@@ -83,12 +83,12 @@ class DocumentMeasures:
 
 
 def _cells(count: Any, dimensions: int) -> npt.NDArray[np.float64]:
-    """Return an array of so many dimensions."""
+    """Return an array with that number of dimensions."""
     return np.array(count, dtype=np.float64, ndmin=dimensions)
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the positions in `LENGTHS` of texts with so many tokens."""
+    """Return the positions in `LENGTHS` of texts with these numbers of tokens."""
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 

@@ -109,7 +109,7 @@ _DECLARED = (
     ),
 )
 RATIOS: dict[str, Ratio] = {each.name: each for each in _DECLARED}
-"""Every mixing ratio by its name, from the least to the most of a layer that is looked at."""
+"""Every mixing ratio by its name, ordered by how much of a layer they take into account."""
 
 
 class Split(NamedTuple):
