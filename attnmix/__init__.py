@@ -1,1 +1,1 @@
-"""How much self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out."""
+"""Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out."""

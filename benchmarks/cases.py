@@ -1,4 +1,4 @@
-"""What `benchmarks.stages` times, each in a fresh process: the pipeline's way and the strongest plain way.
+"""Cases of `benchmarks.stages`, each timed in a fresh process: the pipeline's way and the strongest plain way.
 
     python -m benchmarks.cases joint pipeline
     python -m benchmarks.cases joint check

@@ -69,7 +69,7 @@ def ratios(length: int, identities: bool) -> None:
 
 
 def check() -> str:
-    """What is timed."""
+    """Run the work that is timed."""
     return "One text, six ratios; imports and making the model included in time and memory."
 
 

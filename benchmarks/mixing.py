@@ -112,7 +112,7 @@ def in_turn() -> dict[str, float]:
 
 
 def same() -> str:
-    """Whether both ways to the ratios agree, how exact the parts are, and what eager attention changes."""
+    """Return how far both ways to the ratios agree, how exact the parts are, and what eager attention changes."""
     ready = _ready()
     batch = ready.batches[0]
     sdpa, eager = (ready.forward(batch, name).last_hidden_state for name in ("sdpa", "eager"))

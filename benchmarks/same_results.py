@@ -39,7 +39,7 @@ def main(before: Path, after: Path) -> int:
 
 
 def difference(path: Path, other: Path) -> str:
-    """What differs between two tables; empty where every value of the first is in the second."""
+    """Return what differs between two tables; empty if every value of the first is in the second."""
     readers: dict[str, Any] = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
     if path.suffix not in readers:
         return "other bytes"

@@ -116,7 +116,7 @@ def section(name: str, made_by: str, root: Path, repeats: int, threads: int) -> 
 
 
 def check(name: str, folder: Path, threads: int, compiled: Path) -> str:
-    """What a case says of the files that its ways left."""
+    """Return what a case reports of the files that its ways left."""
     _, said = fresh_process(["-m", "benchmarks.cases", name, "check"], folder, threads, compiled)
     return said
 
@@ -161,7 +161,7 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
 
 
 def real_reviews(number: int) -> list[str]:
-    """So many reviews of IMDb's test split, where IMDB_FOLDER names a copy in the hub's layout; else none."""
+    """Return reviews of IMDb's test split if IMDB_FOLDER names a copy in the hub's layout, else none."""
     if not (named := os.environ.get("IMDB_FOLDER")):
         return []
     (file,) = Path(named).rglob("test-*.parquet")

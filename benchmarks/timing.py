@@ -1,4 +1,4 @@
-"""What every benchmark shares: fresh processes with one thread count for all libraries, their times, and tables.
+"""Shared code of the benchmarks: fresh processes with one thread count for all libraries, their times, and tables.
 
 Imports nothing that computes, so that a process pays for what its own way imports and for no more.
 """
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     title: str
     folder: str
-    """Which of the folders that `benchmarks.stages` lays out."""
+    """The name of one of the folders that `benchmarks.stages` creates."""
     check: Callable[[], str]
     """Runs after every way ran once: what was compared, in sentences; an exception where it should be the same."""
     ways: Mapping[str, Callable[[], dict[str, float] | None]]
@@ -156,7 +156,7 @@ def machine(threads: int) -> str:
 
 
 def processor() -> str:
-    """What the machine calls its processor."""
+    """Return the name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""What `benchmarks/RESULTS.md` says was measured, and what a billion tokens take by it."""
+"""Tables of the measurements in `benchmarks/RESULTS.md`, and the cost of a billion tokens computed from them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def tables() -> dict[str, str]:
 
 
 def _families() -> str:
-    """What each family is, what it does not have, and the test that holds it."""
+    """Return a row for each family: what it is, what it lacks, and the test that covers it."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
     for name in known_families():

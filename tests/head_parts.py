@@ -1,4 +1,4 @@
-"""What `measure` keeps of every head, made of random numbers."""
+"""Random numbers in the form of the parts that `measure` keeps of every head."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_be
         assert np.abs(features - store.read_features(ACTIVATIONS, site)).max() <= 1e-5, site
 
 
-def test_capture_killed_after_it_published_starts_anew(workspace: Workspace, tiny_bert: Path) -> None:
+def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [1], "max_length": 40})
     run_capture(folder, tiny_bert)
     first = digest(ACTIVATIONS)

@@ -155,7 +155,7 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     for output in ("models/finetuned", "reports/metrics"):
         assert digest(folder / output) == digest(finetuned / output), output
     curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, finetuned))
-    assert curves["loss"][0] == 101.0, "the first epoch was trained anew"
+    assert curves["loss"][0] == 101.0, "the first epoch was trained again"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
 

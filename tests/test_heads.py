@@ -1,4 +1,4 @@
-"""What goes through every head of a captured text, against an independent computation from the weights."""
+"""Stored parts of the heads of a captured text, compared with an independent computation from the weights."""
 
 from __future__ import annotations
 

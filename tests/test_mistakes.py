@@ -1,4 +1,4 @@
-"""What is wrong in params.yaml, or refused by the machine, is one line before any work: keys, disk, memory, a lock."""
+"""Mistakes in params.yaml, and what the machine refuses, are one line before any work: keys, disk, memory, a lock."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ACTIVATIONS = Path("features/capture")
-"""Where `capture` writes the token vectors below a run's root, unless `capture.store` names another place."""
+"""The folder of the token vectors below a run's root, unless `capture.store` names another place."""
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
 """Mixing ratios, ordered by how much of a layer they cover."""
 MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")

@@ -1,1 +1,1 @@
-"""How much the class's probability falls when the tokens that a measure ranks first are removed, and the margins."""
+"""The fall of the class's probability when the tokens that a measure ranks first are removed, and the margins."""

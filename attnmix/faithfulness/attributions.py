@@ -43,7 +43,7 @@ class Review:
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
         self.probability = float(logits_C.softmax(-1)[self.predicted])
-        """Of the predicted class."""
+        """The probability of the predicted class."""
         self.random: Doubles = generator.random((RANDOM_DRAWS, len(self.ids)))
 
     @cached_property

@@ -32,7 +32,7 @@ from attnmix.models.loading import load_classifier, load_tokenizer
 
 Tensor = torch.Tensor
 
-TOLERANCE = 1e-4  # of the largest logit; rounding of float32 gives 1e-6
+TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
 BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 
 
@@ -44,7 +44,7 @@ class Gradients(NamedTuple):
     logit_by_words_TD: Tensor
     """Its derivative by them."""
     read_T: Tensor
-    """Whether the logit depends on the token's vector after the last layer."""
+    """True where the logit depends on the token's vector after the last layer."""
 
 
 class HeadCall(NamedTuple):

@@ -1,4 +1,4 @@
-"""What removing the tokens that a score ranks first does to the class's probability, and the stage's tables.
+"""The effect of removing the tokens that a score ranks first on the class's probability, and the stage's tables.
 
 AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of a text as steps; the drop at one share
 is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.

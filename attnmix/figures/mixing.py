@@ -48,7 +48,7 @@ MAX_VECTOR_DOTS = 5000  # more are pixels in a PDF too
 # Strips
 MIN_TOKENS_PER_LINE, MAX_TOKENS_PER_LINE = 12, 32  # so that every token has a readable label
 MAX_STRIP_TOKENS = 128
-MIN_RANGE = 0.01  # of a colour scale
+MIN_COLOR_RANGE = 0.01  # smallest difference between the ends of a colour scale
 ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
 STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
 DIFFERENCE = "Difference"
@@ -63,7 +63,7 @@ MAX_MATRIX_TOKENS = 20  # so that every row has a readable label
 MATRIX_COLORS, SIDE_COLORS, UNKNOWN = "Blues", "Oranges", "0.8"
 MATRIX, MATRIX_GAP = 1.42, 0.15  # inches: height, and the space below
 MATRIX_LEFT, MATRIX_RIGHT, MATRIX_HEAD, MATRIX_FOOT = 0.85, 0.45, 0.5, 0.9  # inches
-SIDE_WIDTH = 0.09  # of each of the two columns to the right of a matrix, in widths of the matrix
+SIDE_COLUMN_WIDTH = 0.09  # each of the two columns to the right of a matrix, in widths of the matrix
 MATRIX_NOTE = (
     "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
     "a measure's 99th percentile. Strips: what it takes from itself, which the matrix leaves out,{rest} above\n"
@@ -191,10 +191,10 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
         for name, part in rows.groupby("checkpoint", sort=False)
     }
     low, high = np.nanpercentile([*strips.values()], [100 - PERCENTILE, PERCENTILE])
-    scales = {"ratio": Normalize(low, max(high, low + MIN_RANGE))}
+    scales = {"ratio": Normalize(low, max(high, low + MIN_COLOR_RANGE))}
     if len(strips) == len(CHECKPOINTS):
         strips[DIFFERENCE] = strips["finetuned"] - strips["pretrained"]
-        largest = max(float(np.nanpercentile(strips[DIFFERENCE].abs(), PERCENTILE)), MIN_RANGE)
+        largest = max(float(np.nanpercentile(strips[DIFFERENCE].abs(), PERCENTILE)), MIN_COLOR_RANGE)
         scales[DIFFERENCE] = Normalize(-largest, largest)
     labels = text.labels[:MAX_STRIP_TOKENS]
     per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
@@ -306,7 +306,7 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, last: 
     columns = {"itself": shares[np.arange(number), list(part)]}
     if number < shares.shape[1]:
         columns["rest of text"] = np.delete(shares, part, axis=1).sum(axis=1)
-    width = SIDE_WIDTH * number
+    width = SIDE_COLUMN_WIDTH * number
     left = number - 0.5 + width / 3
     extent = (left, left + width * len(columns), number - 0.5, -0.5)
     cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)

@@ -112,7 +112,7 @@ def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indic
 
 
 class Neighbourhood(NamedTuple):
-    """What maps of the same vectors share, whatever their seed."""
+    """The neighbours and the start that maps of the same vectors share, whatever their seed."""
 
     graph: Graph | None
     """The weighted neighbour graph `[vectors, vectors]` that `umap.UMAP` keeps as `graph_`; None without one."""

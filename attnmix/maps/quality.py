@@ -1,4 +1,4 @@
-"""What a map is worth: what it kept of the full space, what of it is due to its seed, and what tokens' moves on it say.
+"""Scores of maps: how much they keep of the full space, what is due to the seed, and what tokens' moves on them show.
 
 Scores are given together with those of chance. Moves on a map are correlated by rank with moves in the full space and
 with mixing ratios; moves on two linear projections of the same vectors are baselines: a correlation that they show too

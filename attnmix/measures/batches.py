@@ -51,7 +51,7 @@ class DocumentMeasures:
     to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where a level has none
     counted: Mapping[str, npt.NDArray[np.floating]]
-    """Of a document in the statistics, by name.
+    """Sums of a document in the statistics, by name.
 
     `geometry`   [sites, measures]
     `unit_sums`  [sites, largest width]: sums of the vectors of norm 1, then zeros

@@ -94,7 +94,7 @@ class SourceBlock:
 
     layer_pass: LayerPass
     output_TD: Tensor
-    """What leaves the layer with every source in place."""
+    """The layer's output with every source in place."""
     sources_J: Tensor
     """Their positions."""
     attention_JTH: Tensor
@@ -103,7 +103,7 @@ class SourceBlock:
 
     @cached_property
     def projected_JTD(self) -> Tensor:
-        """What leaves W_O by each source."""
+        """The part of W_O's output that comes from each source."""
         return self.attention_JTH @ self.f_JHD
 
     @cached_property

@@ -35,9 +35,9 @@ class Control:
     name: str
     label: str
     definition: str
-    """What is measured, as it stands in the documents."""
+    """The definition in the documents."""
     formula: Callable[[ControlParts], Split] | None = None
-    """What leaves W_O without b_O `[T, D]`, from the forward pass itself; None: it takes one of its own."""
+    """The output of W_O without b_O `[T, D]`, from the same forward pass; None: the control has a pass of its own."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ControlParts(Parts):
 
     @cached_property
     def projected(self) -> Split:
-        """What the control makes of it."""
+        """The result of the control."""
         return self.formula(self)
 
 

@@ -28,7 +28,7 @@ class Document:
     words: npt.NDArray[np.int32]
     """The number of each token's word, from 0 on; -1 for special tokens."""
     measured: bool = True
-    """Whether its tokens enter the statistics."""
+    """True if its tokens enter the statistics."""
     label: int = 0
     """The class of a review."""
 

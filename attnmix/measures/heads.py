@@ -31,7 +31,7 @@ from attnmix.store.heads import VECTOR_BYTES
 Tensor = torch.Tensor
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
-"""Where attention's part of a layer ends: the first of these that a family has."""
+"""The ends of attention's part of a layer, of which the first that a family has counts."""
 FAR_BELOW = -1e30  # a mask's number, as it is added to scores
 
 

@@ -30,7 +30,7 @@ from attnmix.models.families import PROJECTED, Stack
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-STEP = 1e-4  # of the difference that gives g'(0)
+STEP = 1e-4  # step of the central difference for g'(0)
 
 Visit = Callable[["LayerPass", Mapping[Site, Tensor]], None]
 """A function that `run_layers` calls with each layer and the features of the forward pass so far."""
@@ -155,7 +155,7 @@ def no_norm(like: Tensor) -> NoNorm:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """What one layer's forward pass shows, of a batch or of one document."""
+    """The tensors of one layer's forward pass, of a batch or of one document."""
 
     block: Block
     call: LayerCall
@@ -175,7 +175,7 @@ class LayerPass:
 
     @property
     def projected(self) -> Tensor:
-        """What leaves W_O `[..., T, D]`."""
+        """The output of W_O `[..., T, D]`."""
         return self.features.get(PROJECTED, self.features["attention_output"])
 
     @property
@@ -217,9 +217,9 @@ class AfterAttention:
     residual_ND: Tensor
     """Layer's input and what attention adds."""
     cross_ND: Tensor | None
-    """What cross-attention adds, in a decoder with an encoder."""
+    """The output of cross-attention, in a decoder with an encoder."""
     preactivation_NW: Tensor
-    """What enters the activation."""
+    """The input of the activation."""
 
     @cached_property
     def slopes_NW(self) -> Tensor:
@@ -278,7 +278,7 @@ class AfterAttention:
 
     @cached_property
     def _stream_ND(self) -> Tensor:
-        """What enters the feed-forward network, before a norm of its own."""
+        """Return the input of the feed-forward network, before a norm of its own."""
         return self.stream_with_biases(self.residual_ND)
 
 

@@ -33,7 +33,7 @@ class LayerMatrix(Matrix):
     formula: Callable[[Any], Any]
     """From a `SourceBlock` to `[sources, tokens]`."""
     rollout: Literal["with identity", "as it is"] | None
-    """How its product over the layers is taken, if it is."""
+    """The kind of product over the layers, if it has a rollout."""
 
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""

@@ -43,9 +43,9 @@ class Ratio:
     covers: Literal["attention", "layer"] = "attention"
     """The part of a layer after which it is taken."""
     points: tuple[str, ...] = ()
-    """What it reads of a forward pass beyond what all of them do."""
+    """Capture points that it needs besides those that all ratios need."""
     headline: bool = False
-    """Whether its mean is among the metrics."""
+    """True if its mean is among the metrics."""
 
 
 _LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
@@ -141,13 +141,13 @@ class Parts:
     x_ND: Tensor
     value_NE: Tensor
     projected_ND: Tensor
-    """What leaves W_O."""
+    """The output of W_O."""
     features: Mapping[str, Tensor]
     """Features `[N, width]` at the further points that the chosen ratios need, where the layer has them."""
 
     @cached_property
     def projected(self) -> Split:
-        """What leaves W_O, without b_O."""
+        """The output of W_O without b_O."""
         own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
         return Split(own, (self.projected_ND - self.block.output.b).sub_(own))
 

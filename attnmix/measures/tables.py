@@ -38,7 +38,7 @@ Labels = dict[str, Any]
 """The values of columns."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
-ACROSS = "mean_cosine_across"  # of tokens of different documents (Ethayarajh, EMNLP 2019)
+ACROSS = "mean_cosine_across"  # mean over pairs of tokens of different documents (Ethayarajh, EMNLP 2019)
 TOKENS_OF: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
@@ -78,7 +78,7 @@ class Mean(NamedTuple):
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """Further columns, and those that replace others, of a checkpoint."""
     complete: bool = True
-    """Whether cells without any token are rows too."""
+    """True if cells without any token are rows too."""
 
 
 def mean_tables(means: Iterable[Mean], blocks: Mapping[str, Blocks], draws: Draws) -> dict[str, pd.DataFrame]:

@@ -28,7 +28,7 @@ PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
 
 class Subject(NamedTuple):
-    """What a page is about; without a `dataset`, it is about a few texts in a model as it is."""
+    """The model and data of a page; without a `dataset`, the page shows a few texts in an unchanged model."""
 
     model: str
     revision: str | None = None

@@ -129,8 +129,8 @@ def write_block(place: Place, site: Site, rows: slice, block: Features) -> None:
     """Write one unit of rows, a shard or all of a small store; raise `InputError` where the place refuses.
 
     A shard on a disk is written without zarr, which copies each chunk several times: capturing 200 IMDb reviews takes
-    1.36 times the processor time of the bare forward passes with zarr and 1.09 times without. The bytes are the same:
-    chunks, then their offsets and sizes, each with a checksum behind it.
+    1.48 times as long as the bare forward passes with zarr and 1.20 times without (`benchmarks.stages --cases capture`).
+    The bytes are the same: chunks, then their offsets and sizes, each with a checksum behind it.
     Source: the sharding and crc32c codecs of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/.
     """
     path = _path(place, site)

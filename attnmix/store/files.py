@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 CHECKED: Any = {"write_page_checksum": True}
-"""How parquet files are written, so that a flipped bit in them is noticed."""
+"""Options for writing parquet files, so that a flipped bit in them is noticed."""
 EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing chunk is damage
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DAMAGE = (ArrowException, AttributeError, LookupError, OSError, TypeError, ValueError)
