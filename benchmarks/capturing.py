@@ -61,8 +61,9 @@ class Work(NamedTuple):
 
 def work(folder: Path) -> Work:
     """Loaded and tokenized."""
+    from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
-    from attnmix.models.loading import load_classifier, load_tokenizer
+    from attnmix.models.loading import load_classifier
     from benchmarks.timing import device
 
     capture = read_parameters().capture
@@ -218,7 +219,7 @@ def transformer_lens(ready: Work) -> None:
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
 
-    from attnmix.models.loading import load_tokenizer
+    from attnmix.models.checkpoint import load_tokenizer
 
     model = BertForMaskedLM(ready.base.config)
     model.bert.load_state_dict(ready.base.state_dict(), strict=False)

@@ -69,8 +69,9 @@ def _ready() -> _Ready:
 
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
+    from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import batches_by_tokens, tokenize_texts
-    from attnmix.models.loading import load_base, load_tokenizer
+    from attnmix.models.loading import load_base
     from benchmarks.timing import device
 
     parameters = read_parameters()

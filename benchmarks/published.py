@@ -33,8 +33,9 @@ from attnmix.core.errors import InputError
 from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
+from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from attnmix.models.loading import load_base
 from benchmarks.timing import device
 
 PUBLISHED = {

@@ -32,9 +32,10 @@ from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site
 from attnmix.models.capture_points import Batch, Part, fill_rows, widths
+from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
-from attnmix.models.loading import load_classifier, load_tokenizer
+from attnmix.models.loading import load_classifier
 from attnmix.store import features as store
 from attnmix.store import texts as texts_store
 from attnmix.store.files import CHECKED, Place, writing

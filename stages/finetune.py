@@ -34,8 +34,9 @@ from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
+from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import encode
-from attnmix.models.loading import check_max_length, load_classifier, load_tokenizer, load_trained
+from attnmix.models.loading import load_classifier, load_trained
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import read_split

@@ -45,8 +45,9 @@ from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
 from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.families import family_of
-from attnmix.models.loading import check_max_length, load_base, load_tokenizer
+from attnmix.models.loading import load_base
 from attnmix.store import writers
 from attnmix.store.files import whole, writing
 from attnmix.store.heads import VECTOR_BYTES

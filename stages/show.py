@@ -18,8 +18,9 @@ from pathlib import Path
 from attnmix.arithmetic.kernels import use
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
+from attnmix.models.checkpoint import longest_text
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import longest_text, prove_model
+from attnmix.models.loading import prove_model
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from attnmix.store.runs import Run

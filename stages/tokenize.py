@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from attnmix.data.draw import Rows, stratified_draw, typical_reviews
+from attnmix.models.checkpoint import check_max_length, load_config, load_tokenizer
 from attnmix.models.encoding import tokenize_texts
-from attnmix.models.loading import check_max_length, load_config, load_tokenizer
 from attnmix.store import texts as store
 from attnmix.store.files import read_table
 from attnmix.store.runs import Run

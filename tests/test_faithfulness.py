@@ -31,7 +31,8 @@ from attnmix.faithfulness.tables import (
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_base
 from attnmix.store.runs import Run
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters

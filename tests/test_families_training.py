@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from attnmix.core.errors import InputError
+from attnmix.models.checkpoint import load_tokenizer, longest_text
 from attnmix.models.encoding import encode, padded, tokenize_texts
-from attnmix.models.loading import load_base, load_classifier, load_tokenizer, longest_text
+from attnmix.models.loading import load_base, load_classifier
 from stages import finetune
 from stages.common.parameters import read_parameters
 

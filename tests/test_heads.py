@@ -15,7 +15,8 @@ from attnmix.core.errors import InputError
 from attnmix.measures.heads import RESULTS, _reach, record_heads
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import widths
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_base
 from attnmix.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
 from attnmix.store.runs import Run, heads_folder
 from attnmix.store.writers import write_heads

@@ -19,7 +19,7 @@ from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.ratios import RATIOS
-from attnmix.models.loading import load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
 from attnmix.store import texts as texts_store
 from attnmix.store.runs import Run
 from stages import measure

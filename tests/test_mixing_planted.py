@@ -26,8 +26,9 @@ from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS, mixing_ratios
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import LayerCall, ModuleCall
+from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import family_of
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.loading import load_base
 
 BATCH, HEADS, TOKENS, HIDDEN, WIDTH = 2, 4, 7, 24, 11
 NORMS = ["attention_norm", "cross_attention_norm", "feed_forward_norm", "feed_forward_output_norm", "output_norm"]

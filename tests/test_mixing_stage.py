@@ -21,7 +21,8 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_base
 from attnmix.store.runs import Run, contributions_folder
 from stages import measure
 from stages.common.parameters import read_parameters

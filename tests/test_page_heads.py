@@ -19,7 +19,8 @@ from head_parts import random_parts
 from page_run import open_values
 
 from attnmix.measures.heads import RESULTS
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_base
 from attnmix.page import arrays
 from attnmix.page.arrays import encode_8_bits, encode_heads
 from attnmix.store.heads import weights

@@ -16,7 +16,8 @@ from family_reference import BERT, ReferenceLayer, read
 from transformers import AutoModel
 
 from attnmix.core.errors import InputError
-from attnmix.models.loading import load_base, load_tokenizer
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_base
 from benchmarks import published
 
 TEXTS = (

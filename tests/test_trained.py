@@ -16,7 +16,8 @@ from families import EACH_FAMILY, write_family
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
-from attnmix.models.loading import load_classifier, load_tokenizer, load_trained
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_classifier, load_trained
 from stages import download, finetune
 from stages.common.parameters import read_parameters
 

@@ -7,26 +7,28 @@ that calls torch changes, and derivatives of any order are made of the same oper
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
 
-from attnmix.arithmetic.settings import PORTABLE, TORCH_THREADS, can_be_portable
+from attnmix.arithmetic.settings import COST, PORTABLE, TORCH_THREADS, can_be_portable
 
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]
-ROWS = 192  # of a product, for one thread
-ONE_THREAD_MULTIPLICATIONS = 2**21  # in a product that is not worth a second thread
+Part = TypeVar("Part")
+ROWS = 192  # of a product with many rows, for one thread; one with at most twice as many is cut between columns
+ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
 BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
 BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
@@ -52,6 +54,8 @@ def use(arithmetic: str) -> None:
     elif arithmetic != PORTABLE and _registered:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
+    if not torch.cuda.is_available():
+        logging.info("arithmetic %s: %s", arithmetic, COST[arithmetic])
 
 
 def computed_on(arithmetic: str) -> str:
@@ -82,19 +86,38 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
         return _product(first.float(), second.float()).to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
     a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, result))
-    batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else rows of one
-    size = max(1, -(-len(a) // cores())) if batched else ROWS
-    parts = [slice(start, start + size) for start in range(0, len(a), size)]
+    batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else blocks of one
+    size = max(1, -(-len(a) // cores()))
+    parts = [(slice(start, start + size),) for start in range(0, len(a), size)] if batched else _blocks(*out.shape)
 
-    def compute(part: slice) -> None:
-        np.matmul(a[part], b[part] if batched else b, out=out[part])
+    def compute(part: tuple[slice, ...]) -> None:
+        np.matmul(a[part[0]], b[part[0]] if batched else b[:, part[1]], out=out[part])
 
-    if len(parts) == 1 or out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS:
-        for part in parts:
-            compute(part)
-    else:
-        list(_threads().map(compute, parts))
+    _share(compute, parts, out.size * a.shape[-1])
     return result
+
+
+def _blocks(rows: int, columns: int) -> list[tuple[slice, ...]]:
+    """Return the blocks of a product that are computed one by one; only its shape decides."""
+    if rows > 2 * ROWS:
+        size = -(-rows // (2 * -(-rows // (2 * ROWS))))  # of an even number of blocks
+        return [(slice(start, start + size), slice(columns)) for start in range(0, rows, size)]
+    half = columns // 2
+    return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
+
+
+def _share(compute: Callable[[Part], None], parts: Sequence[Part], multiplications: int) -> None:
+    """Compute all parts of a product, this thread those that it does not leave to the other cores."""
+    threads = cores() if multiplications >= ONE_THREAD_MULTIPLICATIONS else 1
+
+    def compute_all(some: Sequence[Part]) -> None:
+        for part in some:
+            compute(part)
+
+    others = [_threads().submit(compute_all, parts[start::threads]) for start in range(1, min(threads, len(parts)))]
+    compute_all(parts[::threads])
+    for each in others:
+        each.result()
 
 
 def _for_blas(matrices: Tensor) -> Tensor:

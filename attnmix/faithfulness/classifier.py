@@ -26,9 +26,10 @@ from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_l
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import first_of
+from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import Family, family_of
-from attnmix.models.loading import load_classifier, load_tokenizer
+from attnmix.models.loading import load_classifier
 
 Tensor = torch.Tensor
 

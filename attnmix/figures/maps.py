@@ -196,7 +196,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
     """
     folder.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
-    figure = Figure(figsize=PAGE_SIZE)
+    figure = Figure(figsize=PAGE_SIZE, dpi=dpi)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
     newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
@@ -205,19 +205,32 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
     handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
-    file_formats = [suffix for suffix in formats if suffix != "pdf"]
+    # As PNG, what earlier pages have drawn is kept as pixels.
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    background = canvas.copy_from_bbox(figure.bbox)
     with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) if "pdf" in formats else nullcontext() as pdf:
         for number, (site, xy) in enumerate(places.items(), 1):
             mark = POINT_MARKS[site.point]
             dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
             dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
-            axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
-            name = f"{number:02d}_layer_{site.layer:02d}_{site.point}"
-            style.save_figure(figure, folder / name, file_formats, dpi)
+            title = axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
+            page = folder / f"{number:02d}_layer_{site.layer:02d}_{site.point}"
+            if "png" in formats:
+                canvas.restore_region(background)
+                axes.draw_artist(dots)
+                axes.draw_artist(title)
+                pixels = Image.fromarray(np.asarray(canvas.buffer_rgba()))
+                pixels.convert("RGB").save(page.with_suffix(".png"), dpi=(dpi, dpi))
+            if "svg" in formats:
+                style.save_figure(figure, page, ["svg"], dpi)
             if pdf:
                 pdf.savefig(figure, dpi=dpi)
             # In PDF and SVG, the points of earlier pages are one image.
             dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
+            canvas.restore_region(background)
+            axes.draw_artist(dots)
+            background = canvas.copy_from_bbox(figure.bbox)
 
 
 def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure | None:

@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
 
 MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
-BLOCK_NUMBERS = 2**22  # float64 numbers `[J, T, D]` of a block of sources
+BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a block of sources
 
 
 def contributions(

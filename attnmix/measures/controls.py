@@ -23,7 +23,7 @@ from attnmix.measures.documents import Document
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
 from attnmix.models.attention import OBSERVED, AttentionCall, attend
-from attnmix.models.loading import load_config
+from attnmix.models.checkpoint import load_config
 
 Tensor = torch.Tensor
 

@@ -43,7 +43,7 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-PASS_TOKENS = 4096  # tokens of all tangents that pass a layer together
+PASS_TOKENS = 2048  # tokens of all tangents that pass a layer together
 
 
 class JacobianNorms(NamedTuple):

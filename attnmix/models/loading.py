@@ -16,16 +16,13 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch.nn import Linear
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
 from attnmix.models.attention import OBSERVED, attention_by, observed
+from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.families import family_of
-from attnmix.store.files import made
 
-LOCAL = {"local_files_only": True, "trust_remote_code": False}
-POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
-"""Families that number positions from the padding token's id + 1."""
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
@@ -33,42 +30,6 @@ RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
 SAMPLE_REVIEWS = 1000  # in which words are looked up
 MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
-
-
-def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", _stage_of(folder))
-    try:
-        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
-    except Exception as error:  # the library raises errors of many types for a value that does not fit
-        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
-    return config
-
-
-def _stage_of(folder: Path) -> str:
-    return "finetune" if folder.name == "finetuned" else "download"
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Return the checkpoint's fast tokenizer, which truncates and pads on the right.
-
-    The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
-    """
-    made(folder, _stage_of(folder))
-    options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
-    try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
-    # Classifiers read the last token that is no padding, so the padding token must not end a text.
-    ends = tokenizer("a")["input_ids"][-1:]
-    for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
-        if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
-            tokenizer.pad_token = str(token)
-            return tokenizer
-    raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
 def load_base(folder: Path) -> PreTrainedModel:
@@ -169,21 +130,6 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
 
 def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-
-
-def longest_text(folder: Path) -> int | None:
-    """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
-    config = load_config(folder)
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
-    return positions and positions - offset
-
-
-def check_max_length(key: str, max_length: int, folder: Path) -> None:
-    """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
-    limit = longest_text(folder) or max_length
-    if max_length > limit:
-        raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
 
 
 def prove_model(folder: Path, texts: Sequence[str]) -> None:

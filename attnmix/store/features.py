@@ -129,7 +129,7 @@ def write_block(place: Place, site: Site, rows: slice, block: Features) -> None:
     """Write one unit of rows, a shard or all of a small store; raise `InputError` where the place refuses.
 
     A shard on a disk is written without zarr, which copies each chunk several times: capturing 200 IMDb reviews takes
-    1.48 times as long as the bare forward passes with zarr and 1.20 times without (`benchmarks.stages --cases capture`).
+    1.48 times as long as the bare forward passes with zarr, 1.20 times without (`benchmarks.stages --cases capture`).
     The bytes are the same: chunks, then their offsets and sizes, each with a checksum behind it.
     Source: the sharding and crc32c codecs of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/.
     """

@@ -108,7 +108,7 @@ class ModelParameters(_Section):
 
 
 class FinetuneParameters(_Section):
-    epochs: CountOrZero = 3
+    epochs: CountOrZero = 2
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
@@ -178,7 +178,7 @@ class UmapParameters(_Section):
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
     layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = ["joint", "separate", "aligned"]
     max_points: Annotated[int, Field(ge=4)] | None = 100_000
-    stability_seeds: list[Seed] = [3, 4]
+    stability_seeds: list[Seed] = [3]
 
     @field_validator("stability_seeds")
     @classmethod
@@ -189,7 +189,7 @@ class UmapParameters(_Section):
 
 
 class RenderParameters(_Section):
-    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png", "pdf"]
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png"]
     dpi: Annotated[int, Field(ge=30, le=1200)] = 300
 
 

@@ -1,0 +1,67 @@
+"""Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
+from attnmix.core.errors import InputError, first_line
+from attnmix.store.files import made
+
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
+"""Families that number positions from the padding token's id + 1."""
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
+    made(folder / "config.json", _stage_of(folder))
+    try:
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+    except Exception as error:  # the library raises errors of many types for a value that does not fit
+        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
+    return config
+
+
+def _stage_of(folder: Path) -> str:
+    return "finetune" if folder.name == "finetuned" else "download"
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Return the checkpoint's fast tokenizer, which truncates and pads on the right.
+
+    The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
+    """
+    made(folder, _stage_of(folder))
+    options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
+    # Classifiers read the last token that is no padding, so the padding token must not end a text.
+    ends = tokenizer("a")["input_ids"][-1:]
+    for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
+            tokenizer.pad_token = str(token)
+            return tokenizer
+    raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
+
+
+def longest_text(folder: Path) -> int | None:
+    """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
+    config = load_config(folder)
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
+    return positions and positions - offset
+
+
+def check_max_length(key: str, max_length: int, folder: Path) -> None:
+    """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
+    limit = longest_text(folder) or max_length
+    if max_length > limit:
+        raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
