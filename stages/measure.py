@@ -14,7 +14,7 @@ of them. Which documents share a batch does not depend on the number of processe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,7 @@ Unit = TypeVar("Unit")
 
 FLOAT32_BYTES = 4
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
+SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
 MEASURES = "measures"  # the kind of batch that is no control
 
 
@@ -81,6 +82,7 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
+    sampled = set(stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist())
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
@@ -91,7 +93,7 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
         _check_room(base, mixing, len(checkpoints), corpus, folder)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
-        work.measure(batches)
+        work.measure(batches, sampled)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         documents = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
         work.contributions(documents)
@@ -178,12 +180,14 @@ class CheckpointWork:
     process: int
     processes: int
 
-    def measure(self, measurer: BatchMeasurer) -> None:
-        """Write the measures of all documents, batch by batch."""
+    def measure(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
+        """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
         for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
-            measures = measurer.measures([self.corpus.document(number) for number in batch])
+            documents = [self.corpus.document(number) for number in batch]
+            measures = measurer.measures(documents, [number in sampled for number in batch])
             arrays = _stacked([each.sums() for each in measures if each.document.measured])
-            arrays["identities"] = np.stack([each.identities for each in measures]).max(0)
+            errors = np.stack([each.identities for each in measures])
+            arrays["identities"] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
             arrays["ratios"] = np.concatenate([each.ratios for each in measures], axis=-1)
             _write_arrays(file, arrays)
 
@@ -225,8 +229,9 @@ class CheckpointWork:
         return {self.corpus.document(number).name: dict(np.load(self._gradient(number))) for number in numbers}
 
     def identities(self) -> npt.NDArray[np.float64]:
-        """Return the largest errors of all documents `[levels, identities]`."""
-        return np.asarray(np.max([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=0))
+        """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
+        errors, documents = np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=1)
+        return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
     def blocks(self) -> Iterator[Block]:
         """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from attnmix.arithmetic.settings import COST, PORTABLE, TORCH_THREADS, can_be_po
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
+Result = TypeVar("Result")
 ROWS = 192  # of a product with many rows, for one thread; one with at most twice as many is cut between columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
 BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
@@ -42,6 +44,7 @@ UNARY: dict[str, Callable[[Array], Array]] = {
 """Functions of NumPy or SciPy by torch's names; all those that torch hands to MKL."""
 
 _registered: list[torch.library.Library] = []
+_thread = threading.local()
 
 
 def use(arithmetic: str) -> None:
@@ -76,8 +79,24 @@ def cores() -> int:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), thread_name_prefix="product")
+def _threads(_for: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores())
+
+
+def in_threads(function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+    """Return `function(part)` of each part, in order, without derivatives; on a CPU as many at once as it has cores.
+
+    For work of many small operations, each too short for several cores.
+    """
+
+    def compute(part: Part) -> Result:
+        _thread.busy = True  # products stay in this thread: the others have parts of their own
+        with torch.inference_mode():
+            return function(part)
+
+    if len(parts) < 2 or cores() < 2 or torch.cuda.is_available():
+        return [function(part) for part in parts]
+    return list(_threads("parts").map(compute, parts))
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
@@ -108,13 +127,15 @@ def _blocks(rows: int, columns: int) -> list[tuple[slice, ...]]:
 
 def _share(compute: Callable[[Part], None], parts: Sequence[Part], multiplications: int) -> None:
     """Compute all parts of a product, this thread those that it does not leave to the other cores."""
-    threads = cores() if multiplications >= ONE_THREAD_MULTIPLICATIONS else 1
+    alone = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "busy")
+    threads = 1 if alone else cores()
 
     def compute_all(some: Sequence[Part]) -> None:
         for part in some:
             compute(part)
 
-    others = [_threads().submit(compute_all, parts[start::threads]) for start in range(1, min(threads, len(parts)))]
+    starts = range(1, min(threads, len(parts)))
+    others = [_threads("products").submit(compute_all, parts[start::threads]) for start in starts]
     compute_all(parts[::threads])
     for each in others:
         each.result()

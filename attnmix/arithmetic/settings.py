@@ -28,7 +28,8 @@ SETTINGS = {
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Torch's threads sleep while they have no work: the threads that compute products need the cores."""
 COST = {
-    PORTABLE: "the same bytes on every x86-64 processor with AVX2; `arithmetic: fastest` takes up to a quarter less time",
+    PORTABLE: "the same bytes on every x86-64 processor with AVX2; `arithmetic: fastest` takes up to a quarter "
+    "less time",
     FASTEST: "results differ from machine to machine in the last digits, and maps in the third; `arithmetic: portable` "
     "gives the same bytes on every x86-64 processor with AVX2, and takes up to a third more time",
 }

@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from attnmix.arithmetic.kernels import in_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.controls import SAME_PASS, attended_without_bias, control_ratios
@@ -49,7 +50,7 @@ class DocumentMeasures:
     document: Document
     ratios: Floats  # [methods, layers, tokens]
     to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
-    identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where a level has none
+    identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     counted: Mapping[str, npt.NDArray[np.floating]]
     """Sums of a document in the statistics, by name.
 
@@ -118,13 +119,13 @@ class BatchMeasurer:
         one_token = padded([[1]], self.pad_token_id, self.base.device)
         return [value.b for value in map_layers(value_map, self.base, self.folder, one_token)]
 
-    def measures(self, documents: Sequence[Document]) -> list[DocumentMeasures]:
-        """Return everything for each document of one padded batch.
+    def measures(self, documents: Sequence[Document], sampled: Sequence[bool] | None = None) -> list[DocumentMeasures]:
+        """Return everything for each document of one padded batch; of those `sampled`, all identities are checked.
 
         `InputError` where the numbers are not to be trusted.
         """
         with torch.inference_mode():
-            work = _BatchPass(self, documents)
+            work = _BatchPass(self, documents, sampled)
             points = (*POINTS, PROJECTED, PREACTIVATION)
             output = run_layers(self.base, self.folder, work.batch, work.visit, points, output_hidden_states=True)
             return work.results(output)
@@ -141,8 +142,9 @@ class BatchMeasurer:
 class _BatchPass:
     """One forward pass of a batch, read layer by layer; each list has an entry for a layer."""
 
-    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document]) -> None:
+    def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
         self.measurer, self.documents, self.batch = measurer, documents, measurer.batch(documents)
+        self.sampled = sampled
         self.mask_BT = self.batch["attention_mask"].bool()
         self.ratios: list[Tensor] = []
         self.to_first: list[Tensor] = []
@@ -160,14 +162,15 @@ class _BatchPass:
         self.to_first.append(layer_pass.attention.to_first().mean(-1))
         self.outputs.append(layer_pass.features["layer_output"])
         self._check_finite(layer_pass.number)
-        self.errors.append(self._checked(layer_pass.number, identity_errors(layer_pass, self.mask_BT)))
+        self.errors.append(self._checked(layer_pass.number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
         if not self.counted:
             return
         factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
         bias_E = self.value_biases[layer_pass.number - 1]
         unbiased_BTE, row_sums_BTH = attended_without_bias(layer_pass.attention, bias_E)
-        for place, counted in self.counted.items():
-            tokens = np.s_[place, : len(self.documents[place])]
+
+        def add(place: int) -> None:
+            counted, tokens = self.counted[place], np.s_[place, : len(self.documents[place])]
             part = layer_pass.document(place, len(self.documents[place]))
             counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
             attention = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
@@ -177,6 +180,8 @@ class _BatchPass:
                 "by_head": head_ratios(part, factors_HdR).double().sum(0),
             }
             counted.layers.append(sums | dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True)))
+
+        in_threads(add, list(self.counted))
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from attnmix.arithmetic.kernels import in_threads
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
@@ -23,21 +26,26 @@ IDENTITIES = {
     "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
 }
 """Each identity, and what it says; those of points that a family does not have are absent."""
+SAMPLED = ("attention_rows", "attention_output", "feed_forward")
+"""Those that compute attention or the feed-forward network anew, for which a sample of the documents is enough."""
 
 
-def identity_errors(layer_pass: LayerPass, mask_BT: Tensor) -> Tensor:
+def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
-    not from attention_output. Tokens outside `mask_BT` do not count; NaN for an identity that the layer does not have,
-    and for `hidden_states`, which `vector_errors` compares.
+    not from attention_output. Tokens outside `mask_BT` do not count. NaN for an identity that the layer does not have,
+    for `hidden_states`, which `vector_errors` compares, and for those of `SAMPLED` where a document is not `sampled`;
+    without it all are.
     """
+
+    def document_errors(place: int) -> Tensor:
+        full = sampled is None or sampled[place]
+        errors = _document_errors(layer_pass.document(place), mask_BT[place].unsqueeze(-1), full)
+        return torch.stack([errors.get(name, layer_pass.x.new_full((), torch.nan)) for name in IDENTITIES])
+
     # One document at a time, so that its vectors stay in the cache.
-    rows = []
-    for place, mask_T in enumerate(mask_BT):
-        errors = _document_errors(layer_pass.document(place), mask_T.unsqueeze(-1))
-        rows.append(torch.stack([errors.get(name, layer_pass.x.new_full((), torch.nan)) for name in IDENTITIES]))
-    return torch.stack(rows)
+    return torch.stack(in_threads(document_errors, range(len(mask_BT))))
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -47,31 +55,34 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     return torch.stack(list(map(_relative_error, computed_BTD, true_BTD, mask_BT.unsqueeze(-1))))
 
 
-def _document_errors(layer_pass: LayerPass, mask_T1: Tensor) -> dict[str, Tensor]:
+def _document_errors(layer_pass: LayerPass, mask_T1: Tensor, full: bool) -> dict[str, Tensor]:
     features, block, x_TD = layer_pass.features, layer_pass.block, layer_pass.x
-    own_TD, others_TD, row_sums_T = _summed_sources(layer_pass)
-    norm, residual_TD = block.attention_output_norm, layer_pass.residual
-    summed_TD = norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + norm.beta
-    bias_TD = norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + norm.beta
-    expected = {"attention_output": summed_TD, "attention_residual": residual_TD}
+    residual_TD, summed_TD = layer_pass.residual, features["attention_output"]
+    expected, errors = {"attention_residual": residual_TD}, {}
+    if full:
+        own_TD, others_TD, row_sums_T = _summed_sources(layer_pass)
+        norm = block.attention_output_norm
+        summed_TD = norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + norm.beta
+        bias_TD = norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + norm.beta
+        expected["attention_output"] = summed_TD
+        errors["attention_rows"] = ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()
     if "attention_norm" in features:
         norm = block.attention_norm
         expected["attention_norm"] = norm.part(x_TD + summed_TD, residual_TD) + norm.beta
     if "cross_attention_norm" in features:
         crossed_TD = layer_pass.attended + features["cross_attention_output"]
         expected["cross_attention_norm"] = block.cross_attention_norm(crossed_TD)
-    if PREACTIVATION in features:
+    if full and PREACTIVATION in features:
         cross_TD = features.get("cross_attention_output")
         rest = block.after_attention(residual_TD, cross_TD, features[PREACTIVATION])
         added_TD = rest.added(rest.stream(x_TD + (summed_TD - bias_TD)))
         expected["ffn_output"] = added_TD + rest.added_with_biases(rest.stream_with_biases(bias_TD))
     expected["layer_output"] = block.output_norm(layer_pass.stream + features["ffn_output"])
-    errors = {
+    return errors | {
         "feed_forward" if name == "ffn_output" else name: _relative_error(vectors, features[name], mask_T1)
         for name, vectors in expected.items()
         if name in features
     }
-    return errors | {"attention_rows": ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()}
 
 
 def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:

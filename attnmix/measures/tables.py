@@ -61,7 +61,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "geometry": ("checkpoint", "layer", "point", "measure", *_INTERVAL, "documents"),
     "derivatives": ("checkpoint", "quantity", "reference", *_KEYS, *_INTERVAL, *_SIMULTANEOUS, *_COUNTS),
     "derivatives_by_review": ("checkpoint", "document", "quantity", "reference", *_KEYS, "mean", "tokens"),
-    "identities": ("checkpoint", "layer", "identity", "largest_error_ppm"),
+    "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
 """The columns of every csv file."""
 
@@ -127,9 +127,9 @@ def mixing_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
-    Blocks of the model with random weights are among the `blocks`. `identities` are the largest errors
-    `[levels, identities]`, NaN where a level does not have one; `gains` `attention_gain` `[layers]`; `sites` those of
-    the geometry.
+    Blocks of the model with random weights are among the `blocks`. `identities` are the largest error and the number of
+    documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
+    `sites` those of the geometry.
     """
     checkpoints = list(gains)
     numbers = range(1, len(gains[checkpoints[0]]) + 1)
@@ -166,8 +166,10 @@ def mixing_tables(
         columns = dict(zip(_INTERVAL, across, strict=True)) | {"documents": np.full(len(sites), documents)}
         frames.append(_rows("geometry", name, {"site": sites, "measure": [ACROSS]}, columns))
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
-        levels = {"layer": range(len(identities[name])), "identity": list(IDENTITIES)}
-        errors.append(_rows("identities", name, levels, {"largest_error_ppm": 1e6 * identities[name]}).dropna())
+        largest, checked = identities[name]
+        levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
+        columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
+        errors.append(_rows("identities", name, levels, columns).query("documents > 0"))
     return tables | {"geometry": pd.concat(frames), "identities": pd.concat(errors)}
 
 
