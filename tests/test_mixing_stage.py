@@ -244,11 +244,11 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     original = measure.BatchMeasurer.measures
     batches: list[tuple[Any, ...]] = []
 
-    def measures(self: Any, documents: Any) -> Any:
+    def measures(self: Any, documents: Any, sampled: Any) -> Any:
         if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
         batches.append((self.folder, *(document.name for document in documents)))
-        return original(self, documents)
+        return original(self, documents, sampled)
 
     monkeypatch.setattr(measure.BatchMeasurer, "measures", measures)
     folder, resumed = small(workspace), False
