@@ -39,6 +39,7 @@ from benchmarks.timing import COLD, REPOSITORY, Timing, fresh_process, machine, 
 from stages.common.parameters import Parameters
 
 PAGE_TITLE = "The page in a browser"  # by benchmarks.page
+RUN_TITLES = ("The default run by stage", "A forward pass in both arithmetics")  # by benchmarks.run
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
 
 
@@ -93,7 +94,7 @@ def keep(made: str) -> None:
     _, *before = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
     sections = {each.partition("\n")[0]: each.strip() for each in (*before, made.removeprefix(TITLE))}
     titles = [case.title + ending for case in CASES.values() for ending in ("", IN_PORTABLE)]
-    ordered = [sections[title] for title in (*titles, PAGE_TITLE) if title in sections]
+    ordered = [sections[title] for title in (*RUN_TITLES, *titles, PAGE_TITLE) if title in sections]
     RESULTS.write_text("\n".join([HEAD, *(f"{TITLE}{each}\n" for each in ordered)]), encoding="utf-8")
 
 
