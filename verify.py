@@ -1,6 +1,6 @@
 """Run the pipeline in clones with other surroundings and compare every byte of its outputs and of `dvc.lock`.
 
-    python -m verify                                   # the default parameters, about five minutes for each clone
+    python -m verify                                   # the default parameters, about three minutes for each clone
     python -m verify --profile profiles/tiny.txt       # on little input
     python -m verify --profile profiles/tiny.txt --cpus Haswell EPYC-Milan --until capture
 

@@ -1,9 +1,9 @@
-"""Time and memory of the default run, stage by stage, and of what a forward pass is made of, in both arithmetics.
+"""Time and memory of the default run, stage by stage, and of the parts of a forward pass, in both arithmetics.
 
     python -m benchmarks.run                # three runs of each, a quarter of an hour
     IMDB_FOLDER=../imdb python -m benchmarks.run --repeats 1
 
-The stages of the last commit run in a clone, one after another, as `dvc repro` runs them; the forward passes are of 110
+The stages of the last commit run in a clone, one after another, each time from nothing. The forward passes are of 110
 reviews of IMDb where IMDB_FOLDER names a copy, else of the sample. Replaces two sections of benchmarks/RESULTS.md.
 """
 
@@ -28,12 +28,16 @@ from benchmarks.stages import RUN_TITLES, TITLE, keep, real_reviews
 from benchmarks.timing import REPOSITORY, Timing, machine
 from stages.common.cli import STAGES
 
-AVX2 = "fastest, told AVX2"
+FASTEST_AVX2 = "fastest, AVX2 only"
 """Torch's own kernels without AVX-512, to set the portable ones against the same instructions."""
-ENVIRONMENTS = {PORTABLE: {}, FASTEST: {}, AVX2: {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    PORTABLE: settings.SETTINGS,
+    FASTEST: {},
+    FASTEST_AVX2: {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
 TEXTS, TOKENS, BATCH_TOKENS = 110, 512, 4096
 ATTENTION = (16, 12, 512, 32)  # texts, heads, tokens, head width
-Found = dict[str, dict[str, list[Timing]]]
+Runs = dict[str, dict[str, list[Timing]]]
 """Runs by what is timed and by arithmetic."""
 LINEAR = (8192, 384, 1536)  # rows, from width, to width
 
@@ -46,46 +50,53 @@ def main() -> None:
     if arguments.forward:
         print(json.dumps(forward(arguments.forward)))
         return
-    made_by = f"`python -m benchmarks.run --repeats {arguments.repeats}`.\n{machine(os.cpu_count() or 1)}"
-    stages: Found = defaultdict(lambda: defaultdict(list))
-    parts: Found = defaultdict(lambda: defaultdict(list))
+    made_by = (
+        f"`python -m benchmarks.run --repeats {arguments.repeats}`. The first run counts too; memory without workers; "
+        f"threads as in a plain run, not as named here.\n{machine(os.cpu_count() or 1)}"
+    )
+    stages: Runs = defaultdict(lambda: defaultdict(list))
+    parts: Runs = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as name:
         clone = Path(name) / "clone"
         subprocess.run(["git", "clone", "--quiet", REPOSITORY, clone], check=True)
         for arithmetic in (PORTABLE, FASTEST) * arguments.repeats:
             file = clone / "params.yaml"
-            changed = re.sub(
-                r"^arithmetic: \w+", f"arithmetic: {arithmetic}", file.read_text("utf-8"), flags=re.MULTILINE
-            )
-            file.write_text(changed, encoding="utf-8")
+            text = file.read_text(encoding="utf-8")
+            file.write_text(re.sub(r"(?m)^arithmetic: \w+", f"arithmetic: {arithmetic}", text), encoding="utf-8")
+            subprocess.run(["git", "clean", "-qfdx"], cwd=clone, check=True)
             runs = {stage: run_stage(stage, clone) for stage in STAGES}
             for stage, run in runs.items():
                 stages[stage][arithmetic].append(run)
             stages["all stages"][arithmetic].append(Timing(sum(run.seconds for run in runs.values()), None))
+    write_section(RUN_TITLES[0], made_by, stages)
     for arithmetic in tuple(ENVIRONMENTS) * arguments.repeats:
         command = [sys.executable, "-m", "benchmarks.run", "--forward", arithmetic]
         environment = os.environ | ENVIRONMENTS[arithmetic]
         printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         for part, seconds in json.loads(printed.splitlines()[-1]).items():
             parts[part][arithmetic].append(Timing(seconds, None))
-    for title, found in zip(RUN_TITLES, (stages, parts), strict=True):
-        made = f"{TITLE}{title}\n\n{made_by}\n\n{both(found)}\n"
-        print(made, flush=True)
-        keep(made)
+    write_section(RUN_TITLES[1], made_by, parts)
 
 
-def both(found: Found) -> str:
-    """Return a table with minimum, median and maximum in each arithmetic, the ratios of medians, and peak memory."""
-    names = list(next(iter(found.values())))
+def write_section(title: str, made_by: str, runs: Runs) -> None:
+    """Print a section, and put it into RESULTS.md."""
+    section = f"{TITLE}{title}\n\n{made_by}\n\n{markdown_table(runs)}\n"
+    print(section, flush=True)
+    keep(section)
+
+
+def markdown_table(runs: Runs) -> str:
+    """Return minimum, median and maximum in each arithmetic, the ratios of medians, and peak memory."""
+    names = list(next(iter(runs.values())))
     ratios = [f"{PORTABLE} / {other}" for other in names[1:]]
     lines = [["", *(f"{name}, s" for name in names), *ratios, "peak memory"], ["---"] + ["---:"] * (2 * len(names))]
-    for what, runs in found.items():
-        seconds = {name: [run.seconds for run in each] for name, each in runs.items()}
-        middle = {name: statistics.median(each) for name, each in seconds.items()}
-        spread = [f"{min(each):.3g} / {middle[name]:.3g} / {max(each):.3g}" for name, each in seconds.items()]
-        compared = [f"{middle[PORTABLE] / middle[other]:.2f}" for other in names[1:]]
-        peaks = [run.peak_mb for run in runs[PORTABLE] if run.peak_mb]
-        lines.append([what, *spread, *compared, f"{statistics.median(peaks):,.0f} MB" if peaks else ""])
+    for part, timings in runs.items():
+        seconds = {name: [run.seconds for run in each] for name, each in timings.items()}
+        medians = {name: statistics.median(each) for name, each in seconds.items()}
+        spread = [f"{min(each):.3g} / {medians[name]:.3g} / {max(each):.3g}" for name, each in seconds.items()]
+        compared = [f"{medians[PORTABLE] / medians[other]:.2f}" for other in names[1:]]
+        peaks = [run.peak_mb for run in timings[PORTABLE] if run.peak_mb]
+        lines.append([part, *spread, *compared, f"{statistics.median(peaks):,.0f} MB" if peaks else ""])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -102,8 +113,6 @@ def run_stage(stage: str, folder: Path) -> Timing:
 
 def forward(arithmetic: str) -> dict[str, float]:
     """Return the seconds of forward passes of real reviews, of attention and of a Linear: the least of several."""
-    if arithmetic == PORTABLE:
-        settings.choose(PORTABLE)
     import pandas as pd
     import torch
 

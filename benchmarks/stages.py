@@ -55,9 +55,10 @@ class Size(NamedTuple):
 SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2)
 HEAD = """# Stages compared with the plain way
 
-Every run is a fresh process, imports included, after one that is not timed; the ways of a case in turn. Ratios are of
-medians; peak memory is the median over the runs, workers included. With *nothing compiled* numba finds an empty folder,
-as after an installation. Each section names the command and the machine that made it.
+Where a section does not say otherwise, every run is a fresh process, imports included, after one that is not timed; the
+ways of a case in turn. Ratios are of medians; peak memory is the median over the runs, workers included. With *nothing
+compiled* numba finds an empty folder, as after an installation. Each section names the command and the machine that
+made it.
 """
 TITLE = "## "
 IN_PORTABLE = ", portable arithmetic"

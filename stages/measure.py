@@ -82,7 +82,8 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
-    sampled = set(stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed).tolist())
+    drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
+    sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}

@@ -33,15 +33,16 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    a, b, c = numbers(300, 64, dtype=dtype), numbers(64, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
+    a, b, c = numbers(800, 200, dtype=dtype), numbers(200, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
     row, square = numbers(70, seed=2, dtype=dtype), numbers(5, 40, 40, seed=3, dtype=dtype)
-    out = torch.empty(300, 70, dtype=dtype)
+    out = torch.empty(800, 70, dtype=dtype)
     return {
         "mm": a @ b,
+        "mm of few rows": a[:9] @ b,
         "mm of a transposed": b.T @ a.T,
         "mm into": torch.mm(a, b, out=out),
         "addmm": torch.addmm(row, a, b, beta=0.5, alpha=2),
-        "addmm in place": numbers(300, 70, seed=4, dtype=dtype).addmm_(a, b),
+        "addmm in place": numbers(800, 70, seed=4, dtype=dtype).addmm_(a, b),
         "linear": torch.nn.functional.linear(a, b.T.contiguous(), row),
         "mv": a @ b[:, 0],
         "addmv": torch.addmv(a[:, 0], a, b[:, 1]),
@@ -179,3 +180,18 @@ def test_results_name_what_they_were_computed_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert kernels.computed_on(settings.PORTABLE) == "NVIDIA H200"
+
+
+def test_parts_in_threads_give_the_same_without_derivatives_one_in_another() -> None:
+    weight = torch.nn.Parameter(numbers(8, 8))
+
+    def nested(factor: float) -> list[torch.Tensor]:
+        return kernels.in_threads(lambda part: factor * part * weight, [1.0, 2.0, 3.0])
+
+    expected = [[factor * part * weight.detach() for part in (1.0, 2.0, 3.0)] for factor in (1.0, 5.0)]
+    for parts in ([1.0, 5.0], [1.0]):
+        found = kernels.in_threads(nested, parts)
+        torch.testing.assert_close(found, expected[: len(parts)])
+        assert not any(each.requires_grad for products in found for each in products)
+    with pytest.raises(ValueError, match="of a part"):
+        kernels.in_threads(lambda part: int(f"{part} of a part"), [1, 2])

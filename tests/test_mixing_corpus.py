@@ -18,6 +18,7 @@ from families import make_tokenizer
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
 from attnmix.measures.documents import CLASSES, Corpus, Document
+from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.store import texts as texts_store
@@ -50,7 +51,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
-        *options, documents = arguments
+        place = 1 if name == "control_sums" else 0  # of the documents, which the control's name stands before
+        options, documents = arguments[:place], arguments[place]
         keys = [(name, *options, str(self.folder), len(document), document.measured) for document in documents]
         for key, document in zip(keys, documents, strict=True):
             if key not in known:
@@ -89,7 +91,11 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
     monkeypatch.setattr(texts_store, "BLOCK", 5)
+    monkeypatch.setattr(measure, "SAMPLED_DOCUMENTS", 3)
     run_tokenized(measure)
+    checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
+    assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
+    assert set(checked.drop(list(SAMPLED_IDENTITIES))) == {13}  # the captured text among them
     for path, table in whole.items():
         if path.stem != "identities":
             pd.testing.assert_frame_equal(pd.read_csv(path), table, atol=2e-6, obj=path.stem)

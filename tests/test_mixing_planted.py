@@ -19,7 +19,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer, contributions, layer_contributions, rows_to_one
-from attnmix.measures.identities import IDENTITIES, SAMPLED, identity_errors
+from attnmix.measures.identities import IDENTITIES, SAMPLED_IDENTITIES, identity_errors
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, Norm, no_norm, slopes
 from attnmix.measures.layers import Linear as Affine
 from attnmix.measures.matrices import LAYER_MATRICES
@@ -134,7 +134,7 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
     rows = errors(doubled)["attention_rows"]
     torch.testing.assert_close(rows, torch.full_like(rows, float(np.exp(0.1) - 1)))
     whole, sampled = identity_errors(layer, mask), identity_errors(layer, mask, [place == 1 for place in range(BATCH)])
-    left_out = torch.tensor([name in SAMPLED for name in IDENTITIES])
+    left_out = torch.tensor([name in SAMPLED_IDENTITIES for name in IDENTITIES])
     expected = whole.masked_fill(left_out & (torch.arange(BATCH) != 1).unsqueeze(1), torch.nan)
     torch.testing.assert_close(sampled, expected, equal_nan=True)
     # What lies outside the mask does not count.

@@ -27,6 +27,7 @@ from conftest import (
 )
 from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
 
+from attnmix.arithmetic import settings
 from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as store
 from stages.common import resume
@@ -44,6 +45,9 @@ MARK = 77.0
 ROWS = slice(0, 16)  # of the first shard
 
 
+FIRST_LINE = f"arithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settings.PORTABLE]}"
+
+
 def test_stopped_stage_computes_only_what_it_had_not_finished(tmp_path: Path, tiny_bert: Path) -> None:
     for folder in (tmp_path / "stopped", tmp_path / "undisturbed"):
         write_parameters(prepared_for_capture(folder, tiny_bert), capture=CAPTURE)
@@ -52,7 +56,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(tmp_path: Path, ti
 
     stop = {"kill_at": "open .*/done/3.begun$", "kill_by": signal.SIGINT}  # Ctrl-C after three shards
     message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
-    assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop).endswith(f"\n\nstopped; {message}\n")
+    assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop) == f"{FIRST_LINE}\n\nstopped; {message}\n"
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}

@@ -1,8 +1,8 @@
 """Torch's operations on a CPU that would go to MKL, which computes otherwise on processors of another maker.
 
-Products go to NumPy's OpenBLAS, a fixed number of rows at a time, so that neither the processor's maker nor its cores
-decide the order of a sum; exponentials and the like to NumPy and SciPy. They are registered below autograd: nothing
-that calls torch changes, and derivatives of any order are made of the same operations.
+Products go to NumPy's OpenBLAS, in blocks that only their shape decides, so that neither the processor's maker nor its
+cores decide the order of a sum; exponentials and the like to NumPy and SciPy. They are registered below autograd:
+nothing that calls torch changes, and derivatives of any order are made of the same operations.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy.typing as npt
 import scipy.special
 import torch
 
-from attnmix.arithmetic.settings import COST, PORTABLE, TORCH_THREADS, can_be_portable
+from attnmix.arithmetic.settings import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
 
 Tensor = torch.Tensor
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-ROWS = 192  # of a product with many rows, for one thread; one with at most twice as many is cut between columns
+ROWS = 192  # of a block of a product, at most; one of up to twice as many rows is cut into two halves of columns
 ONE_THREAD_MULTIPLICATIONS = 2**23  # in a product that is not worth a second thread
 BLOCK_ELEMENTS = 2**21  # attention weights that are computed together
 BLOCK_HEADS = 4  # in a block, at least, so that several cores have work
@@ -58,7 +58,9 @@ def use(arithmetic: str) -> None:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
     if not torch.cuda.is_available():
-        logging.info("arithmetic %s: %s", arithmetic, COST[arithmetic])
+        portable_elsewhere = arithmetic != PORTABLE or can_be_portable()
+        note = ARITHMETIC_NOTES[arithmetic] if portable_elsewhere else "other results than on x86-64 with AVX2"
+        logging.info("arithmetic %s: %s", arithmetic, note)
 
 
 def computed_on(arithmetic: str) -> str:
@@ -79,24 +81,26 @@ def cores() -> int:
 
 
 @cache
-def _threads(_for: str) -> ThreadPoolExecutor:
+def _pool(_purpose: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores())
 
 
 def in_threads(function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
     """Return `function(part)` of each part, in order, without derivatives; on a CPU as many at once as it has cores.
 
-    For work of many small operations, each too short for several cores.
+    For work of many small operations, each too short for several cores. With the kernels of this module each part's
+    products stay in its thread; torch's own would start threads in every thread, so with them the parts come in turn.
     """
 
     def compute(part: Part) -> Result:
-        _thread.busy = True  # products stay in this thread: the others have parts of their own
+        _thread.has_part = True
         with torch.inference_mode():
             return function(part)
 
-    if len(parts) < 2 or cores() < 2 or torch.cuda.is_available():
-        return [function(part) for part in parts]
-    return list(_threads("parts").map(compute, parts))
+    if len(parts) < 2 or cores() < 2 or not _registered or torch.cuda.is_available() or hasattr(_thread, "has_part"):
+        with torch.inference_mode():
+            return [function(part) for part in parts]
+    return list(_pool("parts").map(compute, parts))
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
@@ -127,18 +131,18 @@ def _blocks(rows: int, columns: int) -> list[tuple[slice, ...]]:
 
 def _share(compute: Callable[[Part], None], parts: Sequence[Part], multiplications: int) -> None:
     """Compute all parts of a product, this thread those that it does not leave to the other cores."""
-    alone = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "busy")
-    threads = 1 if alone else cores()
+    in_one_thread = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_part")
+    threads = 1 if in_one_thread else cores()
 
-    def compute_all(some: Sequence[Part]) -> None:
-        for part in some:
+    def compute_all(thread_parts: Sequence[Part]) -> None:
+        for part in thread_parts:
             compute(part)
 
     starts = range(1, min(threads, len(parts)))
-    others = [_threads("products").submit(compute_all, parts[start::threads]) for start in starts]
+    futures = [_pool("products").submit(compute_all, parts[start::threads]) for start in starts]
     compute_all(parts[::threads])
-    for each in others:
-        each.result()
+    for future in futures:
+        future.result()
 
 
 def _for_blas(matrices: Tensor) -> Tensor:

@@ -23,11 +23,10 @@ SETTINGS = {
     "NPY_DISABLE_CPU_FEATURES": "X86_V3,X86_V4,AVX512_ICL,AVX512_SPR",
     "NUMBA_CPU_NAME": "x86-64-v3",
     "NUMBA_CPU_FEATURES": "",  # besides those of that name
+    "OMP_WAIT_POLICY": "PASSIVE",  # torch's threads sleep without work: the threads of the products need the cores
 }
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Torch's threads sleep while they have no work: the threads that compute products need the cores."""
-COST = {
+ARITHMETIC_NOTES = {
     PORTABLE: "the same bytes on every x86-64 processor with AVX2; `arithmetic: fastest` takes up to a quarter "
     "less time",
     FASTEST: "results differ from machine to machine in the last digits, and maps in the third; `arithmetic: portable` "
@@ -41,7 +40,7 @@ def choose(arithmetic: str) -> None:
     if arithmetic == PORTABLE and not in_place():
         if "numpy" in sys.modules:
             raise AssertionError("NumPy is loaded already, and has read another environment")
-        os.environ.update(SETTINGS | WAITING)
+        os.environ.update(SETTINGS)
 
 
 def in_place() -> bool:

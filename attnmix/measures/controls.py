@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel
 
+from attnmix.core.lazy import cached_property
 from attnmix.measures.documents import Document
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads

@@ -26,7 +26,7 @@ IDENTITIES = {
     "hidden_states": "layer_output is the library's own, the last one after the model's final norm",
 }
 """Each identity, and what it says; those of points that a family does not have are absent."""
-SAMPLED = ("attention_rows", "attention_output", "feed_forward")
+SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
 """Those that compute attention or the feed-forward network anew, for which a sample of the documents is enough."""
 
 
@@ -35,8 +35,8 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
 
     F_ii and the sum over the other sources are taken from attention weights and values, each through W_O on its own,
     not from attention_output. Tokens outside `mask_BT` do not count. NaN for an identity that the layer does not have,
-    for `hidden_states`, which `vector_errors` compares, and for those of `SAMPLED` where a document is not `sampled`;
-    without it all are.
+    for `hidden_states`, which `vector_errors` compares, and for `SAMPLED_IDENTITIES` of a document that is not
+    `sampled`; without that argument all are.
     """
 
     def document_errors(place: int) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -22,6 +21,7 @@ from torch.nn import LayerNorm, Module
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
+from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
 from attnmix.models.attention import AttentionCall, attention_by, observed
 from attnmix.models.capture_points import LayerCall, first_of, recording

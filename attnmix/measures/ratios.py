@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch

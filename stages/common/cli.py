@@ -43,7 +43,10 @@ ENVIRONMENT = {
 """Variables that libraries read when they are imported."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers, of malloc.h
-KEPT_BYTES, LARGEST_KEPT_BYTES = 2**28, 2**25  # in all and of one tensor; the latter is the most that glibc allows
+KEPT_BYTES, LARGEST_KEPT_BYTES = (
+    2**28,
+    2**25,
+)  # of the main heap and of one tensor, at most what glibc allows
 _received: list[int] = []  # the stop signal, once it has come
 
 
