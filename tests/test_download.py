@@ -426,6 +426,8 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (know_other_words, r"own has no token for 100\.0 % of the words of 9 reviews, such as 'the', '\w+', '\w+'; al"),
     (lambda own: change_config(own, model_type="bloom"), "'bloom' cannot be looked into: it does not call"),
     (lambda own: (own / "config.json").write_text('{"model_type": "t5"}'), "'t5' cannot be looked into; known: bert"),
+    (lambda own: (own / "config.json").write_text('{"model_type": "deberta-v2"}'), "'deberta-v2' .*its disentangled"),
+    (lambda own: (own / "config.json").write_text('{"model_type": "mpnet"}'), "'mpnet' .*it adds relative positions"),
     (lambda own: change_config(own, model_type="opt", do_layer_norm_before=False), "only models with do_layer_norm"),
 ]
 

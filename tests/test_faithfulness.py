@@ -293,6 +293,8 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert {*run.table("faithfulness/margin_correlation")["predicted"]} == {*margins["predicted"], "all"}
     captured = pd.read_parquet(run.predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
+    text = run.documents.set_index("document").loc["text/0"]
+    assert text[["label", "tokens", "whole_tokens", "unknown_tokens"]].tolist() == [-1, 30, 32, 0]
     model, vocabulary = library(folder / "models/finetuned"), load_tokenizer(folder / "models/finetuned").get_vocab()
     film = torch.tensor([[vocabulary[token] for token in ("[CLS]", *["film"] * 28, "[SEP]")]])
     with torch.no_grad():

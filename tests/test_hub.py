@@ -230,6 +230,16 @@ def test_a_token_opens_what_is_closed_and_is_written_nowhere(tmp_path: Path, ser
     assert [path for path in files if GOOD.encode() in path.read_bytes()] == []
 
 
+def test_a_stored_login_opens_a_closed_data_set(tmp_path: Path, served: Served) -> None:
+    served.home.mkdir(exist_ok=True)
+    (served.home / "token").write_text(GOOD, encoding="utf-8")  # as `hf auth login` does
+    try:
+        assert served.download(tmp_path, dataset={"name": "owner/private"}) is None
+    finally:
+        (served.home / "token").unlink()
+    assert_as_served(tmp_path, served, NEW)
+
+
 def test_code_of_a_repository_is_neither_run_nor_named_in_what_is_kept(tmp_path: Path, served: Served) -> None:
     assert served.download(tmp_path, model={"name": "owner/known"}) is None
     for file in ("config.json", "tokenizer_config.json"):

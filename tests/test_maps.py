@@ -297,6 +297,21 @@ def test_attention_heads_count_in_no_score_among_all_points_and_every_point_with
     assert whole.loc["neighbours_kept", "chance"] == pytest.approx(15 / 79, abs=0.05)
 
 
+def test_large_maps_are_scored_by_a_draw_with_a_share_of_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def remember(vectors: Any, xy: Any, metric: str) -> dict[str, float]:
+        drawn.append(vectors)
+        return scores(vectors, xy, metric)
+
+    monkeypatch.setattr("attnmix.maps.quality.MAX_SCORED_VECTORS", 60)
+    monkeypatch.setattr("attnmix.maps.quality.scores", remember)
+    assert set(score_joint_map(*map_by_point(0))["scored_vectors"]) == {60}
+    joint = next(each for each in drawn if len(each) == 60)
+    by_point = [sum((row == part).all(axis=1).any() for row in joint) for part in map_by_point(0)[1]]
+    assert by_point == [30, 0, 30]
+
+
 def test_heads_alone_are_scored_within_points_alone() -> None:
     sites = [Site(1, "attention_heads"), Site(2, "attention_heads")]
     flat_STD = np.random.default_rng(0).normal(size=(2, 40, 2)).astype(np.float32)

@@ -355,12 +355,6 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
     assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
 
 
-def test_a_text_longer_than_the_model_takes_is_one_clear_error(workspace: Workspace) -> None:
-    small(workspace, capture={"max_length": 65})
-    with pytest.raises(InputError, match=r"capture.max_length: 65 is more than the 64 tokens"):
-        run_tokenized(measure)
-
-
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:
     table, by_review = (Run(Path()).table(f"measure/{name}") for name in ("derivatives", "derivatives_by_review"))
     reviews = by_review.groupby("checkpoint")["document"].agg(set)

@@ -112,6 +112,15 @@ def test_means_are_over_documents_not_tokens_and_intervals_over_documents() -> N
     assert [row["ci_low"], row["ci_high"]] == pytest.approx(ends, abs=0.05)
 
 
+@pytest.mark.parametrize("tokens", [2, 3, 4])
+def test_few_tokens_have_the_correlations_that_are_defined(tokens: int) -> None:
+    moves, full, ratio = np.random.default_rng(5).uniform(1, 2, size=(3, tokens))
+    summary = planted([tokens], moves, full, ratio)
+    for measure, least in (("spearman", 3), ("permutation_null", 3), ("partial_position", 4)):
+        assert np.isfinite(row_of(summary, measure)["mean"]) == (tokens >= least)
+    assert summary.query("measure != 'permutation_null'")[["ci_low", "ci_high"]].isna().all(axis=None)
+
+
 def test_documents_without_a_value_are_left_out_of_means_and_counts() -> None:
     lengths = [2, 30, 20, 10]
     ratio, full, moves = np.random.default_rng(6).uniform(1, 2, size=(3, 62))

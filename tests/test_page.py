@@ -105,6 +105,18 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
     assert page.locator("#selected").inner_text() == selected
 
 
+def test_a_link_holds_the_difference_and_ignores_foreign_names(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "checkpoint", "difference")
+    page.wait_for_function("() => location.hash.includes('difference=true')")
+    link = page.url
+    page.goto("about:blank")
+    page.goto(f"{link}&document=99&method=<b>")
+    page.wait_for_selector("html[data-ready]")
+    chosen = [page.locator(f"#{name}").input_value() for name in ("checkpoint", "document", "ratio-method")]
+    assert chosen == ["difference", "0", "attnresln_n"]
+
+
 def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     test = run.metrics("finetune")["test"]
@@ -184,6 +196,15 @@ def check_shape(value: Any, shape: Any) -> None:
     elif isinstance(shape, list):
         for each in value:
             check_shape(each, shape[0])
+
+
+def test_light_and_dark_follow_the_system(opened: Opened) -> None:
+    inks = []
+    for scheme in ("light", "dark"):
+        opened.page.emulate_media(color_scheme=scheme)
+        opened.traces("mixing-chart")
+        inks.append(opened.page.locator("#mixing-chart .chosen").first.get_attribute("fill"))
+    assert inks[0] != inks[1]
 
 
 @pytest.mark.long

@@ -16,14 +16,15 @@ from attnmix.core.names import Site
 from attnmix.figures.labels import MATRIX_LABELS
 from attnmix.page.arrays import visible
 from attnmix.store.features import read_features
-from attnmix.store.runs import Run, row_shares
+from attnmix.store.runs import Run
 
 MAX_OPACITY = 0.68  # of a word's shade
 
 
 def shares(checkpoint: str, layer: int, document: str = "test/0", method: str = "alti") -> np.ndarray:
     """Return each source's share `[tokens, sources]` by a contribution matrix."""
-    return row_shares(Run(Path()).matrix(checkpoint, document, method)[layer - 1]).astype(float)
+    matrix = np.asarray(Run(Path()).matrix(checkpoint, document, method)[layer - 1], dtype=float)
+    return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
 
 
 def shades(page: Any) -> list[tuple[tuple[float, ...], float]]:

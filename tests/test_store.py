@@ -192,3 +192,9 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
             store.write_block(tmp_path, SITE, slice(0, 256), np.ones((256, 768), dtype="float16"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_shards_are_8_mb_of_whole_chunks_of_1_mb() -> None:
+    plan = store.plan_store(15_000_000, 768, "float16")
+    assert [rows * 768 * 2 for rows in (plan.chunk_rows, plan.unit_rows)] == pytest.approx([2**20, 2**23], rel=0.01)
+    assert (plan.unit_rows % plan.chunk_rows, plan.rows_of(plan.units - 1).stop) == (0, 15_000_000)
