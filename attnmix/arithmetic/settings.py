@@ -32,7 +32,7 @@ ARITHMETIC_NOTES = {
     FASTEST: "results differ from machine to machine in the last digits, and maps in the third; `arithmetic: portable` "
     "gives the same bytes on every x86-64 processor with AVX2, and takes up to a third more time",
 }
-"""What each arithmetic gives, and what the other one would change; times of stages on an AMD EPYC."""
+"""Notes for the log: the guarantee of each arithmetic, and the price of the other, measured on an AMD EPYC."""
 
 
 def choose(arithmetic: str) -> None:

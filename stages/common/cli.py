@@ -43,10 +43,8 @@ ENVIRONMENT = {
 """Variables that libraries read when they are imported."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers, of malloc.h
-KEPT_BYTES, LARGEST_KEPT_BYTES = (
-    2**28,
-    2**25,
-)  # of the main heap and of one tensor, at most what glibc allows
+KEPT_BYTES = 2**28  # of freed memory in the main heap
+LARGEST_KEPT_BYTES = 2**25  # of one tensor; glibc allows no more
 _received: list[int] = []  # the stop signal, once it has come
 
 
