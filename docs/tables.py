@@ -52,7 +52,7 @@ def tables() -> dict[str, str]:
             f"`{each.name}`",
             each.label,
             _code(each.definition),
-            "its own" if each.formula is None else "the same",
+            "its own" if each.own_pass else "the same",
         )
         for each in CONTROLS.values()
     ]

@@ -87,9 +87,9 @@ def matrices_of(layer: LayerPass) -> dict[str, torch.Tensor]:
 
 def test_zeroed_values_contribute_nothing(block: Block, x: torch.Tensor, value: torch.Tensor) -> None:
     layer = planted_layer(block, random_attention(), x, torch.zeros_like(value))
-    ratio = mixing_ratios(list(RATIOS), layer)
-    for method in ("attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n"):
-        torch.testing.assert_close(ratio[method], torch.zeros_like(ratio[method]), atol=1e-9, rtol=0)
+    methods = ("attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
+    for method, ratio in zip(methods, mixing_ratios(methods, layer), strict=True):
+        torch.testing.assert_close(ratio, torch.zeros_like(ratio), atol=1e-9, rtol=0, msg=method)
     raw = matrices_of(layer)
     for method in ("norm", "value_zeroing"):
         assert float(raw[method].abs().max()) < 1e-15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from attnmix.measures.controls import SAME_PASS, attended_without_bias, control_
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
-from attnmix.measures.identities import IDENTITIES, identity_errors, vector_errors
+from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios, ratio_points
 from attnmix.models.capture_points import widths
@@ -104,8 +104,8 @@ class BatchMeasurer:
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
-        points = (*RATIO_POINTS, *ratio_points(self.methods))
-        return torch.stack(map_layers(self.layer_ratios, self.base, self.folder, self.batch(documents), points))
+        ratios, points = partial(mixing_ratios, self.methods), (*RATIO_POINTS, *ratio_points(self.methods))
+        return torch.stack(map_layers(ratios, self.base, self.folder, self.batch(documents), points))
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
         """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
@@ -130,10 +130,6 @@ class BatchMeasurer:
             output = run_layers(self.base, self.folder, work.batch, work.visit, points, output_hidden_states=True)
             return work.results(output)
 
-    def layer_ratios(self, layer_pass: LayerPass) -> Tensor:
-        """Return the ratios `[methods, batch, tokens]` of one layer."""
-        return torch.stack(list(mixing_ratios(self.methods, layer_pass).values()))
-
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         """Return the model's input."""
         return padded([document.ids.tolist() for document in documents], self.pad_token_id, self.base.device)
@@ -143,8 +139,8 @@ class _BatchPass:
     """One forward pass of a batch, read layer by layer; each list has an entry for a layer."""
 
     def __init__(self, measurer: BatchMeasurer, documents: Sequence[Document], sampled: Sequence[bool] | None) -> None:
-        self.measurer, self.documents, self.batch = measurer, documents, measurer.batch(documents)
-        self.sampled = sampled
+        self.measurer, self.documents, self.sampled = measurer, documents, sampled
+        self.batch = measurer.batch(documents)
         self.mask_BT = self.batch["attention_mask"].bool()
         self.ratios: list[Tensor] = []
         self.to_first: list[Tensor] = []
@@ -157,8 +153,9 @@ class _BatchPass:
     def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Read one layer."""
         if layer_pass.number == 1:
-            self.errors.append(self._checked(0, self._embedding_errors(features)))
-        self.ratios.append(self.measurer.layer_ratios(layer_pass))
+            base, ids = self.measurer.base, self.batch["input_ids"]
+            self.errors.append(self._checked(0, embedding_errors(base, ids, features, self.mask_BT)))
+        self.ratios.append(mixing_ratios(self.measurer.methods, layer_pass))
         self.to_first.append(layer_pass.attention.to_first().mean(-1))
         self.outputs.append(layer_pass.features["layer_output"])
         self._check_finite(layer_pass.number)
@@ -175,26 +172,26 @@ class _BatchPass:
             counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
             attention = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
             controls_CMT = control_ratios(self.measurer.methods, part, *attention).double()
-            sums = {
-                "steps": step_measures(part).double().sum(0),
-                "by_head": head_ratios(part, factors_HdR).double().sum(0),
-            }
-            counted.layers.append(sums | dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True)))
+            counted.layers.append(
+                dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True))
+                | {"steps": step_measures(part).double().sum(0)}
+                | {"by_head": head_ratios(part, factors_HdR).double().sum(0)}
+            )
 
         in_threads(add, list(self.counted))
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""
         self._compare(output)
-        ratios_MBLT = torch.stack(self.ratios, dim=2).cpu().numpy()
+        ratios_BMLT = torch.stack(self.ratios, dim=2).transpose(0, 1).cpu().numpy()
         to_first_BLT = torch.stack(self.to_first, dim=1).cpu().numpy()
         errors_BLI = torch.stack(self.errors, dim=1).double().cpu().numpy()
         measures = []
         for place, document in enumerate(self.documents):
-            ratios_MLT = np.ascontiguousarray(ratios_MBLT[:, place, :, : len(document)])
-            to_first_LT = np.ascontiguousarray(to_first_BLT[place, :, : len(document)])
+            tokens = np.s_[place, ..., : len(document)]
             counted = self.counted[place].arrays(self.measurer.sites) if place in self.counted else {}
-            measures.append(DocumentMeasures(document, ratios_MLT, to_first_LT, errors_BLI[place], counted))
+            arrays = (ratios_BMLT[tokens], to_first_BLT[tokens], errors_BLI[place])
+            measures.append(DocumentMeasures(document, *arrays, counted))
         return measures
 
     def _compare(self, output: Any) -> None:
@@ -202,7 +199,7 @@ class _BatchPass:
         if len(self.measurer.family.stacks) > 1:
             recorded = [*output.encoder_hidden_states[1:], *output.decoder_hidden_states[1:]]
         else:
-            recorded = list(output.hidden_states[1:])
+            recorded = output.hidden_states[1:]
         for norm in optional_modules(self.measurer.base, filter(None, [self.measurer.family.final_norm])):
             self.outputs[-1] = norm(self.outputs[-1])
         column = list(IDENTITIES).index("hidden_states")
@@ -210,37 +207,23 @@ class _BatchPass:
             self.errors[layer][:, column] = vector_errors(computed, true, self.mask_BT)
             self._checked(layer, self.errors[layer])
 
-    def _embedding_errors(self, features: Mapping[Site, Tensor]) -> Tensor:
-        """Return the errors `[B, identities]` of the embedding."""
-        base, names = self.measurer.base, list(IDENTITIES)
-        words: Tensor = base.get_input_embeddings()(self.batch["input_ids"])
-        errors_BI = words.new_full((len(words), len(names)), torch.nan)
-        captured = features.get(Site(0, "word_embedding"), words.new_empty(0))
-        errors_BI[:, names.index("word_embedding")] = vector_errors(captured, words, self.mask_BT)
-        summed, output = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
-        if summed is not None and output is not None:
-            for module in optional_modules(base, self.measurer.family.stacks[0].embedding):
-                summed = module(summed)
-            errors_BI[:, names.index("embedding_output")] = vector_errors(summed, output, self.mask_BT)
-        return errors_BI
-
     def _checked(self, layer: int, errors_BI: Tensor) -> Tensor:
         """Return the errors; `InputError` where one is above the tolerance."""
-        for identity, errors_B in zip(IDENTITIES, errors_BI.T, strict=True):
+        for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
             worst = int(errors_B.nan_to_num(nan=-1).argmax())
             if (error := float(errors_B[worst])) > IDENTITY_TOLERANCE:
                 raise InputError(
                     f"{self.measurer.folder}: {identity} of layer {layer} is not what its name says in "
-                    f"{self.documents[worst].name} ({IDENTITIES[identity]}): relative error {error:.3g}, "
+                    f"{self.documents[worst].name} ({meaning}): relative error {error:.3g}, "
                     f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
                     "attnmix/models/families.yaml does not hold for this model"
                 )
         return errors_BI
 
     def _check_finite(self, layer: int) -> None:
-        broken = (~torch.isfinite(self.ratios[-1]) & self.mask_BT).any(0).any(-1)
-        if broken.any():
-            name = self.documents[int(broken.nonzero()[0])].name
+        broken_B = (~torch.isfinite(self.ratios[-1]) & self.mask_BT).any(0).any(-1)
+        if broken_B.any():
+            name = self.documents[int(broken_B.nonzero()[0])].name
             raise InputError(
                 f"{self.measurer.folder}: layer {layer} of {name} holds NaN or infinite values; the weights are broken"
             )
@@ -252,37 +235,34 @@ class _Counted:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.layers: list[dict[str, Tensor]] = []
-        self.geometry: dict[Site, Tensor] = {}
-        self.unit_sums: dict[Site, Tensor] = {}
+        self.sites: dict[Site, tuple[Tensor, Tensor]] = {}  # `GEOMETRY_MEASURES`, and the sum of the unit vectors
 
     def add_sites(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""
         words_TD = features[Site(0, "word_embedding")]
-        if not self.geometry:
+        if not self.sites:
             self.words = Words(words_TD, self.document.ids)
             self.embedded = self.entering = Cloud(words_TD)
             self.stack = layer_pass.call.stack
         if not torch.equal(self.entering.x_TD, layer_pass.x.double()):  # otherwise its products are known
             self.entering = Cloud(layer_pass.x)
         output = self.entering
-        for site in [site for site in features if site not in self.geometry]:
+        for site in [site for site in features if site not in self.sites]:
             comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
             cloud = self.embedded if site.point == "word_embedding" else Cloud(features[site])
             start = self.entering if site.layer == layer_pass.number else self.embedded
-            self.geometry[site] = geometry(cloud, start, self.words if comparable else None)
-            self.unit_sums[site] = cloud.unit_sum_D
+            self.sites[site] = (geometry(cloud, start, self.words if comparable else None), cloud.unit_sum_D)
             if site == Site(layer_pass.number, "layer_output"):
                 output = cloud
         self.entering = output
 
     def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:
         """Return `DocumentMeasures.counted`."""
-        by_layer = {name: [layer[name] for layer in self.layers] for name in self.layers[0]}
-        heads_LH = pad_sequence(by_layer.pop("by_head"), batch_first=True, padding_value=torch.nan)
-        tensors = {
-            "geometry": torch.stack([self.geometry[site] for site in sites]),
-            "unit_sums": pad_sequence([self.unit_sums[site] for site in sites], batch_first=True).float(),
-            "by_head": heads_LH.T,  # some layers have fewer
-            **{name: torch.stack(each) for name, each in by_layer.items()},
+        tensors: dict[str, Any] = {name: [layer[name] for layer in self.layers] for name in self.layers[0]}
+        tensors["geometry"], tensors["unit_sums"] = zip(*(self.sites[site] for site in sites), strict=True)
+        missing_heads = {"by_head": torch.nan}  # some stacks have fewer; narrower vectors end in zeros
+        arrays = {
+            name: pad_sequence(each, batch_first=True, padding_value=missing_heads.get(name, 0)).cpu().numpy()
+            for name, each in tensors.items()
         }
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        return arrays | {"unit_sums": arrays["unit_sums"].astype(np.float32), "by_head": arrays["by_head"].T}

@@ -167,8 +167,7 @@ class DocumentMeasurer:
 
         def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor]:
             document = layer_pass.document(0)
-            ratios_MT = torch.stack(list(mixing_ratios(self.methods, document).values()))
-            return layer_contributions(self.declared, document), ratios_MT
+            return layer_contributions(self.declared, document), mixing_ratios(self.methods, document)
 
         by_layer, ratios = zip(*self._map_layers(measure, ids), strict=True)
         matrices = contributions(self.declared, by_layer, self.starts)

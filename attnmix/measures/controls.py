@@ -10,15 +10,15 @@ Shapes: H heads, T tokens of a document, E = heads * head width, D hidden.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from attnmix.core.lazy import cached_property
 from attnmix.measures.documents import Document
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
@@ -28,82 +28,50 @@ from attnmix.models.checkpoint import load_config
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Control:
+class Control(NamedTuple):
     """A control: what is taken away, and how."""
 
     name: str
     label: str
     definition: str
     """The definition in the documents."""
-    formula: Callable[[ControlParts], Split] | None = None
-    """The output of W_O without b_O `[T, D]`, from the same forward pass; None: the control has a pass of its own."""
+    own_pass: bool
+    """True if it takes a forward pass of its own."""
 
 
-@dataclass(frozen=True)
-class ControlParts(Parts):
-    """All tokens of a document in one layer whose attention gives something else than it does."""
-
-    formula: Callable[[ControlParts], Split]
-    row_sums_TH: Tensor
-    """sum_j a^h_ij: 1, but for a softmax with a sink."""
-    value_bias_E: Tensor
-    """b_V."""
-    unbiased_TE: Tensor
-    """sum_j a^h_ij (v_j - b_V)."""
-
-    @cached_property
-    def projected(self) -> Split:
-        """The result of the control."""
-        return self.formula(self)
-
-
-def _text_mean_value(parts: ControlParts) -> Split:
-    heads = parts.diagonal_NH.shape[-1]
-    mean_Hd = parts.value_NE.mean(0).unflatten(-1, (heads, -1))
-    f_HD = (mean_Hd.unsqueeze(-2) @ parts.block.output.W.unflatten(0, (heads, -1))).squeeze(-2)
-    return Split(parts.diagonal_NH @ f_HD, (parts.row_sums_TH - parts.diagonal_NH) @ f_HD)
-
-
-def _without_value_bias(parts: ControlParts) -> Split:
-    # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
-    # would be all that is left, and a ratio of 1 that means nothing.
-    W, value_TE = parts.block.output.W, parts.value_NE - parts.value_bias_E
-    own_TD = scaled_heads(parts.diagonal_NH, value_TE) @ W
-    return Split(own_TD, parts.unbiased_TE @ W - own_TD)
-
-
-_DECLARED = (
-    Control(
-        name="random_weights",
-        label="Random weights",
-        definition="the same documents through the same architecture with weights as the library initialises them; "
-        "checkpoint `random`",
-    ),
-    Control(
-        name="shuffled_words",
-        label="Shuffled words",
-        definition="the words of each document in random order, pieces of a word together, special tokens in place",
-    ),
-    Control(
-        name="text_mean_value",
-        label="Text's mean value",
-        definition="v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h",
-        formula=_text_mean_value,
-    ),
-    Control(
-        name="without_value_bias",
-        label="Without value bias",
-        definition="v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h",
-        formula=_without_value_bias,
-    ),
-)
-CONTROLS: dict[str, Control] = {each.name: each for each in _DECLARED}
+CONTROLS = {
+    each.name: each
+    for each in (
+        Control(
+            "random_weights",
+            "Random weights",
+            "the same documents through the same architecture with weights as the library initialises them; "
+            "checkpoint `random`",
+            own_pass=True,
+        ),
+        Control(
+            "shuffled_words",
+            "Shuffled words",
+            "the words of each document in random order, pieces of a word together, special tokens in place",
+            own_pass=True,
+        ),
+        Control(
+            "text_mean_value",
+            "Text's mean value",
+            "v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h",
+            own_pass=False,
+        ),
+        Control(
+            "without_value_bias",
+            "Without value bias",
+            "v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h",
+            own_pass=False,
+        ),
+    )
+}
 """Every control by its name."""
-SAME_PASS = tuple(each.name for each in _DECLARED if each.formula)
-"""Those that come from the forward pass of what they control."""
-OWN_PASS = tuple(each.name for each in _DECLARED if not each.formula)
-"""Those that take a forward pass of their own."""
+SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
+OWN_PASS = tuple(name for name, control in CONTROLS.items() if control.own_pass)
 RANDOM = "random"
 """The checkpoint of `random_weights`."""
 
@@ -111,13 +79,26 @@ RANDOM = "random"
 def control_ratios(
     methods: Sequence[str], layer_pass: LayerPass, row_sums_TH: Tensor, value_bias_E: Tensor, unbiased_TE: Tensor
 ) -> Tensor:
-    """Return the ratios of one document's T tokens by each control of `SAME_PASS`, `[controls, methods, T]`."""
-    tokens = len(layer_pass.x)
+    """Return the ratios of one document's T tokens by each control of `SAME_PASS`, `[controls, methods, T]`.
+
+    The sums over a row, sum_j a^h_ij (1, but for a softmax with a sink) and sum_j a^h_ij (v_j - b_V), are those of
+    `attended_without_bias`; `value_bias_E` is b_V.
+    """
+    tokens, block, x_TD, projected_TD = len(layer_pass.x), layer_pass.block, layer_pass.x, layer_pass.projected
     diagonal_TH, value_TE = layer_pass.attention.diagonal()[:tokens], layer_pass.value[:tokens]
-    true = (1 - diagonal_TH.mean(-1), diagonal_TH, layer_pass.x, value_TE, layer_pass.projected, layer_pass.features)
-    ratios = []
-    for formula in filter(None, (control.formula for control in CONTROLS.values())):
-        parts = ControlParts(layer_pass.block, *true, formula, row_sums_TH, value_bias_E, unbiased_TE)
+    W_HdD = block.output.W.unflatten(0, (diagonal_TH.shape[-1], -1))
+    mean_Hd = value_TE.mean(0).view(W_HdD.shape[:2])
+    f_HD = (mean_Hd.unsqueeze(-2) @ W_HdD).squeeze(-2)
+    # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
+    # would be all that is left, and a ratio of 1 that means nothing.
+    own_TD = scaled_heads(diagonal_TH, value_TE - value_bias_E) @ block.output.W
+    projected = {
+        "text_mean_value": Split(diagonal_TH @ f_HD, (row_sums_TH - diagonal_TH) @ f_HD),
+        "without_value_bias": Split(own_TD, unbiased_TE @ block.output.W - own_TD),
+    }
+    weight_T, ratios = 1 - diagonal_TH.mean(-1), []
+    for name in SAME_PASS:
+        parts = Parts(block, weight_T, x_TD, projected_TD, projected[name], layer_pass.features)
         ratios.append(torch.stack([RATIOS[method].formula(parts) for method in methods]))
     return torch.stack(ratios)
 

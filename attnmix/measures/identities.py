@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import in_threads
-from attnmix.core.names import PREACTIVATION
+from attnmix.core.names import PREACTIVATION, Site
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
+from attnmix.models.families import family_of, optional_modules
 
 Tensor = torch.Tensor
 
@@ -42,10 +44,23 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
     def document_errors(place: int) -> Tensor:
         full = sampled is None or sampled[place]
         errors = _document_errors(layer_pass.document(place), mask_BT[place].unsqueeze(-1), full)
-        return torch.stack([errors.get(name, layer_pass.x.new_full((), torch.nan)) for name in IDENTITIES])
+        return _by_identity(errors, layer_pass.x.new_full((), torch.nan))
 
     # One document at a time, so that its vectors stay in the cache.
     return torch.stack(in_threads(document_errors, range(len(mask_BT))))
+
+
+def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Site, Tensor], mask_BT: Tensor) -> Tensor:
+    """Return the errors `[B, identities]` of the embedding, before the first layer."""
+    words_BTD = base.get_input_embeddings()(ids_BT)
+    captured = features.get(Site(0, "word_embedding"), words_BTD.new_empty(0))
+    errors = {"word_embedding": vector_errors(captured, words_BTD, mask_BT)}
+    summed, output = (features.get(Site(0, point)) for point in ("embedding_sum", "embedding_output"))
+    if summed is not None and output is not None:
+        for module in optional_modules(base, family_of(base.config).stacks[0].embedding):
+            summed = module(summed)
+        errors["embedding_output"] = vector_errors(summed, output, mask_BT)
+    return _by_identity(errors, words_BTD.new_full((len(words_BTD),), torch.nan))
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -53,6 +68,10 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
     return torch.stack(list(map(_relative_error, computed_BTD, true_BTD, mask_BT.unsqueeze(-1))))
+
+
+def _by_identity(errors: Mapping[str, Tensor], undefined: Tensor) -> Tensor:
+    return torch.stack([errors.get(name, undefined) for name in IDENTITIES], dim=-1)
 
 
 def _document_errors(layer_pass: LayerPass, mask_T1: Tensor, full: bool) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn import LayerNorm, Module
@@ -53,7 +53,8 @@ class Norm:
     beta: Tensor
     eps: float
     centred: bool
-    absent: ClassVar[bool] = False
+    absent: bool = False
+    """True in the place of a norm that a family does not have: it changes nothing."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the model's own output for vectors `[..., hidden]`."""
@@ -61,34 +62,16 @@ class Norm:
 
     def linear(self, part: Tensor) -> Tensor:
         """Return the norm's linear part of a part of a vector, not divided by the deviation of the whole."""
+        if self.absent:
+            return part
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
-
-    def deviation(self, whole: Tensor) -> Tensor:
-        """Return the number by which the norm divides a whole vector, `[..., 1]`."""
-        centre = whole.mean(-1, keepdim=True) if self.centred else 0
-        return ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
         """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
-        return self.linear(part) / self.deviation(whole)
-
-
-class NoNorm(Norm):
-    """In the place of a norm that a family does not have: it changes nothing."""
-
-    absent = True
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        return vectors
-
-    def linear(self, part: Tensor) -> Tensor:
-        return part
-
-    def deviation(self, whole: Tensor) -> Tensor:
-        return self.gamma
-
-    def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        return part
+        if self.absent:
+            return part
+        centre = whole.mean(-1, keepdim=True) if self.centred else 0
+        return self.linear(part) / ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 class Block:
@@ -148,9 +131,9 @@ class Block:
         return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
 
 
-def no_norm(like: Tensor) -> NoNorm:
+def no_norm(like: Tensor) -> Norm:
     """Return a norm that changes nothing, in the dtype and on the device of `like`."""
-    return NoNorm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False)
+    return Norm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False, absent=True)
 
 
 @dataclass(frozen=True)
@@ -278,7 +261,7 @@ class AfterAttention:
 
     @cached_property
     def _stream_ND(self) -> Tensor:
-        """Return the input of the feed-forward network, before a norm of its own."""
+        """The input of the feed-forward network, before a norm of its own."""
         return self.stream_with_biases(self.residual_ND)
 
 

@@ -137,19 +137,13 @@ class Parts:
     block: Block
     mixed_weight: Tensor
     """1 - mean_h a^h_ii `[N]`."""
-    diagonal_NH: Tensor
     x_ND: Tensor
-    value_NE: Tensor
     projected_ND: Tensor
     """The output of W_O."""
+    projected: Split
+    """The same without b_O."""
     features: Mapping[str, Tensor]
     """Features `[N, width]` at the further points that the chosen ratios need, where the layer has them."""
-
-    @cached_property
-    def projected(self) -> Split:
-        """The output of W_O without b_O."""
-        own = scaled_heads(self.diagonal_NH, self.value_NE) @ self.block.output.W
-        return Split(own, (self.projected_ND - self.block.output.b).sub_(own))
 
     @cached_property
     def attention(self) -> Split:
@@ -182,22 +176,25 @@ class Parts:
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))
 
 
-def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the ratio `[..., T]` by each of `methods`, in their order."""
-    diagonal_TH = layer_pass.attention.diagonal()
+def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
+    """Return the ratio by each of `methods`, `[methods, ..., T]`."""
+    diagonal_TH, output = layer_pass.attention.diagonal(), layer_pass.block.output
     weight_T = 1 - diagonal_TH.mean(-1)
-    tokens = (diagonal_TH, layer_pass.x, layer_pass.value, layer_pass.projected)
-    weight_N, (diagonal_NH, x_ND, value_NE, projected_ND) = weight_T.flatten(), (each.flatten(0, -2) for each in tokens)
+    tokens = (diagonal_TH, layer_pass.value, layer_pass.x, layer_pass.projected)
     points = [point for point in ratio_points(methods) if point in layer_pass.features]
-    features = {point: layer_pass.features[point].flatten(0, -2) for point in points}
-    ratios = {method: weight_N.new_empty(len(weight_N)) for method in methods}
+    vectors = [each.flatten(0, -2) for each in (*tokens, *(layer_pass.features[point] for point in points))]
+    weight_N = weight_T.flatten()
+    ratios_MN = weight_N.new_empty(len(methods), len(weight_N))
     for start in range(0, len(weight_N), BLOCK_TOKENS):
         rows = slice(start, start + BLOCK_TOKENS)
-        block = (weight_N[rows], diagonal_NH[rows], x_ND[rows], value_NE[rows], projected_ND[rows])
-        parts = Parts(layer_pass.block, *block, {point: feature[rows] for point, feature in features.items()})
-        for method, ratio_N in ratios.items():
+        diagonal_NH, value_NE, x_ND, projected_ND, *features = (each[rows] for each in vectors)
+        own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
+        split = Split(own_ND, (projected_ND - output.b).sub_(own_ND))
+        named = dict(zip(points, features, strict=True))
+        parts = Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, named)
+        for ratio_N, method in zip(ratios_MN, methods, strict=True):
             ratio_N[rows] = RATIOS[method].formula(parts)
-    return {method: ratio_N.view_as(weight_T) for method, ratio_N in ratios.items()}
+    return ratios_MN.view(-1, *weight_T.shape)
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
