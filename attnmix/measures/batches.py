@@ -52,19 +52,17 @@ class DocumentMeasures:
     to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     counted: Mapping[str, npt.NDArray[np.floating]]
-    """Sums of a document in the statistics, by name.
+    """Of a document in the statistics, by name: `geometry` [sites, measures], and sums over the tokens:
 
-    `geometry`   [sites, measures]
-    `unit_sums`  [sites, largest width]: sums of the vectors of norm 1, then zeros
-    `steps`      [layers, steps, measures]: sums
-    `by_head`    [heads, layers]: sums of each head's ratio
-    and of each control of `SAME_PASS` the sums of its ratios [layers, methods]
+    `unit_sums`  [sites, largest width]: of the vectors of norm 1, then zeros
+    `steps`      [layers, steps, measures]
+    `by_head`    [heads, layers]: of each head's ratio
+    and of each control of `SAME_PASS` [layers, methods]: of its ratios
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the sums over the tokens by name, arrays of one size however long the document is.
+        """Return `counted` and further sums over the tokens by name, of one size however long the document is.
 
-        They are those of `counted`, and
         `token_class` and `position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
         `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `document` and
@@ -79,13 +77,9 @@ class DocumentMeasures:
             membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
             sums[grouping] = np.einsum("mlt,tg->glm", self.ratios.astype(np.float64), membership_TG)
             counts[grouping] = membership_TG.sum(0)[:, None, None]
-        review = {"document": np.array(self.document.name), "label": np.array(self.document.label)}
-        return review | sums | {f"{name}_counts": _cells(count, sums[name].ndim) for name, count in counts.items()}
-
-
-def _cells(count: Any, dimensions: int) -> npt.NDArray[np.float64]:
-    """Return an array with that number of dimensions."""
-    return np.array(count, dtype=np.float64, ndmin=dimensions)
+        for name, count in counts.items():
+            sums[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
+        return sums | {"document": np.array(self.document.name), "label": np.array(self.document.label)}
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -109,9 +103,11 @@ class BatchMeasurer:
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
         """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
-        by_document = zip(documents, self.ratios(documents).unbind(2), strict=True)
-        sums = [(len(each), ratios_LMT[..., : len(each)].double().sum(-1)) for each, ratios_LMT in by_document]
-        return [{name: each.cpu().numpy(), f"{name}_counts": _cells(length, 2)} for length, each in sums]
+        sums = []
+        for document, ratios_LMT in zip(documents, self.ratios(documents).unbind(2), strict=True):
+            sums_LM = ratios_LMT[..., : len(document)].double().sum(-1).cpu().numpy()
+            sums.append({name: sums_LM, f"{name}_counts": np.full((1, 1), float(len(document)))})
+        return sums
 
     @cached_property
     def value_biases(self) -> list[Tensor]:
@@ -158,7 +154,10 @@ class _BatchPass:
         self.ratios.append(mixing_ratios(self.measurer.methods, layer_pass))
         self.to_first.append(layer_pass.attention.to_first().mean(-1))
         self.outputs.append(layer_pass.features["layer_output"])
-        self._check_finite(layer_pass.number)
+        broken_B = (~self.ratios[-1].isfinite() & self.mask_BT).any(0).any(-1)
+        if broken_B.any():
+            place = f"layer {layer_pass.number} of {self.documents[int(broken_B.nonzero()[0])].name}"
+            raise InputError(f"{self.measurer.folder}: {place} holds NaN or infinite values; the weights are broken")
         self.errors.append(self._checked(layer_pass.number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
         if not self.counted:
             return
@@ -219,14 +218,6 @@ class _BatchPass:
                     "attnmix/models/families.yaml does not hold for this model"
                 )
         return errors_BI
-
-    def _check_finite(self, layer: int) -> None:
-        broken_B = (~torch.isfinite(self.ratios[-1]) & self.mask_BT).any(0).any(-1)
-        if broken_B.any():
-            name = self.documents[int(broken_B.nonzero()[0])].name
-            raise InputError(
-                f"{self.measurer.folder}: layer {layer} of {name} holds NaN or infinite values; the weights are broken"
-            )
 
 
 class _Counted:

@@ -24,6 +24,7 @@ from attnmix.measures.layers import LayerPass, Result, attention_gain, attention
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import mixing_ratios
 from attnmix.models.capture_points import widths
+from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
 
 Tensor = torch.Tensor
@@ -93,13 +94,10 @@ class SourceBlock:
     """The contributions of J sources to each of T tokens in one layer."""
 
     layer_pass: LayerPass
-    output_TD: Tensor
-    """The layer's output with every source in place."""
-    sources_J: Tensor
-    """Their positions."""
+    output_TD: Tensor  # the layer's output with every source in place
+    sources_J: Tensor  # their positions
     attention_JTH: Tensor
-    f_JHD: Tensor
-    """f_h(x_j)."""
+    f_JHD: Tensor  # f_h(x_j)
 
     @cached_property
     def projected_JTD(self) -> Tensor:
@@ -128,8 +126,9 @@ class SourceBlock:
 
     def output_without(self) -> Tensor:
         """Return the layer's output `[J, T, D]` with value j zero in all heads."""
-        block, projected_JTD = self.layer_pass.block, self.layer_pass.projected - self.projected_JTD
-        return block.rest(self.layer_pass.call, self.layer_pass.x, block.attention_output_norm(projected_JTD))
+        layer_pass, block = self.layer_pass, self.layer_pass.block
+        attention_output_JTD = block.attention_output_norm(layer_pass.projected - self.projected_JTD)
+        return block.rest(layer_pass.call, layer_pass.x, attention_output_JTD)
 
 
 class DocumentMeasurer:
@@ -146,11 +145,8 @@ class DocumentMeasurer:
 
     def contributions(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         """Return the document's matrices `[layers, tokens, tokens]` by name."""
-
-        def raw(layer_pass: LayerPass) -> dict[str, Tensor]:
-            return layer_contributions(self.declared, layer_pass.document(0))
-
-        return contributions(self.declared, self._map_layers(raw, ids), self.starts)
+        by_layer = self._map_layers(lambda each: layer_contributions(self.declared, each), ids)
+        return contributions(self.declared, by_layer, self.starts)
 
     def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> dict[str, Doubles]:
         """Return the document's derivatives and what they are compared with, by quantity.
@@ -166,14 +162,13 @@ class DocumentMeasurer:
         """
 
         def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor]:
-            document = layer_pass.document(0)
-            return layer_contributions(self.declared, document), mixing_ratios(self.methods, document)
+            return layer_contributions(self.declared, layer_pass), mixing_ratios(self.methods, layer_pass)
 
         by_layer, ratios = zip(*self._map_layers(measure, ids), strict=True)
         matrices = contributions(self.declared, by_layer, self.starts)
         names = with_rollouts(self.matrices)
         ratios_LMT = torch.stack(ratios)
-        chains = document_chains(self.base_32, self._ids(ids))
+        chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
         level, agreement = [], []
         for reference in REFERENCES:
             with torch.no_grad():
@@ -199,12 +194,12 @@ class DocumentMeasurer:
         return np.array(self._map_layers(lambda each: attention_gain(attention_map(each)), one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        tokens = self._ids(ids)
-        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return map_layers(function, self.base, self.folder, batch, (*LAYER_POINTS, PROJECTED, PREACTIVATION))
+        """Return what `function` makes of each layer of the document, without the axis of a batch."""
+        points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
+        return map_layers(lambda each: function(each.document(0)), self.base, self.folder, self._batch(ids), points)
 
-    def _ids(self, ids: npt.NDArray[np.int32]) -> Tensor:
-        return torch.as_tensor(ids[None], dtype=torch.long, device=self.base.device)
+    def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        return padded([ids.tolist()], 0, self.base.device)
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:

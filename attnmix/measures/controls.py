@@ -33,10 +33,8 @@ class Control(NamedTuple):
 
     name: str
     label: str
-    definition: str
-    """The definition in the documents."""
-    own_pass: bool
-    """True if it takes a forward pass of its own."""
+    definition: str  # as the documents show it
+    own_pass: bool  # True if it takes a forward pass of its own
 
 
 CONTROLS = {

@@ -4,10 +4,8 @@
 derivatives: one pass of tangents gives the derivatives of all tokens in all layers, where backward mode needs a pass
 for each token of each layer. `torch.func` takes them of the model's own layers, with attention by its definition.
 
-With fewer directions than the width a norm is an estimate. That of its square has no bias; its root is too small by an
-eighth of the square's relative variance, to first order (1 / 4K for a Jacobian of rank one). How much the directions
-differ gives that variance, entry by entry, and the root is corrected by it (`_root`). Norms over several sources are
-estimated from the same directions, the same one at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
+With fewer directions than the width a norm is an estimate, corrected for its bias (`_root`). Norms over several
+sources are estimated from the same direction at every source: |sum_j J_ij r_k|^2 is that of the matrix sum_j J_ij.
 
 `levels` are the share of a token's derivative that is due to other tokens, others / (others + |J_ii|). Three forms
 differ in how the other tokens' Jacobians become one norm:
@@ -17,8 +15,7 @@ differ in how the other tokens' Jacobians become one norm:
     norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    the response to independent moves of the others
     norm_of_sum      |sum_{j != i} J_ij|            the response to a common move of the others
 
-`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios: in both, sources that push in opposite
-directions cancel. Under uniform attention of n tokens the block falls as 1/sqrt(n); the other two do not.
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
 
 Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D hidden, W width of what is moved.
 """
@@ -107,8 +104,9 @@ def levels(norms: JacobianNorms) -> Tensor:
 def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
     (tokens, width), layers = chain.start_TW.shape, len(chain.layers)
-    directions = min(directions, width)
-    basis_KW = _directions(width, directions, seed).to(chain.start_TW)
+    directions, generator = min(directions, width), torch.Generator().manual_seed(seed)
+    random_WK = torch.randn(width, directions, generator=generator, dtype=torch.float64)
+    basis_KW = torch.linalg.qr(random_WK).Q.T.to(chain.start_TW)  # orthonormal
     sums_LTT, squares_LTT = basis_KW.new_zeros(2, layers, tokens, tokens, dtype=torch.float64)
     block_LKT, together_LKT = basis_KW.new_zeros(2, layers, directions, tokens, dtype=torch.float64)
     sources = torch.arange(tokens, device=basis_KW.device)
@@ -134,23 +132,13 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
 def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
     """Return the norm, from the sums over K of `width` orthonormal directions of |J r|^2 and of its square.
 
-    sqrt(mean) (1 + v / 8), v the relative variance of the mean: that of K draws without replacement from `width`, so
-    that all directions give the norm as it is. A single direction tells nothing of v, and its root stays too small.
+    The root of the mean is too small by an eighth of its relative variance v, to first order, so it is multiplied by
+    1 + v / 8. v is that of K draws without replacement: 0 for all directions, and unknown, left out, for a single one.
     """
-    norms = (sums * (width / directions)).sqrt()
-    if directions == 1:
-        return norms
-    mean = sums / directions
-    variance = (squares / directions - mean.square()).clamp_min(0) / (directions - 1) * (1 - directions / width)
+    mean, others = sums / directions, max(1, directions - 1)
+    variance = (squares / directions - mean.square()).clamp_min(0) / others * (1 - directions / width)
     relative = torch.where(mean > 0, variance / mean.square(), 0)
-    return norms * (1 + relative / 8)
-
-
-def _directions(width: int, directions: int, seed: int) -> Tensor:
-    """Return orthonormal rows `[directions, width]`."""
-    generator = torch.Generator().manual_seed(seed)
-    basis: Tensor = torch.linalg.qr(torch.randn(width, directions, generator=generator, dtype=torch.float64)).Q
-    return basis.T
+    return (sums * (width / directions)).sqrt() * (1 + relative / 8)
 
 
 def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -25,12 +26,9 @@ class Document:
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # positions in CLASSES
-    words: npt.NDArray[np.int32]
-    """The number of each token's word, from 0 on; -1 for special tokens."""
-    measured: bool = True
-    """True if its tokens enter the statistics."""
-    label: int = 0
-    """The class of a review."""
+    words: npt.NDArray[np.int32]  # the number of each token's word, from 0 on; -1 for special tokens
+    measured: bool = True  # True if its tokens enter the statistics
+    label: int = 0  # the class of a review
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,8 +57,7 @@ def read_documents(kind: str, run: Run) -> Iterator[Document]:
     for number, tokens in enumerate(run.token_blocks(COLUMNS)):
         block = run.documents.iloc[number * store.BLOCK : (number + 1) * store.BLOCK]
         if block[kind].any():
-            documents = zip(documents_of(block, tokens), block[kind], strict=True)
-            yield from (document for document, chosen in documents if chosen)
+            yield from itertools.compress(documents_of(block, tokens), block[kind])
 
 
 class Corpus:
@@ -69,10 +66,8 @@ class Corpus:
     def __init__(self, run: Run) -> None:
         self.run, texts = run, run.documents
         self.texts = texts[texts["captured"] | texts["measured"]]  # the first rows
-        self.lengths: npt.NDArray[np.int32] = self.texts["tokens"].to_numpy()
-        self.captured: npt.NDArray[np.bool_] = self.texts["captured"].to_numpy()
-        self.measured: npt.NDArray[np.bool_] = self.texts["measured"].to_numpy()
-        self.labels: npt.NDArray[np.int64] = self.texts["label"].to_numpy()
+        columns = (self.texts[name].to_numpy() for name in ("tokens", "captured", "measured", "label"))
+        self.lengths, self.captured, self.measured, self.labels = columns
         self.blocks = range(-(-len(self.texts) // store.BLOCK))
         self._block: tuple[int, list[Document]] = (-1, [])
 
@@ -81,7 +76,7 @@ class Corpus:
 
     def rows(self, block: int) -> slice:
         """Return the numbers of a block's documents."""
-        return slice(block * store.BLOCK, min((block + 1) * store.BLOCK, len(self)))
+        return slice(block * store.BLOCK, (block + 1) * store.BLOCK)
 
     def document(self, number: int) -> Document:
         """Return a document; the last block read is kept."""
@@ -94,10 +89,10 @@ class Corpus:
 
     def batches(self, block: int, batch_tokens: int, measured: bool = False) -> list[list[int]]:
         """Return the numbers of documents of similar length in one padded batch; of those only that are `measured`."""
-        rows = self.rows(block)
-        numbers = np.arange(rows.start, rows.stop)[self.measured[rows] if measured else slice(None)]
-        lengths: list[int] = self.lengths[numbers].tolist()
-        return [numbers[batch].tolist() for batch in batches_by_tokens(lengths, batch_tokens)]
+        numbers = np.arange(len(self))[self.rows(block)]
+        if measured:
+            numbers = numbers[self.measured[numbers]]
+        return [numbers[batch].tolist() for batch in batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)]
 
     def measured_by_block(self) -> dict[int, int]:
         """Return the number of documents in the statistics of each block that has some."""

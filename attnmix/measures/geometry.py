@@ -53,16 +53,11 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of one document's vectors at one point, in float64.
 
     `start` enters the layer, `words` are None where they are of another width or of other tokens. What is not defined
-    is NaN.
-    - `mean_cosine`: over all pairs of different tokens; NaN for a document of one token.
-    - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007), of the vectors
-      without their mean; NaN where all tokens are equal.
-    - `effective_rank_bound`: the most that it can be, min(tokens - 1, width).
+    is NaN: `docs/measures.md` says when, and what each measure is.
+    - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
-    - `own_nearest`: share of tokens whose nearest word embedding, by cosine, is their own token's.
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
-      estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3). Independent clouds
-      are at 0 on average, single ones also below; NaN for fewer than 4 tokens, and where one side does not vary.
+      estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
     """
     x, tokens = cloud.x_TD, cloud.tokens
     measures = {
@@ -118,8 +113,14 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """
     start, before = layer_pass.x, layer_pass.x
     length_T = start.norm(dim=-1)
-    steps = []
-    for vectors in _vectors(layer_pass).values():
+    steps, features = [], layer_pass.features
+    points = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
+    # A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
+    if layer_pass.block.output_norm.absent:
+        points |= {"ffn_skip": features["layer_output"], "ffn_norm": None}
+    else:
+        points["ffn_skip"] = layer_pass.stream + features["ffn_output"]
+    for vectors in points.values():
         measures = {}
         if vectors is not None:
             measures["norm"] = vectors.norm(dim=-1) / length_T
@@ -132,15 +133,3 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
         undefined_T = torch.full_like(length_T, torch.nan)
         steps.append(torch.stack([measures.get(name, undefined_T) for name in STEP_MEASURES], dim=-1))
     return torch.stack(steps, dim=1)
-
-
-def _vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors after each step.
-
-    A post-LN layer's second skip connection has no capture point, a pre-LN layer's is its end.
-    """
-    features = layer_pass.features
-    vectors = {step: features.get(point) if point else None for step, point in STEP_POINTS.items()}
-    if layer_pass.block.output_norm.absent:
-        return vectors | {"ffn_skip": features["layer_output"], "ffn_norm": None}
-    return vectors | {"ffn_skip": layer_pass.stream + features["ffn_output"]}

@@ -25,6 +25,7 @@ from attnmix.core.errors import InputError
 from attnmix.measures.layers import Block, LayerPass, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
+from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED
 from attnmix.store.heads import VECTOR_BYTES
 
@@ -48,9 +49,8 @@ def head_factors(block: Block, heads: int) -> Tensor:
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     """Return the ratio `[T, H]` of one document's tokens in one layer; 0 where nothing contributes to a token."""
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (len(factors_HdR), -1))
-    tokens = len(heads_THd)
-    weights_TH = layer_pass.attention.diagonal()[:tokens]
-    own_THd = weights_TH.unsqueeze(-1) * layer_pass.attention.value.transpose(0, 1)[:tokens]
+    call, tokens = layer_pass.attention, len(heads_THd)
+    own_THd = call.diagonal()[:tokens].unsqueeze(-1) * call.value.transpose(0, 1)[:tokens]
     through = (torch.einsum("thd,hdr->thr", part, factors_HdR) for part in (own_THd, heads_THd - own_THd))
     return Split(*through).share()
 
@@ -62,8 +62,7 @@ def record_heads(
 
     `InputError` naming `folder` for scores that hold a bias.
     """
-    tokens = torch.as_tensor(ids[None], dtype=torch.long, device=base.device)
-    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    batch = padded([ids.tolist()], 0, base.device)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
 
     def layer_parts(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -94,20 +93,18 @@ def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int, layers: in
     }
     if 4 * given_HTD.numel() * layers > VECTOR_BYTES:
         return parts
-    norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
-    constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
-    weights = {name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not norm.absent}
-    return {
-        **parts,
+    parts |= {
         "value": call.value[first_of_group],
         "attended": attended_HTd,
         "given": given_HTD,
         "output_bias": block.output.b,
         "input": layer_pass.x,
         "result": next(features[point] for point in RESULTS if point in features),
-        **weights,
-        **({"norm_constants": constants} if weights else {}),
     }
+    norms = {"attention_output_norm": block.attention_output_norm, "attention_norm": block.attention_norm}
+    constants = torch.tensor([[norm.eps, float(norm.centred)] for norm in norms.values()], dtype=torch.float64)
+    weights = {name: torch.stack([norm.gamma, norm.beta]) for name, norm in norms.items() if not norm.absent}
+    return parts | weights | ({"norm_constants": constants} if weights else {})
 
 
 def _reach(call: AttentionCall, where: str) -> Tensor:

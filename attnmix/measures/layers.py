@@ -32,8 +32,6 @@ Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
 
-Visit = Callable[["LayerPass", Mapping[Site, Tensor]], None]
-"""A function that `run_layers` calls with each layer and the features of the forward pass so far."""
 RATIO_POINTS = ("attention_output", PROJECTED)
 
 
@@ -197,12 +195,9 @@ class AfterAttention:
     """
 
     block: Block
-    residual_ND: Tensor
-    """Layer's input and what attention adds."""
-    cross_ND: Tensor | None
-    """The output of cross-attention, in a decoder with an encoder."""
-    preactivation_NW: Tensor
-    """The input of the activation."""
+    residual_ND: Tensor  # the layer's input and what attention adds
+    cross_ND: Tensor | None  # the output of cross-attention, in a decoder with an encoder
+    preactivation_NW: Tensor  # the input of the activation
 
     @cached_property
     def slopes_NW(self) -> Tensor:
@@ -280,14 +275,14 @@ def run_layers(
     base: PreTrainedModel,
     folder: Path,
     batch: Mapping[str, Tensor],
-    visit: Visit,
+    visit: Callable[[LayerPass, Mapping[Site, Tensor]], None],
     points: Collection[str] = RATIO_POINTS,
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
     """Run one forward pass, which shows each layer to `visit` as soon as it is through, with the features so far.
 
-    `model` is run in place of `base` where it is given. Earlier layers keep only their output.
+    `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
     `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
     """
     attention_calls: dict[int, AttentionCall] = {}

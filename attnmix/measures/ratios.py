@@ -135,15 +135,11 @@ class Parts:
     """N tokens in one layer, step by step split into what is their own and what comes from others."""
 
     block: Block
-    mixed_weight: Tensor
-    """1 - mean_h a^h_ii `[N]`."""
-    x_ND: Tensor
-    projected_ND: Tensor
-    """The output of W_O."""
-    projected: Split
-    """The same without b_O."""
-    features: Mapping[str, Tensor]
-    """Features `[N, width]` at the further points that the chosen ratios need, where the layer has them."""
+    mixed_weight: Tensor  # 1 - mean_h a^h_ii, [N]
+    x_ND: Tensor  # what enters the layer
+    projected_ND: Tensor  # the output of W_O
+    projected: Split  # the same without b_O
+    features: Mapping[str, Tensor]  # [N, width] at the further points that the chosen ratios need
 
     @cached_property
     def attention(self) -> Split:
@@ -169,10 +165,9 @@ class Parts:
     @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
-        norm = self.block.attention_output_norm
+        norm, cross_ND = self.block.attention_output_norm, self.features.get("cross_attention_output")
         attention_ND = norm.part(self.projected_ND, self.projected_ND) + norm.beta
-        cross_ND, preactivation_NW = self.features.get("cross_attention_output"), self.features[PREACTIVATION]
-        rest = self.block.after_attention(self.x_ND + attention_ND, cross_ND, preactivation_NW)
+        rest = self.block.after_attention(self.x_ND + attention_ND, cross_ND, self.features[PREACTIVATION])
         return Split(rest.output(self.residual.own), rest.output(self.residual.others))
 
 

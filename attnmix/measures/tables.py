@@ -70,15 +70,12 @@ class Mean(NamedTuple):
     """A mean over documents in every checkpoint: some rows of one table."""
 
     table: str
-    labels: Labels
-    """By column; those with several values are the axes of the mean, in this order."""
+    labels: Labels  # by column; those with several values are the axes of the mean, in this order
     totals: Callable[[Block], Totals]
-    checkpoints: Sequence[str] = ()
-    """Those that have it; empty: all, and their `DIFFERENCE`."""
+    checkpoints: Sequence[str] = ()  # those that have it; empty: all, and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """Further columns, and those that replace others, of a checkpoint."""
-    complete: bool = True
-    """True if cells without any token are rows too."""
+    complete: bool = True  # True if cells without any token are rows too
 
 
 def mean_tables(means: Iterable[Mean], blocks: Mapping[str, Blocks], draws: Draws) -> dict[str, pd.DataFrame]:
