@@ -33,14 +33,13 @@ IDENTITY_TOLERANCE = 1e-4
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...
 POSITION_STARTS = (0, *(2**power for power in range(16)))
 POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
-GROUPS: dict[str, tuple[str, ...]] = {"token_class": CLASSES, "position": POSITIONS}
+GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 """Groups of tokens by grouping."""
 # Lengths in tokens are split where they double.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 
 Tensor = torch.Tensor
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class DocumentMeasures:
     """The measures of one document in one checkpoint, by one forward pass."""
 
     document: Document
-    ratios: Floats  # [methods, layers, tokens]
-    to_first: Floats  # [layers, tokens]: attention's weight on the first token, mean over heads
+    ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
+    to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     counted: Mapping[str, npt.NDArray[np.floating]]
     """Of a document in the statistics, by name: `geometry` [sites, measures], and sums over the tokens:
@@ -232,20 +231,13 @@ class _Counted:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""
         words_TD = features[Site(0, "word_embedding")]
         if not self.sites:
-            self.words = Words(words_TD, self.document.ids)
-            self.embedded = self.entering = Cloud(words_TD)
+            self.words, self.embedded = Words(words_TD, self.document.ids), Cloud(words_TD)
             self.stack = layer_pass.call.stack
-        if not torch.equal(self.entering.x_TD, layer_pass.x.double()):  # otherwise its products are known
-            self.entering = Cloud(layer_pass.x)
-        output = self.entering
+        entering = Cloud(layer_pass.x)
         for site in [site for site in features if site not in self.sites]:
             comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
-            cloud = self.embedded if site.point == "word_embedding" else Cloud(features[site])
-            start = self.entering if site.layer == layer_pass.number else self.embedded
+            cloud, start = Cloud(features[site]), entering if site.layer == layer_pass.number else self.embedded
             self.sites[site] = (geometry(cloud, start, self.words if comparable else None), cloud.unit_sum_D)
-            if site == Site(layer_pass.number, "layer_output"):
-                output = cloud
-        self.entering = output
 
     def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:
         """Return `DocumentMeasures.counted`."""

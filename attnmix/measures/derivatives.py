@@ -46,12 +46,9 @@ PASS_TOKENS = 2048  # tokens of all tangents that pass a layer together
 class JacobianNorms(NamedTuple):
     """Frobenius norms of one document's derivatives d layer_output_i / d x_j."""
 
-    entries_LTT: Tensor
-    """|J_ij| (i, j)."""
-    block_LT: Tensor
-    """|[J_ij, j != i]|, of all sources but the token itself side by side: its square is sum_{j != i} |J_ij|^2."""
-    sum_LT: Tensor
-    """|sum_{j != i} J_ij|, of the response to one move that all sources but the token itself make."""
+    entries_LTT: Tensor  # |J_ij| (i, j)
+    block_LT: Tensor  # |[J_ij, j != i]|, of all other sources side by side: its square is sum_{j != i} |J_ij|^2
+    sum_LT: Tensor  # |sum_{j != i} J_ij|, of the response to one move that all other sources make
 
 
 class Chain(NamedTuple):

@@ -79,12 +79,12 @@ def _document_errors(layer_pass: LayerPass, mask_T1: Tensor, full: bool) -> dict
     residual_TD, summed_TD = layer_pass.residual, features["attention_output"]
     expected, errors = {"attention_residual": residual_TD}, {}
     if full:
-        own_TD, others_TD, row_sums_T = _summed_sources(layer_pass)
+        own_TD, others_TD, row_errors_T = _summed_sources(layer_pass)
         norm = block.attention_output_norm
         summed_TD = norm.part(others_TD + own_TD + block.output.b, layer_pass.projected) + norm.beta
         bias_TD = norm.part(block.output.b.expand_as(own_TD), layer_pass.projected) + norm.beta
         expected["attention_output"] = summed_TD
-        errors["attention_rows"] = ((row_sums_T - 1) * mask_T1.squeeze(-1)).abs().amax()
+        errors["attention_rows"] = (row_errors_T * mask_T1.squeeze(-1)).amax()
     if "attention_norm" in features:
         norm = block.attention_norm
         expected["attention_norm"] = norm.part(x_TD + summed_TD, residual_TD) + norm.beta
@@ -105,17 +105,15 @@ def _document_errors(layer_pass: LayerPass, mask_T1: Tensor, full: bool) -> dict
 
 
 def _summed_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and the sum of each row of attention weights, the furthest
-    from 1."""
+    """Return F_ii and sum_{j!=i} F_ij before any norm `[T, D]`, and how far from 1 a head's weights of each row sum."""
     own_TE = scaled_heads(layer_pass.attention.diagonal(), layer_pass.value)
-    heads, row_sums = [], []
+    heads, row_errors = [], []
     for rows in layer_pass.attention.blocks():
         weights_HRT = layer_pass.attention.weights(rows)
         heads.append((weights_HRT @ layer_pass.attention.value).transpose(0, 1).flatten(-2))
-        sums_HR = weights_HRT.sum(-1)
-        row_sums.append(sums_HR.gather(0, (sums_HR - 1).abs().argmax(0, keepdim=True)).squeeze(0))
+        row_errors.append((weights_HRT.sum(-1) - 1).abs().amax(0))
     W_ED = layer_pass.block.output.W
-    return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_sums)
+    return own_TE @ W_ED, (torch.cat(heads) - own_TE) @ W_ED, torch.cat(row_errors)
 
 
 def _relative_error(computed_TD: Tensor, true_TD: Tensor, mask_T1: Tensor) -> Tensor:

@@ -30,10 +30,8 @@ class Matrix:
 class LayerMatrix(Matrix):
     """One that describes a layer."""
 
-    formula: Callable[[Any], Any]
-    """From a `SourceBlock` to `[sources, tokens]`."""
-    rollout: Literal["with identity", "as it is"] | None
-    """The kind of product over the layers, if it has a rollout."""
+    formula: Callable[[Any], Any]  # from a `SourceBlock` to `[sources, tokens]`
+    rollout: Literal["with identity", "as it is"] | None  # the kind of product over the layers, if it has a rollout
 
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""

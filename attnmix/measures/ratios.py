@@ -33,19 +33,13 @@ class Ratio:
     """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
 
     name: str
-    formula: Callable[[Any], Any]
-    """From a layer's `Parts` to the ratio `[N]` of N tokens."""
-    definition: str
-    """The formula, as the documents show it."""
+    formula: Callable[[Any], Any]  # from a layer's `Parts` to the ratio `[N]` of N tokens
+    definition: str  # the formula, as the documents show it
     source: str
-    sentence: str
-    """The meaning of one value; `{layer}` and `{share}` are filled in."""
-    covers: Literal["attention", "layer"] = "attention"
-    """The part of a layer after which it is taken."""
-    points: tuple[str, ...] = ()
-    """Capture points that it needs besides those that all ratios need."""
-    headline: bool = False
-    """True if its mean is among the metrics."""
+    sentence: str  # the meaning of one value; `{layer}` and `{share}` are filled in
+    covers: Literal["attention", "layer"] = "attention"  # the part of a layer after which it is taken
+    points: tuple[str, ...] = ()  # capture points that it needs besides those that all ratios need
+    headline: bool = False  # True if its mean is among the metrics
 
 
 _LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"

@@ -257,11 +257,10 @@ def derivative_tables(
     matrices: Sequence[str],
     seed: int,
 ) -> dict[str, pd.DataFrame]:
-    """Return `derivatives` and `derivatives_by_review`, from each checkpoint's documents by name.
+    """Return `derivatives` and `derivatives_by_review`, from what `DocumentMeasurer.derivatives` returns.
 
-    A document has for each quantity an array `[..., tokens]`, as `DocumentMeasurer.derivatives` returns it; NaN for a
-    token for which it is not defined. The simultaneous intervals hold for all cells of a quantity at once. Without
-    documents the tables have no rows.
+    `derivatives` has it by checkpoint and document; without documents the tables have no rows. The simultaneous
+    intervals hold for all cells of a quantity at once.
     """
     documents = next(iter(derivatives.values()))
     if not documents:
@@ -287,10 +286,7 @@ def derivative_tables(
             labels = {"document": list(documents), "quantity": [name]} | labels
             rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
     blocks: dict[str, Blocks] = {name: partial(iter, [each.__getitem__]) for name, each in totals.items()}
-    means = [
-        Mean("derivatives", {"quantity": [name]} | labels, partial(_stored, name))
-        for name, labels in quantities.items()
-    ]
+    means = [Mean("derivatives", {"quantity": [key]} | axes, partial(_stored, key)) for key, axes in quantities.items()]
     means[-1] = means[-1]._replace(checkpoints=tuple(derivatives), more=_correlations)
     with io.BytesIO() as file:
         tables = mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))
