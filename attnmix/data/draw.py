@@ -26,27 +26,25 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> Rows
 
 
 def stratified_split(
-    labels: npt.NDArray[np.int64], fraction: float, seed: int, groups: npt.NDArray[np.int64] | None = None
+    labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[Rows, Rows]:
     """Return the row numbers of the rest and of a part, `fraction` of the rows and at least one per class.
 
-    Rows of one of the `groups`, numbered from 0, stay together; then the shares are as near as whole groups allow.
+    Rows of one of the `groups`, numbered from 0, stay together; the shares are as near as whole groups allow.
     """
     size = max(round(fraction * len(labels)), len(np.unique(labels)))
-    if groups is None or len(np.unique(groups)) == len(groups):
-        part = stratified_draw(labels, size, seed)
-    else:
-        part = _whole_groups(labels, groups, size, seed)
+    all_alone = len(np.unique(groups)) == len(groups)
+    part = stratified_draw(labels, size, seed) if all_alone else _whole_groups(labels, groups, size, seed)
     return np.setdiff1d(np.arange(len(labels)), part), part
 
 
-def typical_reviews(predictions: pd.DataFrame, max_tokens: int = TYPICAL_TOKENS) -> list[int]:
+def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     """Return row numbers of short, typical reviews: one of each class that is classified right, one classified wrong.
 
     `predictions` has a row for each review: `label`, `predicted`, `probability` of the predicted class, and `tokens`.
-    Of the reviews of at most `max_tokens` tokens (where there are none, of the shortest ones), the one with the median
-    probability is taken, so neither the surest nor the least sure. Of many classes the `TYPICAL_CLASSES` most frequent
-    ones count; a kind that does not occur, such as a wrong classification, is left out.
+    Of the reviews of at most `TYPICAL_TOKENS` tokens (where there are none, of the shortest ones), the one with the
+    median probability is taken, so neither the surest nor the least sure. Of many classes the `TYPICAL_CLASSES` most
+    frequent ones count; a kind that does not occur, such as a wrong classification, is left out.
     """
     right = predictions["label"] == predictions["predicted"]
     classes = predictions["label"].value_counts().sort_index().nlargest(TYPICAL_CLASSES).index
@@ -54,22 +52,20 @@ def typical_reviews(predictions: pd.DataFrame, max_tokens: int = TYPICAL_TOKENS)
     for kind in (*(right & (predictions["label"] == name) for name in sorted(classes)), ~right):
         reviews = predictions[kind]
         if len(reviews):
-            short = reviews[reviews["tokens"] <= max(max_tokens, reviews["tokens"].min())]
+            short = reviews[reviews["tokens"] <= max(TYPICAL_TOKENS, reviews["tokens"].min())]
             by_probability = short.sort_values("probability", kind="stable")
             rows.append(int(by_probability.index[(len(short) - 1) // 2]))
     return rows
 
 
 def _whole_groups(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], size: int, seed: int) -> Rows:
-    """Take groups in random order, each where it brings the classes nearer to their quotas.
+    """Take groups in random order, each where it lowers the sum of the classes' squared missing shares.
 
-    The distance is the sum of squared missing shares of each class. scikit-learn's StratifiedGroupKFold knows equal
-    folds only, and takes a hundred times as long where nearly every row is a group.
+    scikit-learn's StratifiedGroupKFold knows equal folds only, and takes a hundred times as long where nearly every row
+    is a group.
     """
-    classes, numbers = np.unique(labels, return_inverse=True)
     missing_C = _quotas(labels, size)[1].astype(float)
-    counts_GC = np.zeros((groups.max() + 1, len(classes)))
-    np.add.at(counts_GC, (groups, numbers), 1)
+    counts_GC = pd.crosstab(groups, labels).to_numpy(float)
     weights_C = 1 / counts_GC.sum(0) ** 2
     taken = np.zeros(len(counts_GC), dtype=bool)
     for group in np.random.default_rng(seed).permutation(len(counts_GC)):
@@ -86,9 +82,8 @@ def _quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.in
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
     # Largest remainders take what is left; classes that have nothing yet come first.
-    order = sorted(range(len(classes)), key=lambda k: (quota[k] > 0, quota[k] - exact[k], k))
-    for k in order[: size - int(quota.sum())]:
-        quota[k] += 1
+    order = np.lexsort((quota - exact, quota > 0))
+    quota[order[: size - quota.sum()]] += 1
     while size >= len(classes) and (quota == 0).any():
         quota[np.argmax(quota)] -= 1
         quota[np.argmin(quota)] += 1

@@ -103,7 +103,7 @@ def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFram
     size = len(table)
     links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
     linked = np.unique(connected_components(links, directed=False)[1][texts], return_inverse=True)[1]
-    rest, part = stratified_split(table["label"].to_numpy(), fraction, seed, linked)
+    rest, part = stratified_split(table["label"].to_numpy(), linked, fraction, seed)
     return table.iloc[rest], table.iloc[part]
 
 

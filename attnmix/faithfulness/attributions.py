@@ -14,20 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.matrices import LAYER_MATRICES
-from attnmix.models.families import PROJECTED, Family
+from attnmix.models.families import Family
 
 Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
 
 RANDOM = "random"
-REFERENCE = "gradient_norm"
-"""The derivative that the others' ranks are compared with."""
+REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with
 RANDOM_DRAWS = 3
 
 
@@ -37,13 +35,11 @@ class Review:
     def __init__(self, classifier: Classifier, document: Document, generator: np.random.Generator) -> None:
         self.classifier, self.document, self.ids = classifier, document, document.ids.tolist()
         special = [CLASSES.index(name) for name in ("cls", "sep")]
-        self.words = np.flatnonzero(~np.isin(document.classes, special))
-        """Positions of the tokens that are not special."""
+        self.words = np.flatnonzero(~np.isin(document.classes, special))  # positions of tokens that are not special
         logits_C = classifier.logits([self.ids])[0]
         self.logits_C: Doubles = logits_C.numpy()
         self.predicted = int(logits_C.argmax())
         self.probability = float(logits_C.softmax(-1)[self.predicted])
-        """The probability of the predicted class."""
         self.random: Doubles = generator.random((RANDOM_DRAWS, len(self.ids)))
 
     @cached_property
@@ -95,15 +91,13 @@ class Review:
             decomposition = Decomposition(self.classifier, int(read_T.nonzero()[0]))
         needed = {name.removesuffix("_rollout") for name in MATRIX_NAMES if not _matrix_obstacle(name, family)}
         matrices = [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]
-        by_layer: list[dict[str, Tensor]] = []
 
-        def visit(layer_pass: LayerPass) -> None:
-            by_layer.append(layer_contributions(matrices, layer_pass))
+        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
             if decomposition is not None:
                 decomposition.visit(layer_pass)
+            return layer_contributions(matrices, layer_pass)
 
-        points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        logits_C, calls = self.classifier.layer_passes(self.ids, visit, points)
+        by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
         with torch.inference_mode():
             parts_JC = decomposition.logits(calls, logits_C, self.document.name) if decomposition else None
             return contributions(matrices, by_layer), parts_JC
@@ -116,10 +110,8 @@ def _doubles(scores: Tensor) -> Doubles:
 class Attribution(NamedTuple):
     """A score of each token: the higher, the more the class is said to rest on it."""
 
-    formula: Callable[[Review], Doubles]
-    """To `[T]`, or `[draws, T]` of a score that is drawn."""
-    obstacle: Callable[[Family], str | None] = lambda family: None
-    """Why a family does not have it, if so."""
+    formula: Callable[[Review], Doubles]  # to `[T]`, or `[draws, T]` of a score that is drawn
+    obstacle: Callable[[Family], str | None] = lambda family: None  # why a family does not have it, if so
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`, of one draw where nothing is drawn."""

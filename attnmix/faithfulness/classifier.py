@@ -14,24 +14,25 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import PREACTIVATION
+from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import OBSERVED
 from attnmix.models.capture_points import first_of
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import Family, family_of
+from attnmix.models.families import PROJECTED, Family, family_of
 from attnmix.models.loading import load_classifier
 
 Tensor = torch.Tensor
+Result = TypeVar("Result")
 
 TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
 BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
@@ -40,12 +41,9 @@ BLOCK_NUMBERS = 2**23  # numbers `[J, R, width]` within the feed-forward network
 class Gradients(NamedTuple):
     """The derivative of the predicted class's logit, in the pass of one text."""
 
-    words_TD: Tensor
-    """Word embeddings."""
-    logit_by_words_TD: Tensor
-    """Its derivative by them."""
-    read_T: Tensor
-    """True where the logit depends on the token's vector after the last layer."""
+    words_TD: Tensor  # word embeddings
+    logit_by_words_TD: Tensor  # its derivative by them
+    read_T: Tensor  # True where the logit depends on the token's vector after the last layer
 
 
 class HeadCall(NamedTuple):
@@ -100,25 +98,27 @@ class Classifier:
         by_words, by_last = torch.autograd.grad(logit, [vectors[0], vectors[-1]])
         return Gradients(vectors[0].detach()[0], by_words[0], by_last[0].abs().sum(-1) > 0)
 
-    def layer_passes(
-        self, ids: Sequence[int], visit: Callable[[LayerPass], None], points: Sequence[str]
-    ) -> tuple[Tensor, list[HeadCall]]:
-        """Return the logits `[C]` of one text and the calls of the head's Linears; show each layer to `visit`."""
+    def map_layers(
+        self, function: Callable[[LayerPass], Result], ids: Sequence[int]
+    ) -> tuple[list[Result], Tensor, list[HeadCall]]:
+        """Return what `function` makes of each layer, the logits `[C]`, and the calls of the head's Linears."""
+        results: list[Result] = []
         calls: list[HeadCall] = []
 
         def note(module: Any, inputs: Any, output: Tensor) -> None:
             calls.append(HeadCall(module, inputs[0].flatten(0, -2)[0], output.flatten(0, -2)[0]))
 
-        def visit_document(layer_pass: LayerPass, _features: Any) -> None:
-            visit(layer_pass.document(0))
+        def visit(layer_pass: LayerPass, _features: Any) -> None:
+            results.append(function(layer_pass.document(0)))
             calls.clear()  # a Linear of the embedding or of a layer is none of the head
 
         with ExitStack() as hooks, torch.inference_mode():
             for module in self.model.modules():
                 if isinstance(module, Linear):
                     hooks.enter_context(module.register_forward_hook(note))
-            output = run_layers(self.base, self.folder, self._batch_of(ids), visit_document, points, self.model)
-        return output.logits[0], calls
+            points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
+            output = run_layers(self.base, self.folder, self._batch_of(ids), visit, points, self.model)
+        return results, output.logits[0], calls
 
     @cached_property
     def values(self) -> list[Affine]:

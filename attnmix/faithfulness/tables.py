@@ -27,10 +27,8 @@ from attnmix.faithfulness.attributions import RANDOM, Review
 
 Doubles = npt.NDArray[np.float64]
 
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Fractions of a review's tokens to remove, highest scores first."""
-ALL = "all"
-"""In the column `share` the mean over the shares, in the column `predicted` over the classes."""
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
+ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
@@ -45,20 +43,21 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
     Means over the draws. NaN for a score that is not defined, and where nothing of the text would be left.
     """
-    texts: dict[tuple[str, int, float], tuple[int, ...]] = {}
-    for name, scores_DT in scores.items():
-        for (draw, scores_T), share in product(enumerate(scores_DT), SHARES):
-            if len(review.words) and not np.isnan(scores_T[review.words]).any():
-                texts[name, draw, share] = tuple(review.without(first_places(review, scores_T, share)))
-    distinct = list(dict.fromkeys(texts.values()))  # those that several scores leave are classified once
+
+    def without_first(scores_T: Doubles, share: float) -> tuple[int, ...]:
+        defined = len(review.words) and not np.isnan(scores_T[review.words]).any()
+        return tuple(review.without(first_places(review, scores_T, share))) if defined else ()
+
+    texts = {
+        name: [[without_first(scores_T, share) for share in SHARES] for scores_T in scores_DT]
+        for name, scores_DT in scores.items()
+    }
+    # Texts that several scores leave are classified once.
+    distinct = list(dict.fromkeys(text for rows in texts.values() for row in rows for text in row if text))
     probabilities = review.classifier.logits(distinct).softmax(-1)[:, review.predicted].tolist()
-    by_text = dict(zip(distinct, probabilities, strict=True))
-    drops = {}
-    for name, scores_DT in scores.items():
-        keys = [[(name, draw, share) for share in SHARES] for draw in range(len(scores_DT))]
-        left_DS = [[by_text[texts[key]] if key in texts else np.nan for key in row] for row in keys]
-        drops[name] = review.probability - np.mean(left_DS, axis=0)
-    return drops
+    left = dict(zip(distinct, probabilities, strict=True)) | {(): np.nan}
+    left_DS = {name: [[left[text] for text in row] for row in rows] for name, rows in texts.items()}
+    return {name: review.probability - np.mean(rows, axis=0) for name, rows in left_DS.items()}
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
@@ -112,8 +111,8 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.
     for checkpoint in checkpoints:
         plain_K, given_length_K = np.transpose([_correlations(group, checkpoint) for group in classes.values()])
         counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
-        parts = [(name, [place], size) for place, (name, size) in enumerate(zip(classes, sizes_K, strict=True))]
-        for name, part, documents in (*parts, (ALL, list(range(len(classes))), counted)):
+        parts = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
+        for name, part, documents in (*parts, (ALL, slice(None), counted)):
             plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
             given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
             rows.append((checkpoint, name, *plain, *given_length, documents))

@@ -57,12 +57,7 @@ class Repository:
                 raise UnavailableError(f"its listing cannot be kept in {folder}; set HF_HOME to a folder to write to")
             if any(path.startswith("/") or ".." in path.split("/") for path in listing):
                 raise ValueError("a listing that leads out of the repository")
-            self._listing = listing
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of all files."""
-        return sorted(self._listing)
+            self._listing, self.paths = listing, sorted(listing)
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
         """Return each file's place in the client's cache, downloaded where it is missing, and checked."""
@@ -137,8 +132,6 @@ class Repository:
 
 
 def _is_as_listed(path: Path, listed: TreeCacheEntry) -> bool:
-    if path.stat().st_size != listed.size:
-        return False
     with path.open("rb") as file:
         if listed.lfs_sha256 is not None:
             return hashlib.file_digest(file, "sha256").hexdigest() == listed.lfs_sha256

@@ -25,16 +25,13 @@ from zarr.codecs import Crc32cCodec
 from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
-CHECKED: Any = {"write_page_checksum": True}
-"""Options for writing parquet files, so that a flipped bit in them is noticed."""
+CHECKED: Any = {"write_page_checksum": True}  # so that a flipped bit in a parquet file is noticed
 EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing chunk is damage
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Errors that libraries raise for a damaged local file.
 DAMAGE = (ArrowException, AttributeError, LookupError, OSError, TypeError, ValueError)
-"""Errors that libraries raise for a damaged local file."""
-LOCAL = LocalFileSystem()
 
-Place = Path | str
-"""A path, or a URL such as `s3://bucket/run`."""
+Place = Path | str  # a path, or a URL such as `s3://bucket/run`
 P = TypeVar("P", bound=Place)
 
 
@@ -106,7 +103,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def create_array(path: Place, **options: Any) -> Any:
-    """Create an array of zeros with `options` of `zarr.create_array`; raise `InputError` where the place refuses."""
+    """Create an array with `options` of `zarr.create_array`; raise `InputError` where the place refuses."""
     options |= {"compressors": Crc32cCodec(), "filters": None, "fill_value": 0, "config": EVERY_CHUNK}
     with writing(path):
         return zarr.create_array(store=path, overwrite=True, **options)
@@ -126,9 +123,10 @@ def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -
     with undamaged(path, stage):
         size = (array.shards or array.chunks)[0]
         first, last, _ = rows.indices(array.shape[0])
+        files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)
         for number in range(first // size, -(-last // size)):
             name = array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
-            files, chunk = (LOCAL, str(path / name)) if isinstance(path, Path) else url_to_fs(f"{path}/{name}")
+            chunk = f"{folder}/{name}"
             if not files.isfile(chunk) or not files.size(chunk):  # zarr would read zeros
                 raise ValueError(f"{name} is missing or empty")
         return np.asarray(array[rows])

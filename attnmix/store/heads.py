@@ -38,8 +38,7 @@ NORMS = {
     "norm_constants": ("layer", "norm", "constant"),  # of both norms: eps, and 1 where it centres
 }
 """Further parts of such texts: the norms on the way from W_O to the result that the family has."""
-VECTOR_BYTES = 2**24
-"""Size of `given` past which a text has no vectors."""
+VECTOR_BYTES = 2**24  # size of `given` past which a text has no vectors
 DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,10 @@ class Run:
         if not layers or not set(layers) <= set(captured_layers):
             wrong = ", ".join(str(layer) for layer in layers if layer not in captured_layers) or "none"
             raise InputError(f"layers: {wrong}; {point} was captured in {', '.join(map(str, captured_layers))}")
-        return Features(self, [Site(layer, point) for layer in layers], self.rows(document))
+        sites, rows = [Site(layer, point) for layer in layers], self.rows(document)
+        first = stored.open_store(self.activations, sites[0])
+        shape = (len(sites), rows.stop - rows.start, first.shape[1])
+        return Features(self, sites, rows, shape, first.dtype)
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
@@ -194,30 +197,24 @@ class Run:
         rows: pd.DataFrame = pd.concat(part[(part[list(values)] == pd.Series(values)).all(axis=1)] for part in parts)
         return rows
 
-    def ratios(
-        self, columns: list[str] | None = None, filters: list[tuple[str, str, Any]] | None = None
-    ) -> pd.DataFrame:
+    def ratios(self, **options: Any) -> pd.DataFrame:
         """Return checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
 
         A document may have two versions: as it was captured, and, `in_statistics`, as it was drawn. `word` numbers
-        the words of a document from 0 on and is missing for special tokens. `filters` are those of
-        `pandas.read_parquet`; rows that they leave out are not held in memory.
+        the words of a document from 0 on and is missing for special tokens. `options` are those of
+        `pandas.read_parquet`; rows that its `filters` leave out are not held in memory.
         """
-        table = read_table(self.measured / "tokens.parquet", "measure", columns=columns, filters=filters)
+        table = read_table(self.measured / "tokens.parquet", "measure", **options)
         return table.astype({"word": "Int32"}) if "word" in table else table
 
-    def captured_ratios(
-        self, documents: Sequence[str], columns: list[str] | None = None, filters: Sequence[tuple[str, str, Any]] = ()
-    ) -> pd.DataFrame:
+    def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
         """Return the rows of `ratios` of the captured `documents`, each only in the version that was captured.
 
         Of two versions, it is the one that is not in the statistics.
         """
-        all_columns = columns and [*columns, *({"document", "in_statistics"} - set(columns))]
-        table = self.ratios(all_columns, [("document", "in", list(documents)), *filters])
+        table = self.ratios(filters=[("document", "in", list(documents)), *filters])
         versions = table.groupby("document")["in_statistics"].transform("nunique")
-        table = table[~((versions > 1) & table["in_statistics"])]
-        return table if columns is None else table[columns]
+        return table[~((versions > 1) & table["in_statistics"])]
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, tokens]` (row i, source j).
@@ -294,17 +291,8 @@ class Features:
     run: Run
     sites: list[Site]
     rows: slice
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Layers, tokens, hidden."""
-        return len(self.sites), self.rows.stop - self.rows.start, self.run.width(self.sites[0])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The stores' dtype."""
-        dtype: np.dtype[Any] = stored.open_store(self.run.activations, self.sites[0]).dtype
-        return dtype
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
 
     def numpy(self) -> Vectors:
         """Return all of them in memory."""
@@ -324,20 +312,14 @@ class Features:
         import xarray
         from dask import array
 
-        tokens = self.run.tokens.iloc[self.rows]
-        labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
-        labels["layer"] = "layer", [site.layer for site in self.sites]
-        vectors = array.stack([self._lazy(site)[self.rows] for site in self.sites])
-        return xarray.DataArray(vectors, labels, ("layer", "token", "hidden"), name=self.sites[0].point)
-
-    def _lazy(self, site: Site) -> Any:
-        """Return a store as a `dask` array whose damage is noticed, as in every reader."""
-        from dask import array
-
-        def read(block_info: Any) -> Vectors:
+        def read(site: Site, block_info: Any) -> Vectors:
             (start, stop), _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(start, stop))
 
-        store = stored.open_store(self.run.activations, site)
-        chunks = array.core.normalize_chunks(store.chunks, store.shape)
-        return array.map_blocks(read, chunks=chunks, dtype=store.dtype, meta=np.empty((0, 0), store.dtype))
+        store = stored.open_store(self.run.activations, self.sites[0])
+        chunks, meta = array.core.normalize_chunks(store.chunks, store.shape), np.empty((0, 0), self.dtype)
+        layers = [array.map_blocks(partial(read, site), chunks=chunks, meta=meta)[self.rows] for site in self.sites]
+        tokens = self.run.tokens.iloc[self.rows]
+        labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
+        labels["layer"] = "layer", [site.layer for site in self.sites]
+        return xarray.DataArray(array.stack(layers), labels, ("layer", "token", "hidden"), name=self.sites[0].point)

@@ -97,11 +97,9 @@ def write_matrix(
 ) -> None:
     """Write one array as `<name>.zarr`, in chunks of whole layers of about 1 MB at least."""
     layers = max(1, CHUNK_BYTES // max(1, array[0].nbytes))
-    options = {"shape": array.shape, "dtype": array.dtype, "dimension_names": dimensions, "attributes": attributes}
-    path = folder / f"{name}.zarr"
-    zeros = create_array(path, chunks=(min(layers, len(array)), *array.shape[1:]), **options)
-    with writing(path):
-        zeros[:] = array
+    chunks = (min(layers, len(array)), *array.shape[1:])
+    options = {"chunks": chunks, "dimension_names": dimensions, "attributes": attributes}
+    create_array(folder / f"{name}.zarr", data=array, **options)
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
