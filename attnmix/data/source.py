@@ -143,16 +143,13 @@ def _read_source(
 def _load_dataset(
     name: str, folder: Path, splits: dict[str, str], label_column: str, cache: str, repository: Repository | None
 ) -> Tables:
-    """Read a folder by `datasets`, which finds the files of a configuration by their names and the descriptions.
-
-    Of a `repository` the folder holds empty files: those of the configuration are downloaded, the others are not.
-    """
+    """Read a folder by `datasets`, which finds the files of a configuration by their names and the descriptions."""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are reported by the caller
     builder = datasets.load_dataset_builder(str(folder), name=name.partition(":")[2] or None, cache_dir=cache)
     files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
-    if repository:
+    if repository:  # the files are still empty: only those of the configuration are downloaded
         paths = [Path(file) for each in files.values() for file in each]
         if outside := [path for path in paths if not path.is_relative_to(folder)]:
             raise InputError(f"dataset.name: {name} names {outside[0]}, which is not in it; download it yourself")

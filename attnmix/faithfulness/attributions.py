@@ -56,10 +56,7 @@ class Review:
         return _doubles((self.gradients.logit_by_words_TD * self.gradients.words_TD).sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return what each token gives to the one that the head reads, by the last layer's matrix of `method`, `[T]`.
-
-        Where it reads several, the mean of their rows.
-        """
+        """Return the row `[T]` of the token that the head reads, or the mean of several, in the last layer's matrix."""
         matrices, _ = self.layer_results
         return _doubles(matrices[method][-1].cpu()[self.gradients.read_T.cpu()].mean(0))
 

@@ -102,7 +102,7 @@ class Repository:
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
-        causes = list(_chain(error))
+        causes = _chain(error)
         for each in causes:
             if isinstance(each, errors.HfHubHTTPError):
                 return self._refusal(each)
@@ -192,7 +192,7 @@ class RetryingClient(httpx2.Client):
             try:
                 response = super().send(request, **options)
             except httpx2.TransportError as error:
-                root = list(_chain(error))[-1]
+                root = _chain(error)[-1]
                 if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
                     raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
                 backoff.wait(_failure(error))
@@ -211,16 +211,14 @@ def _use_retries() -> None:
     client.set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it comes from; the transport keeps some of them as context only."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it comes from; the transport keeps some of them as context only."""
+    cause = error.__cause__ or error.__context__
+    return [error, *_chain(cause)] if cause else [error]
 
 
 def _failure(error: httpx2.TransportError) -> str:
     """Return what went wrong with a connection, in words."""
     if isinstance(error, httpx2.TimeoutException):
         return "it sends nothing"
-    return f"the connection breaks ({first_line(list(_chain(error))[-1])})"
+    return f"the connection breaks ({first_line(_chain(error)[-1])})"

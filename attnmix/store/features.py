@@ -159,10 +159,7 @@ def _write_with_checksum(file: Any, array: npt.NDArray[Any]) -> None:
 
 
 def open_store(root: Path, site: Site) -> Any:
-    """Return the Zarr array `[tokens, hidden]` of one layer and point.
-
-    Raise `InputError` where it is damaged or another run's.
-    """
+    """Return the Zarr array `[tokens, hidden]` of one site; raise `InputError` where it is damaged or another run's."""
     return _open(root, site)[0]
 
 
@@ -184,10 +181,7 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
-    """Return the sorted `rows` of one store, in the store's dtype, reading one unit of rows at a time.
-
-    Raise `InputError` where the store is damaged, or has not as many rows as the tokens table.
-    """
+    """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
     with undamaged(path, "capture"):
         tokens = pq.read_metadata(tokens_file(root)).num_rows

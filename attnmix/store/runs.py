@@ -57,10 +57,7 @@ def heads_folder(checkpoint: str, document: str, measured: Path) -> Path:
 
 
 def open_run(folder: Path | str = ".") -> Run:
-    """Return the run in `folder`, a clone of the project, by default the current folder.
-
-    Raise `InputError` where `capture` left no vectors in it.
-    """
+    """Return the run in `folder`, a clone of the project; raise `InputError` where `capture` left no vectors in it."""
     run = Run(Path(folder))
     _ = run.sites
     return run
@@ -208,19 +205,13 @@ class Run:
         return table.astype({"word": "Int32"}) if "word" in table else table
 
     def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
-        """Return the rows of `ratios` of the captured `documents`, each only in the version that was captured.
-
-        Of two versions, it is the one that is not in the statistics.
-        """
+        """Return the rows of `ratios` of captured `documents`; of two versions, of the one not in the statistics."""
         table = self.ratios(filters=[("document", "in", list(documents)), *filters])
         versions = table.groupby("document")["in_statistics"].transform("nunique")
         return table[~((versions > 1) & table["in_statistics"])]
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
-        """Return one method's matrices `[layers, tokens, tokens]` (row i, source j).
-
-        Rows of `value_zeroing` that show no structure are NaN.
-        """
+        """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
         return _read_array(contributions_folder(checkpoint, document, self.measured) / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
