@@ -4,8 +4,7 @@
     torchrun --nproc-per-node 4 -m stages capture
 
 The unit of work is a shard of rows: a process computes the texts that reach into its shards and writes each shard of
-each store once. Writes `features/capture/`; where `capture.store` names another place the arrays are there, and a
-manifest says so.
+each store once. Writes `features/capture/`, or into it only a manifest of arrays that `capture.store` puts elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import use
-from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site
 from attnmix.models.capture_points import Batch, Part, fill_rows, widths
 from attnmix.models.checkpoint import load_tokenizer
@@ -41,7 +39,7 @@ from attnmix.store import texts as texts_store
 from attnmix.store.files import CHECKED, Place, writing
 from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
-from stages.common.resources import check_disk, check_store, trim_heap
+from stages.common.resources import check_disk, check_store, present_names, trim_heap
 from stages.common.resume import clear, publish, unfinished_folder
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
@@ -50,7 +48,6 @@ SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length 
 
 
 def main(parameters: Parameters) -> None:
-    """Capture the texts in the fine-tuned model."""
     run = Run(Path())
     check_store(parameters.capture)
     use(parameters.arithmetic)
@@ -66,7 +63,7 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
     padding = load_tokenizer(checkpoint).pad_token_id
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
-    sites = _sites(base, capture.points)
+    sites = widths(base, present_names("capture.points", capture.points, family_of(base.config), POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
@@ -86,18 +83,14 @@ def capture_texts(parameters: Parameters, checkpoint: Path, run: Run) -> None:
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
     arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
-    units = [unit for unit in range(plan.units) if unit % state.num_processes == state.process_index]
-    units = [unit for unit in units if not (folder / f"done/{unit}").exists()]
-    total = sum(plan.rows_of(unit).stop - plan.rows_of(unit).start for unit in units)
-    with tqdm(total=total, desc="capture", unit="token", unit_scale=True, disable=None) as progress:
-        for unit in units:
-            rows = plan.rows_of(unit)
-            features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
-            batches = _batches(ids, lengths, rows, padding, capture.batch_tokens)
-            fill_rows(base, batches, features, capture.precision)
-            _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
-            progress.update(rows.stop - rows.start)
-            trim_heap()
+    units = range(state.process_index, plan.units, state.num_processes)
+    remaining = [unit for unit in units if not (folder / f"done/{unit}").exists()]
+    for unit in tqdm(remaining, desc="capture", unit="shard", disable=None):
+        rows = plan.rows_of(unit)
+        features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
+        fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
+        _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
+        trim_heap()
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
@@ -120,22 +113,9 @@ def _write_unit(
     begun.rename(begun.with_suffix(""))
 
 
-def _sites(base: PreTrainedModel, points: Sequence[str]) -> dict[Site, int]:
-    """Return the sites to capture and their widths, and log why a point is absent; `InputError` where all are."""
-    family = family_of(base.config)
-    for point, reason in family.absent().items():
-        if point in points:
-            logging.info("%s: absent in the model family %s: %s", point, family.model_type, reason)
-    if not family.present(points):
-        problem = f"the model family {family.model_type} has none of {', '.join(points)}"
-        raise InputError(f"capture.points: {problem}; allowed: {', '.join(family.present(POINTS))}")
-    return widths(base, points)
-
-
 def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
-    types = {"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()}
-    schema = pa.schema(types)
+    schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
         writing(store.tokens_file(folder / "stores")) as path,
         pq.ParquetWriter(path, schema, **CHECKED) as writer,

@@ -4,7 +4,7 @@
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/`: the
 files of `model.name`, or those of `model.base`, and in a folder of their own those of `model.name`. All of them appear
-at the end, or none. Writes `reports/sources.json` as well, the hashes that `stages.sources` compares.
+at the end, or none. Also writes `reports/sources.json`, the hashes that `stages.sources` compares.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from attnmix.core.errors import InputError
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
 from attnmix.store.runs import Run
-from attnmix.store.texts import split_file, write_split
+from attnmix.store.texts import write_split
 from attnmix.store.writers import write_metrics
 from stages.common.parameters import ModelParameters, Parameters
 from stages.common.resume import UNFINISHED, clear, publish
@@ -34,7 +32,7 @@ COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names o
 
 
 def main(parameters: Parameters) -> None:
-    """Download everything into a temporary folder, check it, and move it to its place."""
+    """Download everything into a temporary folder, and move it to its place once it is checked."""
     run = Run(Path())
     for key, model, _ in _models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
@@ -45,10 +43,9 @@ def main(parameters: Parameters) -> None:
     work.mkdir(parents=True)
     try:
         unpublished = Run(work)
-        splits, metrics = _download(parameters, unpublished)
+        metrics = _download(parameters, unpublished)
         publish(unpublished.pretrained, run.pretrained)
-        for split in splits:
-            publish(split_file(split, unpublished.reviews), split_file(split, run.reviews))
+        publish(unpublished.reviews, run.reviews)
         write_metrics("download", metrics, run.metrics_folder)
         write_sources(sources)
     finally:
@@ -66,8 +63,8 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
         raise InputError(f"{key}: {name} is what this pipeline writes itself; copy it to another folder first")
 
 
-def _download(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-    """Write reviews and models into the folder of `run`; return the reviews by split, and the metrics."""
+def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
+    """Write reviews and models into the folder of `run`; return the metrics."""
     models = _models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
     for key, model, folder in models:
@@ -85,7 +82,8 @@ def _download(parameters: Parameters, run: Run) -> tuple[dict[str, pd.DataFrame]
         write_split(split, reviews, run.reviews)
         counts = reviews.groupby("label_name")["label"].count()
         logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
-    return splits, metrics | {split: len(reviews) for split, reviews in splits.items()}
+        metrics[split] = len(reviews)
+    return metrics
 
 
 def _models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:

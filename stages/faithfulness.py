@@ -4,9 +4,8 @@
 
 The falls in a few test reviews are compared with those of random removal. For all drawn reviews, the margin of the
 classifier is compared with the last layer's mixing ratio, among reviews of one predicted class. Writes to
-`features/faithfulness/` token scores of the captured texts, `captured.parquet`, and their classes,
-`predictions.parquet`; tables under `reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`.
-`docs/measures.md` defines each number.
+`features/faithfulness/` token scores and classes of the captured texts, `captured.parquet` and `predictions.parquet`;
+`reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    """Compare the token scores and the margins, and write the stage's files."""
     use(parameters.arithmetic)
     run = Run(Path())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

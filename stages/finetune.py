@@ -16,12 +16,13 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 import transformers
@@ -30,7 +31,6 @@ from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
-from transformers.trainer_utils import PredictionOutput
 
 from attnmix.arithmetic.kernels import computed_on, use
 from attnmix.core.errors import InputError
@@ -49,7 +49,6 @@ WARMUP_FRACTION = 0.2  # of all steps
 
 
 def main(parameters: Parameters) -> None:
-    """Fine-tune, test, and write the model with its scores."""
     use(parameters.arithmetic)
     finetune, run = parameters.finetune, Run(Path())
     _check(parameters, run.initial)
@@ -110,14 +109,23 @@ def main(parameters: Parameters) -> None:
     prediction = trainer.predict([test[row] for row in order])  # type: ignore[arg-type]
     if not trainer.is_world_process_zero():
         return
-    write_table(run.test_predictions_file, _test_predictions(prediction, test, order))
+    probabilities = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
+    columns: dict[str, Any] = {"label": prediction.label_ids, "predicted": probabilities.argmax(-1)}
+    columns |= {"probability": probabilities.max(-1), "tokens": [len(test[row]["input_ids"]) for row in order]}
+    predictions = pd.DataFrame(columns, index=order).sort_index()
+    write_table(run.test_predictions_file, predictions)
     model.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)
-    write_plot("finetune/finetune_by_class", _by_class(prediction, names), run.tables)
-    metrics = _metrics(prediction.metrics or {}, splits, trainer.state.log_history)
-    write_metrics("finetune", metrics | {"computed_on": computed_on(parameters.arithmetic)}, run.metrics_folder)
+    write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
+    best = min((entry for entry in trainer.state.log_history if "eval_loss" in entry), key=itemgetter("eval_loss"))
+    metrics = {
+        "test": _test_metrics(prediction.metrics or {}, predictions["label"], splits["train"]["label"].mode()[0]),
+        "best_epoch": round(best["epoch"]),
+        "computed_on": computed_on(parameters.arithmetic),
+    }
+    write_metrics("finetune", metrics, run.metrics_folder)
     publish(folder / "best", run.finetuned)
     clear(folder)
 
@@ -125,8 +133,8 @@ def main(parameters: Parameters) -> None:
 def _check(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for what this machine, the model or a later stage refuses, before the time is spent."""
     finetune, processes = parameters.finetune, int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun and accelerate
-    for key, max_length in parameters.lengths().items():  # those of later stages too
-        check_max_length(key, max_length, checkpoint)
+    for name in ("finetune", "capture", "faithfulness"):
+        check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
     if finetune.batch_size % processes:
         problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
@@ -161,47 +169,32 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}
 
 
-def _by_class(prediction: PredictionOutput, names: Mapping[Any, str]) -> pd.DataFrame:
+def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`; precision is empty where a class is never chosen, recall where it is absent."""
-    truth, classes = prediction.label_ids, np.argmax(prediction.predictions, axis=-1)
-    scores = precision_recall_fscore_support(truth, classes, labels=list(names), zero_division=np.nan)
-    table = pd.DataFrame({"label": list(names), "label_name": list(names.values()), "reviews": scores[3]})
-    table = table.assign(chosen=np.bincount(classes, minlength=len(names)))
-    return table.assign(precision=scores[0], recall=scores[1], f1=scores[2])
-
-
-def _test_predictions(
-    prediction: PredictionOutput, tests: list[dict[str, Any]], order: npt.NDArray[np.int64]
-) -> pd.DataFrame:
-    """Return a row for each test review, from which `tokenize` chooses typical ones; `order` is the prediction's."""
-    probabilities = np.empty((len(tests), len(prediction.predictions[0])))
-    probabilities[order] = softmax(np.asarray(prediction.predictions, np.float64), axis=-1)
-    columns: dict[str, Any] = {"label": [example["labels"] for example in tests]}
-    columns |= {"predicted": probabilities.argmax(-1), "probability": probabilities.max(-1)}
-    return pd.DataFrame(columns | {"tokens": [len(example["input_ids"]) for example in tests]})
+    truth, chosen, labels = predictions["label"], predictions["predicted"], list(names)
+    precision, recall, f1, reviews = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=np.nan)
+    columns = {"label": labels, "label_name": list(names.values()), "reviews": reviews}
+    columns |= {"chosen": np.bincount(chosen, minlength=len(names)), "precision": precision, "recall": recall, "f1": f1}
+    return pd.DataFrame(columns)
 
 
 def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
-    """Return the newest complete checkpoint; the first process removes those that a killed run left incomplete.
+    """Return the newest complete checkpoint; the first process removes newer ones, which a killed run left incomplete.
 
     The first process writes the training's state last, and removes older checkpoints only then. Each process writes
     its random generators, as a zip file, whose end is written last; the library resumes with others where one lacks.
     """
-    ranks, complete = range(trainer.args.world_size), []
+    ranks = range(trainer.args.world_size)
     generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
-        try:
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.rpartition("-")[2])):
+        with suppress(OSError, ValueError):
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-            if not all(is_zipfile(checkpoint / name) for name in generators):
-                raise ValueError("a generator is missing")
-            complete.append(checkpoint)
-        except (OSError, ValueError):
-            if trainer.is_world_process_zero():
-                shutil.rmtree(checkpoint)
-    if not complete:
-        return None
-    logging.info("resumes from %s", complete[-1].name)
-    return str(complete[-1])
+            if all(is_zipfile(checkpoint / name) for name in generators):
+                logging.info("resumes from %s", checkpoint.name)
+                return str(checkpoint)
+        if trainer.is_world_process_zero():
+            shutil.rmtree(checkpoint)
+    return None
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
@@ -215,19 +208,14 @@ def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
-def _metrics(
-    scores: dict[str, float], splits: dict[str, pd.DataFrame], history: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
     """Return the test's scores, accuracy with its 95 % interval (Wilson), and the share of the most frequent class."""
-    majority, tests = splits["train"]["label"].mode()[0], splits["test"]["label"]
-    interval = binomtest(round(scores["test_accuracy"] * len(tests)), len(tests)).proportion_ci(0.95, method="wilson")
-    test = {
+    interval = binomtest(round(scores["test_accuracy"] * len(labels)), len(labels)).proportion_ci(0.95, method="wilson")
+    return {
         "accuracy": scores["test_accuracy"],
         "accuracy_ci_low": float(interval.low),
         "accuracy_ci_high": float(interval.high),
         "macro_f1": scores["test_macro_f1"],
         "loss": scores["test_loss"],
-        "majority_accuracy": float((tests == majority).mean()),
+        "majority_accuracy": float((labels == majority).mean()),
     }
-    best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
-    return {"test": test, "best_epoch": round(best["epoch"])}

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 -m stages measure
 
 Streams batches of documents through each checkpoint in float32, and the captured documents one by one in float64.
-Writes `features/measure/`, the tables of the measures under `reports/plots/` and `reports/metrics/measure.json`;
-`docs/measures.md` says what each number is.
+Writes `features/measure/`, `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` says what
+each number is.
 
 The unfinished work is a file for each batch or document, from which a killed run resumes; each process takes its share
 of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,7 +31,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.arithmetic.kernels import computed_on, use
-from attnmix.core.errors import InputError
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
 from attnmix.data.draw import stratified_draw
@@ -49,11 +47,11 @@ from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.families import family_of
 from attnmix.models.loading import load_base
 from attnmix.store import writers
-from attnmix.store.files import whole, writing
+from attnmix.store.files import whole
 from attnmix.store.heads import VECTOR_BYTES
 from attnmix.store.runs import Run, contributions_folder, heads_folder
-from stages.common.parameters import MeasureParameters, Parameters
-from stages.common.resources import check_disk
+from stages.common.parameters import Parameters
+from stages.common.resources import check_disk, present_names
 from stages.common.resume import clear, publish, unfinished_folder
 
 Unit = TypeVar("Unit")
@@ -74,7 +72,8 @@ def main(parameters: Parameters) -> None:
 def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> None:
     """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
     mixing, seed = parameters.measure, parameters.seed
-    tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
+    first = run.checkpoints[checkpoints[0]]
+    tokenizer = load_tokenizer(first)
     state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters, run.root)
     corpus = Corpus(run)
@@ -85,86 +84,71 @@ def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> Non
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
     sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
     share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
+    methods, matrices = mixing.methods, mixing.matrices
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
     for name in checkpoints:
         path = run.checkpoints[name]
         base = load_base(path).to(state.device)
-        mixing = _present(mixing, base)
-        _check_room(base, mixing, len(checkpoints), corpus, folder)
+        methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
+        matrices = present_names("measure.matrices", matrices, family_of(base.config))
+        _check_room(base, methods, matrices, len(checkpoints), corpus, folder)
         work = works[name] = CheckpointWork(folder, name, *share)
-        batches = BatchMeasurer(base, path, mixing.methods, tokenizer.pad_token_id)
+        batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
         work.measure(batches, sampled)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
-        documents = DocumentMeasurer(base, path, mixing.methods, mixing.matrices)
-        work.contributions(documents)
-        work.heads(documents)
+        documents = DocumentMeasurer(base, path, methods, matrices)
+        work.captured_texts(documents)
         work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
         gains[name] = documents.gains()
-    path = run.checkpoints[checkpoints[0]]
-    random_model = random_base(path, seed).to(state.device)
+    random_model = random_base(first, seed).to(state.device)
     random = CheckpointWork(folder, RANDOM, *share)
-    random.control("random_weights", BatchMeasurer(random_model, path, mixing.methods, tokenizer.pad_token_id))
+    random.control("random_weights", BatchMeasurer(random_model, first, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
-    if state.is_main_process:
-        blocks = {name: work.blocks for name, work in works.items()}
-        identities = {name: work.identities() for name, work in works.items()}
-        with TemporaryFile(dir=folder) as file:
-            draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
-            all_blocks = blocks | {RANDOM: random.blocks}
-            tables = mixing_tables(all_blocks, identities, gains, mixing.methods, batches.sites, draws)
-        derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
-        tables |= derivative_tables(derivatives, mixing.methods, mixing.matrices, seed)
-        for name, table in tables.items():
-            writers.write_plot(f"measure/{name}", table, run.tables)
-        writers.write_plot("measure/mixing_by_review", by_review(blocks, mixing.methods), run.tables)
-        machine = {"computed_on": computed_on(parameters.arithmetic)}
-        writers.write_metrics("measure", metrics(tables, mixing.methods) | machine, run.metrics_folder)
-        writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
-        rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
-        writers.write_ratios(folder / "mixing", mixing.methods, rows)
-        publish(folder / "mixing", run.measured)
-        clear(folder)
-        logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
+    if not state.is_main_process:
+        return
+    blocks = {name: work.blocks for name, work in works.items()}
+    identities = {name: work.identities() for name, work in works.items()}
+    derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
+    with TemporaryFile(dir=folder) as file:
+        draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
+        all_blocks = blocks | {RANDOM: random.blocks}
+        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws)
+    tables |= derivative_tables(derivatives, methods, matrices, seed)
+    for name, table in tables.items():
+        writers.write_plot(f"measure/{name}", table, run.tables)
+    writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
+    machine = {"computed_on": computed_on(parameters.arithmetic)}
+    writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
+    writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
+    rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
+    writers.write_ratios(folder / "mixing", methods, rows)
+    publish(folder / "mixing", run.measured)
+    clear(folder)
+    logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
 
 
 def _check_room(
-    base: PreTrainedModel, mixing: MeasureParameters, checkpoints: int, corpus: Corpus, folder: Path
+    base: PreTrainedModel, methods: list[str], matrices: list[str], checkpoints: int, corpus: Corpus, folder: Path
 ) -> None:
     """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
-    layers, methods = max(site.layer for site in sites), len(mixing.methods)
+    layers = max(site.layer for site in sites)
     captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
     vectors_T = heads * hidden * captured_T
     vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
     queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
-    matrices_T = len(with_rollouts(mixing.matrices)) * captured_T**2
-    groups = 2 * layers * methods * sum(map(len, GROUPS.values()))  # in float64
-    numbers = layers * int(
-        (vectors_T + queries_and_keys_T + matrices_T).sum() + methods * corpus.lengths.sum(dtype=int)
-    )
-    numbers += measured * (groups + len(sites) * max(sites.values()))
+    matrices_T = len(with_rollouts(matrices)) * captured_T**2
+    of_captured = int((vectors_T + queries_and_keys_T + matrices_T).sum())
+    of_texts = len(methods) * int(corpus.lengths.sum(dtype=int))
+    groups = 2 * layers * len(methods) * sum(map(len, GROUPS.values()))  # in float64
+    numbers = layers * (of_captured + of_texts) + measured * (groups + len(sites) * max(sites.values()))
     check_disk(
         f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
         checkpoints * FLOAT32_BYTES * numbers,
         folder,
         "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
     )
-
-
-def _present(mixing: MeasureParameters, base: PreTrainedModel) -> MeasureParameters:
-    """Return the parameters without what the model's family does not have, and log why it is absent."""
-    family = family_of(base.config)
-    for name in (*mixing.methods, *mixing.matrices):
-        if name in family.absent():
-            logging.info("%s: absent in the model family %s: %s", name, family.model_type, family.absent()[name])
-    methods, matrices = family.present(mixing.methods), family.present(mixing.matrices)
-    if not methods:
-        raise InputError(
-            f"measure.methods: the model family {family.model_type} has none of {', '.join(mixing.methods)}; "
-            f"allowed: {', '.join(family.present(RATIOS))}"
-        )
-    return mixing.model_copy(update={"methods": methods, "matrices": matrices})
 
 
 @dataclass(frozen=True)
@@ -189,7 +173,7 @@ class CheckpointWork:
             arrays = _stacked([each.sums() for each in measures if each.document.measured])
             errors = np.stack([each.identities for each in measures])
             arrays["identities"] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
-            arrays["ratios"] = np.concatenate([each.ratios for each in measures], axis=-1)
+            arrays |= {f"ratios_{number}": each.ratios for number, each in zip(batch, measures, strict=True)}
             _write_arrays(file, arrays)
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
@@ -199,22 +183,22 @@ class CheckpointWork:
             documents = [change(document) for document in documents] if change else documents
             _write_arrays(file, _stacked(measurer.control_sums(name, documents)))
 
-    def contributions(self, measurer: DocumentMeasurer) -> None:
-        """Write the contribution matrices of the captured documents, as they are published."""
-        for number, folder in self._remaining("contributions", self._captured(contributions_folder)):
+    def captured_texts(self, measurer: DocumentMeasurer) -> None:
+        """Write contribution matrices of the captured texts and what goes through their heads, as published."""
+        names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / "mixing"
+        heads = [heads_folder(self.checkpoint, name, published) for name in names]
+        numbers = np.flatnonzero(self.corpus.captured).tolist()
+        for number, folder in self._remaining("captured texts", zip(numbers, heads, strict=True)):
             document = self.corpus.document(number)
-            with _whole_folder(folder) as part:
-                for method, matrix in measurer.contributions(document.ids).items():
-                    attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
-                    array = matrix.float().cpu().numpy()
-                    writers.write_matrix(part, method, array, ("layer", "token", "source"), attributes)
-
-    def heads(self, measurer: DocumentMeasurer) -> None:
-        """Write what goes through every head of the captured documents, as it is published."""
-        for number, folder in self._remaining("heads", self._captured(heads_folder)):
-            ids = self.corpus.document(number).ids
-            with _whole_folder(folder) as part:
-                writers.write_heads(part, record_heads(measurer.base, measurer.folder, ids, measurer.layers))
+            contributions = contributions_folder(self.checkpoint, document.name, published)
+            contributions.mkdir(parents=True, exist_ok=True)
+            for method, matrix in measurer.contributions(document.ids).items():
+                attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
+                array = matrix.float().cpu().numpy()
+                writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
+            part = folder.with_name(f"{folder.name}.part")
+            writers.write_heads(part, record_heads(measurer.base, measurer.folder, document.ids, measurer.layers))
+            part.rename(folder)  # once both are whole
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them."""
@@ -242,23 +226,19 @@ class CheckpointWork:
     def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
         """Yield the ratios of every token of the documents in their order."""
         for block in self.corpus.blocks:
-            ratios: dict[int, npt.NDArray[np.float32]] = {}
-            for batch, file in self._batches(MEASURES, [block]):
-                ends = np.cumsum(self.corpus.lengths[batch])[:-1]
-                ratios |= dict(zip(batch, np.split(np.load(file)["ratios"], ends, axis=-1), strict=True))
-            for number in sorted(ratios):
+            files = {number: file for batch, file in self._batches(MEASURES, [block]) for number in batch}
+            for number in sorted(files):
                 document = self.corpus.document(number)
                 tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
                 words = [None if word < 0 else word for word in document.words.tolist()]
                 classes = [CLASSES[place] for place in document.classes]
                 texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
-                yield writers.TokenRatios(self.checkpoint, *texts, ratios.pop(number))
+                yield writers.TokenRatios(self.checkpoint, *texts, np.load(files[number])[f"ratios_{number}"])
 
     def _array(self, block: int, name: str) -> npt.NDArray[Any]:
         """Return an array of a block's documents in the statistics, in their order."""
-        numbers, parts = [], []
-        kind = name.removesuffix("_counts") if name.removesuffix("_counts") in OWN_PASS else MEASURES
-        for batch, file in self._batches(kind, [block]):
+        numbers, parts, control = [], [], name.removesuffix("_counts")
+        for batch, file in self._batches(control if control in OWN_PASS else MEASURES, [block]):
             if measured := [number for number in batch if self.corpus.measured[number]]:
                 numbers += measured
                 parts.append(np.load(file)[name])
@@ -266,10 +246,6 @@ class CheckpointWork:
 
     def _gradient(self, number: int) -> Path:
         return self.folder / self.checkpoint / f"gradient-{number}.npz"
-
-    def _captured(self, folder: Callable[[str, str, Path], Path]) -> Iterator[tuple[int, Path]]:
-        for number in np.flatnonzero(self.corpus.captured).tolist():
-            yield number, folder(self.checkpoint, self.corpus.document(number).name, self.folder / "mixing")
 
     def _batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
         """Yield the batches of documents, and the file that exists once each is done; controls are of measured ones."""
@@ -288,17 +264,6 @@ def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, n
     return {name: np.stack([each[name] for each in documents]) for name in (documents[0] if documents else ())}
 
 
-@contextmanager
-def _whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write to, which becomes `path` once everything is written."""
-    with writing(path):
-        part = path.with_name(f"{path.name}.part")
-        part.mkdir(exist_ok=True)
-        yield part
-        part.rename(path)
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
-    """Write one file of arrays by name."""
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     with whole(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its annotation takes the names for its own option
+        np.savez(file, **arrays)

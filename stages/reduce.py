@@ -3,8 +3,7 @@
     python -m stages reduce
 
 Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts` says which there are), their scores,
-`quality.parquet`, and nearest neighbours, `nearest.parquet`; to `reports/plots/reduce/` `map_quality.csv` and
-`movement.csv`; and `reports/metrics/reduce.json`.
+`quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
     tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
     stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
+    shutil.rmtree(run.maps, ignore_errors=True)
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
-    shutil.rmtree(run.maps, ignore_errors=True)
     lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
     write_by_site("nearest", tokens, lists, run.maps)
     maps, qualities = {}, []
@@ -72,9 +71,8 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
     limit = len(tokens) if umap.max_points is None else umap.max_points // points
     if not limit:
-        raise InputError(
-            f"umap.max_points: {umap.max_points} is less than one token at each of the {points} capture points"
-        )
+        problem = f"is less than one token at each of the {points} capture points"
+        raise InputError(f"umap.max_points: {umap.max_points} {problem}")
     if limit < len(tokens):
         logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
@@ -94,10 +92,10 @@ def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
     """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
     stream = mode([width for site, width in widths.items() if site.point not in OTHER_WIDTHS] or widths.values())
-    left_out = dict.fromkeys(f"{site.point} ({width})" for site, width in widths.items() if width != stream)
-    if left_out:
-        layouts, names = " and ".join(ONE_PLANE), ", ".join(left_out)
-        logging.info("%s: without %s, which are not as wide as the residual stream (%d)", layouts, names, stream)
+    others = dict.fromkeys(f"{site.point} ({width})" for site, width in widths.items() if width != stream)
+    if others:
+        message = "%s: without %s, which are not as wide as the residual stream (%d)"
+        logging.info(message, " and ".join(ONE_PLANE), ", ".join(others), stream)
     return {site: vectors_TD for site, vectors_TD in vectors.items() if widths[site] == stream}
 
 
@@ -110,9 +108,8 @@ def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
     methods = [method for method in RATIOS if method in ratios]
     layers = ratios[["layer"]].drop_duplicates()
     keys = ["document", "position"]
-    return (
-        tokens[keys].merge(layers, how="cross").merge(ratios[["layer", *keys, *methods]], "left")[["layer", *methods]]
-    )
+    rows = tokens[keys].merge(layers, how="cross")
+    return rows.merge(ratios[["layer", *keys, *methods]], "left")[["layer", *methods]]
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
@@ -120,6 +117,5 @@ def _write_quality(quality: pd.DataFrame, run: Run) -> None:
     write_table(run.maps / "quality.parquet", quality[COLUMNS])
     whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
     write_plot("reduce/map_quality", whole, run.tables)
-    shown = whole[whole["measure"].isin(METRICS)].groupby("layout", sort=False)
-    metrics = {str(layout): dict(zip(rows["measure"], rows["value"].tolist(), strict=True)) for layout, rows in shown}
-    write_metrics("reduce", metrics, run.metrics_folder)
+    shown = whole[whole["measure"].isin(METRICS)].set_index("measure").groupby("layout", sort=False)["value"]
+    write_metrics("reduce", {str(layout): values.to_dict() for layout, values in shown}, run.metrics_folder)

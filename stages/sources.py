@@ -24,15 +24,11 @@ SAMPLE = Path("data/sample")
 
 
 def main(parameters: Parameters) -> None:
-    """Hash the sources and write the hashes."""
     write_sources(hash_sources(parameters))
 
 
 def hash_sources(parameters: Parameters) -> Sources:
-    """Return, by parameter and its value, the sha256 of each file.
-
-    Files that are not here count as they were when they were last hashed, as in a clone.
-    """
+    """Return the hashes; files that are not here, as in a clone, count as they were when they were last hashed."""
     base = parameters.model.base_model
     names = {"dataset.name": parameters.dataset.source, "model.name": parameters.model.name}
     names |= {"model.base": base.name} if base else {}

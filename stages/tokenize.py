@@ -25,14 +25,12 @@ from attnmix.store.runs import Run
 from attnmix.store.texts import read_split, read_texts
 from stages.common.parameters import CaptureParameters, Parameters
 
-FLAGS = ("captured", "measured", "removed")
 MAX_NAMES = 5  # texts in one warning
 Text = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
 def main(parameters: Parameters) -> None:
-    """Tokenise the texts by the fine-tuned model's tokenizer."""
     run = Run(Path())
     check_max_length("capture.max_length", parameters.capture.max_length, run.finetuned)
     write_tokens(chosen_texts(parameters, run), parameters.capture.max_length, run.finetuned, run)
@@ -41,7 +39,7 @@ def main(parameters: Parameters) -> None:
 def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     """Yield every text that a stage needs: captured reviews (named, then drawn), free texts, then other reviews.
 
-    Without any choice `typical_reviews` are captured. `InputError` for the number of a review that is past the end.
+    Without any choice `typical_reviews` are captured.
     """
     capture, folder = parameters.capture, run.reviews
     reviews = read_split("test", folder, ["label", "label_name"])
@@ -55,36 +53,33 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
         for size in (capture.drawn, parameters.measure.documents, parameters.faithfulness.documents)
     )
     captured = np.union1d(named, drawn)
-    sets = {name: set(rows.tolist()) for name, rows in zip(FLAGS, (captured, measured, removed), strict=True)}
+    chosen = {"captured": captured, "measured": measured, "removed": removed}
+    flags = {name: reviews.index.isin(rows) for name, rows in chosen.items()}
+    reviews = reviews.assign(document="test/" + reviews.index.astype(str), **flags)
 
-    def review(row: int, text: str) -> Text:
-        flags = {name: row in rows for name, rows in sets.items()}
-        label, name = reviews.iloc[row]
-        return {"document": f"test/{row}", "text": text, "label": label, "label_name": name, **flags}
-
-    texts = dict(_reviews(np.sort(named), folder))
-    yield from (review(row, texts[row]) for row in numbers)
-    yield from (review(*each) for each in _reviews(np.setdiff1d(drawn, named), folder))
+    by_number = dict(zip(sorted(numbers), _with_texts(np.sort(named), reviews, folder), strict=True))
+    yield from (by_number[number] for number in numbers)
+    yield from _with_texts(np.setdiff1d(drawn, named), reviews, folder)
     yield from free_texts(capture)
-    for rows in (np.setdiff1d(measured, captured), np.setdiff1d(removed, np.union1d(captured, measured))):
-        yield from (review(*each) for each in _reviews(rows, folder))
+    yield from _with_texts(np.setdiff1d(measured, captured), reviews, folder)
+    yield from _with_texts(np.setdiff1d(removed, np.union1d(captured, measured)), reviews, folder)
 
 
 def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[Text]:
     """Yield `capture.texts`; they are in the statistics where they are `measured`."""
+    flags = {"captured": True, "measured": measured, "removed": False}
     for number, text in enumerate(capture.texts):
-        flags = dict(zip(FLAGS, (True, measured, False), strict=True))
         yield {"document": f"text/{number}", "text": text, "label": -1, "label_name": None, **flags}
 
 
-def _reviews(rows: Rows, folder: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the test reviews of the sorted `rows`; a block of texts is in memory at a time."""
+def _with_texts(rows: Rows, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
+    """Yield the sorted `rows` of the table of test reviews with their texts, of which one block is in memory."""
     start = 0
     for block in read_texts("test", folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
         if first == len(rows):
             return
-        yield from ((row, block[row - start]) for row in rows[first:last].tolist())
+        yield from ({"text": block[row - start], **reviews.iloc[row]} for row in rows[first:last].tolist())
         start += len(block)
 
 
@@ -95,7 +90,6 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
     start_id = config.decoder_start_token_id if config.is_encoder_decoder else None
-    start = None if start_id is None else tokenizer.convert_ids_to_tokens([start_id])[0]
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         remaining = iter(texts)
@@ -105,11 +99,12 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
             counts = pd.DataFrame([each.counts for each in tokens])
             _warn(documents["document"][documents["captured"]], counts[documents["captured"]])
             table = pd.concat([each.table for each in tokens], ignore_index=True)
-            if start is not None:
+            if start_id is not None:
+                start = tokenizer.convert_ids_to_tokens([start_id])[0]
                 table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
             yield documents.join(counts), table
 
-    store.write_tokenized(layout.tokens_file.parent, blocks(), start is not None)
+    store.write_tokenized(layout.tokens_file.parent, blocks(), start_id is not None)
 
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:

@@ -20,8 +20,8 @@ from stages.common.resume import describe_unfinished, is_first_process, lock_sta
 
 # These libraries log each retry and each missing head, and others chatter; the pipeline reports errors itself.
 LOG_LEVELS = {
-    logging.CRITICAL: ("datasets", "huggingface_hub", "transformers"),
-    logging.WARNING: ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch"),
+    **dict.fromkeys(("datasets", "huggingface_hub", "transformers"), logging.CRITICAL),
+    **dict.fromkeys(("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch"), logging.WARNING),
 }
 SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
 """Errors that the user can fix: permissions, full and read-only disks, links."""
@@ -78,9 +78,8 @@ def as_command(stage: str) -> Iterator[None]:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as in the background of a shell
             signal.signal(each, _stop)
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-    for level, names in LOG_LEVELS.items():
-        for name in names:
-            logging.getLogger(name).setLevel(level)
+    for name, level in LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     except BaseException as error:

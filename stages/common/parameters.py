@@ -16,7 +16,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -32,7 +31,7 @@ from attnmix.core.names import ACTIVATIONS, LAYOUTS, MATRIX_NAMES, METRIC_NAMES,
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Text = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
@@ -78,11 +77,6 @@ class DatasetParameters(_Section):
     def source(self) -> str:
         """The name without its configuration: a hub identifier, a folder or a file."""
         return self.name.partition(":")[0]
-
-    @property
-    def configuration(self) -> str | None:
-        """The part of the name behind a colon, one of several configurations of a folder or hub dataset."""
-        return self.name.partition(":")[2] or None
 
     @model_validator(mode="after")
     def _different_names(self) -> DatasetParameters:
@@ -151,11 +145,9 @@ class CaptureParameters(_Section):
 
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""
-        if outside := [str(number) for number in self.documents if number >= reviews]:
-            numbers = ", ".join(outside)
-            raise InputError(
-                f"capture.documents: there is no test review {numbers}; rows 0 to {reviews - 1} are allowed"
-            )
+        if numbers := ", ".join(str(number) for number in self.documents if number >= reviews):
+            allowed = f"rows 0 to {reviews - 1} are allowed"
+            raise InputError(f"capture.documents: there is no test review {numbers}; {allowed}")
 
 
 class MeasureParameters(_Section):
@@ -206,12 +198,6 @@ class Parameters(_Section):
     faithfulness: FaithfulnessParameters = FaithfulnessParameters()
     umap: UmapParameters = UmapParameters()
     render: RenderParameters = RenderParameters()
-
-    def lengths(self) -> dict[str, int]:
-        """Return the number of tokens of each parameter that truncates texts."""
-        return {
-            f"{name}.max_length": getattr(self, name).max_length for name in ("finetune", "capture", "faithfulness")
-        }
 
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:

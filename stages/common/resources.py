@@ -1,19 +1,24 @@
-"""Checks of disk and folders before a stage's work, and the return of freed memory to the system."""
+"""Checks of disk, folders and names before a stage's work, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import disk_usage
+from typing import TYPE_CHECKING
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
 from stages.common.parameters import CaptureParameters
+
+if TYPE_CHECKING:
+    from attnmix.models.families import Family  # loads torch
 
 
 def check_disk(demand: str, size: int, folder: Path, parameters: str, cached: bool = True) -> None:
@@ -60,6 +65,21 @@ def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
         cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
         allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
         raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
+
+
+def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
+    """Return those of `names` that the model's family has, and log why others are absent.
+
+    Raise `InputError` where none is left and the parameter `key` must hold one of those that are `needed`.
+    """
+    absent, present = family.absent(), family.present(names)
+    for name in names:
+        if name in absent:
+            logging.info("%s: absent in the model family %s: %s", name, family.model_type, absent[name])
+    if needed and not present:
+        problem = f"the model family {family.model_type} has none of {', '.join(names)}"
+        raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(needed))}")
+    return present
 
 
 def trim_heap() -> None:

@@ -40,12 +40,12 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     """Return the folder, below `root`, of the stage's unfinished work for its current inputs; remove all others."""
     from attnmix.arithmetic.kernels import computed_on  # loads torch
 
-    values = parameters.model_dump()
-    selected = {key: reduce(getitem, key.split("."), values) for key in _declaration(stage)["params"]}
+    declared, values = _declaration(stage), parameters.model_dump()
+    selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     packages = sorted({f"{each.name} {each.version}" for each in distributions()})
     settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic)]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name in _declaration(stage)["deps"]:
+    for name in declared["deps"]:
         path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and "__pycache__" not in file.parts:
