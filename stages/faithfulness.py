@@ -93,10 +93,7 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
 
 
 def _captured(classifier: Classifier, seed: int, run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return `predictions.parquet`, the captured texts' classes, and `captured.parquet`, scores of their tokens.
-
-    The scores are those of `IMPORTANCE_NAMES`, which need no matrices of a text as long as a captured one may be.
-    """
+    """Return the captured texts' classes, and scores of their tokens that need no matrices, as texts may be long."""
     generator = np.random.default_rng(seed)
     predictions, tables = [], []
     for document in read_documents("captured", run):

@@ -117,12 +117,7 @@ def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) ->
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing, from what `measure` wrote.
-
-    Besides `mixing_by_layer`, `mixing_reviews` and `mixing_steps`, there are for each captured document
-    `mixing_tokens_<document>`, and for each checkpoint `mixing_contributions_<document>_<checkpoint>` and
-    `mixing_rollouts_<document>_<checkpoint>`. A decoder that follows an encoder has its own, ending in `_decoder`.
-    """
+    """Yield the figures of mixing; a decoder that follows an encoder has its own of a text, ending in `_decoder`."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
@@ -138,7 +133,6 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
             for checkpoint in map(str, rows["checkpoint"].unique()):
                 stored = run.matrices(checkpoint, document)
                 for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
-                    methods = [method for method in declared if method in stored]
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
-                    if methods:
+                    if methods := [method for method in declared if method in stored]:
                         yield path, draw_matrices, run, checkpoint, document, text, methods

@@ -22,7 +22,6 @@ from attnmix.models.encoding import tokenize_texts
 from attnmix.store import texts as store
 from attnmix.store.files import read_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import read_split, read_texts
 from stages.common.parameters import CaptureParameters, Parameters
 
 MAX_NAMES = 5  # texts in one warning
@@ -42,7 +41,7 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     Without any choice `typical_reviews` are captured.
     """
     capture, folder = parameters.capture, run.reviews
-    reviews = read_split("test", folder, ["label", "label_name"])
+    reviews = store.read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
     numbers = capture.documents
     if capture.typical:
@@ -75,7 +74,7 @@ def free_texts(capture: CaptureParameters, measured: bool = False) -> Iterator[T
 def _with_texts(rows: Rows, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
     """Yield the sorted `rows` of the table of test reviews with their texts, of which one block is in memory."""
     start = 0
-    for block in read_texts("test", folder):
+    for block in store.read_texts("test", folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
         if first == len(rows):
             return

@@ -108,8 +108,7 @@ def _explain(error: BaseException, stage: str) -> str | None:
 
 def _keep_freed_memory() -> None:
     """Tell glibc to reuse freed memory up to `KEPT_BYTES`: fresh pages for each tensor took a tenth of `measure`."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt:
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other C libraries have none
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 

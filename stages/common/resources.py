@@ -28,8 +28,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str, cached: bo
     what makes the output smaller. `cached` says whether `folder` becomes an output of DVC.
     """
     existing = check_writable(folder)
-    copied = cached and _dvc_copies(existing)
-    free = disk_usage(existing).free
+    copied, free = cached and _dvc_copies(existing), disk_usage(existing).free
     if (1 + copied) * size - _size(folder) > free:
         copy = " and a copy in DVC's cache" if copied else ""
         need = f"{demand} {size / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
@@ -50,10 +49,8 @@ def check_store(capture: CaptureParameters) -> None:
         return
     folder = Path(capture.store)
     if folder.absolute().is_relative_to(ACTIVATIONS.absolute()):
-        raise InputError(
-            f"capture.store: {capture.store} is in {ACTIVATIONS}, which each run replaces; "
-            f"allowed: {ACTIVATIONS}, or a place outside it"
-        )
+        problem = f"{capture.store} is in {ACTIVATIONS}, which each run replaces"
+        raise InputError(f"capture.store: {problem}; allowed: {ACTIVATIONS}, or a place outside it")
     check_folder("capture.store", folder, ["layer_[0-9]*"])
 
 
