@@ -231,13 +231,18 @@ class _Counted:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""
         words_TD = features[Site(0, "word_embedding")]
         if not self.sites:
-            self.words, self.embedded = Words(words_TD, self.document.ids), Cloud(words_TD)
+            self.words = Words(words_TD, self.document.ids)
+            self.embedded = self.entering = Cloud(words_TD)
             self.stack = layer_pass.call.stack
-        entering = Cloud(layer_pass.x)
+        if not torch.equal(self.entering.x_TD, layer_pass.x.double()):  # otherwise its products are known
+            self.entering = Cloud(layer_pass.x)
+        entering = self.entering
         for site in [site for site in features if site not in self.sites]:
             comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
             cloud, start = Cloud(features[site]), entering if site.layer == layer_pass.number else self.embedded
             self.sites[site] = (geometry(cloud, start, self.words if comparable else None), cloud.unit_sum_D)
+            if site == Site(layer_pass.number, "layer_output"):
+                self.entering = cloud
 
     def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:
         """Return `DocumentMeasures.counted`."""
