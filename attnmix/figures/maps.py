@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.cm import ScalarMappable
@@ -28,23 +26,14 @@ from PIL import Image
 
 from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, ONE_PLANE, POINTS, Site
 from attnmix.figures import style
-from attnmix.figures.labels import (
-    POINT_MARKS,
-    POINTS_PER_SECOND,
-    SPECIAL_LOOKS,
-    WORD_MARKS,
-    Mark,
-    layer_label,
-    site_label,
-)
-from attnmix.figures.tokens import CapturedTexts, frequent_words, words
+from attnmix.figures.labels import POINT_MARKS, POINTS_PER_SECOND, Mark, layer_label, site_label
+from attnmix.figures.tokens import CapturedTexts
 from attnmix.store.runs import map_sites
 
 # Atlas
 PANEL = 1.3  # inches, a map's height with the space below it; less where a page has no room for it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last
 TITLE_CHARACTERS = 19  # in a line
-MAX_FREQUENT_WORDS = 6  # with colours of their own
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
@@ -84,25 +73,21 @@ def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
     return {site: groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in map_sites(table)}
 
 
-class ExampleText(NamedTuple):
-    """One text on a map: its name, its tokens' places at each site, and labels by token for each of its readings."""
-
-    document: str
-    places: dict[Site, Places]
-    labels: list[dict[int, str]]
-
-
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
-) -> ExampleText:
-    """Return the text of a map that figures of one text show: the first free one, else the first review."""
+) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
+    """Return the name of one text on a map, and by site its places and the labels by token, as figures of a text show.
+
+    It is the first free text, else the first review. Sites with the same reading share one dictionary of labels.
+    """
     documents: list[str] = table["document"].unique().tolist()
     document = next((name for name in documents if name.startswith("text/")), documents[0])
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
     last = next(reversed(places.values()))
     labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
-    return ExampleText(document, places, [style.spread_out(last, each, max_labels) for each in labels])
+    spread = [style.spread_out(last, each, max_labels) for each in labels]
+    return document, places, {site: spread[captured.reading(site)] for site in places}
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
@@ -112,17 +97,23 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
-    kinds = _token_kinds(captured, tokens)
+    kinds = captured.token_kinds(tokens)
     positions = tokens["position"].to_numpy()
     colors = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), style.high_contrast_cmap("Greys"))
+    shades, size = colors.to_rgba(positions), float(np.clip(900 / len(tokens), 1.5, 9))
     figure, cells, legend_cell = _atlas_grid(list(places))
     titled: set[str] = set()  # rows and columns
     for site, cell in cells.items():
         axes = figure.add_subplot(cell, xticks=[], yticks=[])
-        reading = captured.reading(site)
-        masks = {mark: masks[reading] for mark, masks in kinds.items()}
-        _draw_small_map(axes, places[site], colors.to_rgba(positions), masks)
-        style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else places[site])
+        xy, plain = places[site], np.ones(len(tokens), dtype=bool)
+        for mark, masks in kinds.items():
+            mask = masks[captured.reading(site)]
+            plain &= ~mask
+            looks: Any = {"color": style.darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
+            axes.scatter(xy[mask, 0], xy[mask, 1], s=3 * size, linewidths=0.3, zorder=3, **looks)
+        axes.scatter(xy[plain, 0], xy[plain, 1], c=shades[plain], s=size, linewidths=0)
+        axes.spines[:].set(visible=True, color="0.8")
+        style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64) if layout in ONE_PLANE else xy)
         row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
         if site.point not in titled:
             title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
@@ -161,31 +152,6 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     cells = {site: first_row[0, column] for column, site in enumerate(levels)}
     cells |= {site: grid[layers.index(site.layer), points.index(site.point)] for site in sites if site not in cells}
     return figure, cells, first_row[0, len(levels) :]
-
-
-def _token_kinds(captured: CapturedTexts, tokens: pd.DataFrame) -> dict[Mark, list[npt.NDArray[np.bool_]]]:
-    """Return a mask of `tokens` for each reading, of the special tokens and the most frequent words."""
-    keys = ["document", "position"]
-    rows = pd.MultiIndex.from_frame(captured.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
-    classes = [np.array([token.token_class for token in reading])[rows] for reading in captured.readings]
-    starts = [np.array(words(reading))[rows] for reading in captured.readings]
-    kinds = {
-        Mark(style.printable(captured.class_label(name)), *looks): [each == name for each in classes]
-        for name, looks in SPECIAL_LOOKS.items()
-    }
-    for word, looks in zip(frequent_words(starts[0].tolist(), MAX_FREQUENT_WORDS), WORD_MARKS, strict=False):
-        kinds[Mark(style.printable(word), *looks)] = [each == word for each in starts]
-    return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
-
-
-def _draw_small_map(axes: Axes, xy: Places, colors: Any, kinds: dict[Mark, npt.NDArray[np.bool_]]) -> None:
-    size = float(np.clip(900 / len(xy), 1.5, 9))
-    plain = ~np.any([np.zeros(len(xy), dtype=bool), *kinds.values()], axis=0)
-    axes.scatter(xy[plain, 0], xy[plain, 1], c=colors[plain], s=size, linewidths=0)
-    for mark, mask in kinds.items():
-        looks: Any = {"color": style.darken_for_contrast(mark.color), "marker": mark.marker, "edgecolors": "white"}
-        axes.scatter(xy[mask, 0], xy[mask, 1], s=3 * size, linewidths=0.3, zorder=3, **looks)
-    axes.spines[:].set(visible=True, color="0.8")
 
 
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, formats: Sequence[str], dpi: int) -> None:
@@ -242,8 +208,8 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
     if not table["point"].isin(STREAM_POINTS).any():
         logging.info("no figure of the residual stream: the map holds none of %s", ", ".join(STREAM_POINTS))
         return None
-    text = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
-    levels = list(text.places)
+    document, places, labels = example_text(table, captured, STREAM_WORDS, STREAM_POINTS)
+    levels = list(places)
     shades = dict(zip(levels, style.high_contrast_cmap("Blues")(np.linspace(0, 1, len(levels))), strict=True))
     shown = np.unique(np.linspace(0, len(levels) - 1, MAX_PANELS).round().astype(int))
     rows = -(-len(shown) // COLUMNS)
@@ -251,22 +217,22 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
     figure = Figure(figsize=(style.ONE_COLUMN, height))
     top, bottom = 1 - (STREAM_HEAD + 0.12) / height, 0.05 / height
     sides: Any = {"left": 0.015, "right": 0.985, "top": top, "bottom": bottom, "wspace": 0.06, "hspace": 0.12}
-    grid = figure.add_gridspec(rows, COLUMNS, **sides)
-    for cell, last in zip(np.ndindex(rows, COLUMNS), shown, strict=False):
+    figure.subplots_adjust(**sides)
+    for place, last in enumerate(shown, 1):
         site = levels[last]
         title = layer_label(site.layer, captured.encoder) if site.point == "layer_output" else site_label(site)
-        axes = figure.add_subplot(grid[cell], xticks=[], yticks=[])
+        axes = figure.add_subplot(rows, COLUMNS, place, xticks=[], yticks=[])
         axes.set_title(title, fontsize=7, pad=2, color=shades[site])
         axes.spines[:].set(visible=True, color="0.8")
-        style.set_limits(axes, np.concatenate([*text.places.values()]))
+        style.set_limits(axes, np.concatenate([*places.values()]))
         for level in levels[: last + 1]:
             size = NEWEST_SIZE if level == site else EARLIER_SIZE
-            axes.scatter(text.places[level][:, 0], text.places[level][:, 1], s=size, color=shades[level], linewidths=0)
-        labels, xy = text.labels[captured.reading(site)], text.places[site]
-        centres = style.place_labels(axes, xy, labels, style.LABEL_SIZE)
-        for (index, label), centre in zip(labels.items(), centres, strict=True):
-            axes.annotate(label, xy[index], centre, **LABEL_LOOKS)
-    title = f"The residual stream of {style.printable(text.document)} on the {layout} map,"
+            x, y = places[level].T
+            axes.scatter(x, y, s=size, color=shades[level], linewidths=0)
+        centres = style.place_labels(axes, places[site], labels[site], style.LABEL_SIZE)
+        for (index, label), centre in zip(labels[site].items(), centres, strict=True):
+            axes.annotate(label, places[site][index], centre, **LABEL_LOOKS)
+    title = f"The residual stream of {style.printable(document)} on the {layout} map,"
     subtitle = "each panel with the levels before it, the darker the later"
     figure.suptitle(f"{title}\n{subtitle}", y=1 - 0.04 / height, fontsize=7, linespacing=1.3)
     return figure
@@ -289,53 +255,48 @@ def _frames(table: pd.DataFrame, captured: CapturedTexts) -> Iterator[tuple[npt.
     The whole map is drawn once, and what moves on it in every frame. Nothing glides to the decoder's input, whose
     tokens are others than the encoder's.
     """
-    text = example_text(table, captured, WORDS)
+    document, places, labels = example_text(table, captured, WORDS)
     figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
-    everywhere = np.concatenate([*text.places.values()])
+    everywhere = np.concatenate([*places.values()])
     style.set_limits(axes, everywhere)
     axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
-    timeline = _draw_timeline(figure, [site.layer for site in text.places], captured.encoder)
-    figure.text(0.98, 0.985, style.printable(text.document), va="top", ha="right", fontsize=9, color="0.35")
-    readings = [text.labels[captured.reading(site)] for site in text.places]
-    stops: list[Any] = []  # numbers, colours, places of tokens and of their labels at each capture point
-    for number, ((site, xy), labels) in enumerate(zip(text.places.items(), readings, strict=True)):
-        color = np.array(to_rgb(style.darken_for_contrast(POINT_MARKS[site.point].color)))
-        stops.append((number, color, xy, style.place_labels(axes, xy, labels, WORD_SIZE)))
+    timeline = _draw_timeline(figure, [site.layer for site in places], captured.encoder)
+    figure.text(0.98, 0.985, style.printable(document), va="top", ha="right", fontsize=9, color="0.35")
+    canvas.draw()
+    background = canvas.copy_from_bbox(figure.bbox)
     dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
     lines = LineCollection([], colors="0.4", linewidths=0.5)
     axes.add_collection(lines)
     box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
     looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
-    texts = [axes.text(0, 0, "", **looks) for _ in range(max(map(len, text.labels)))]
     title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
     (marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
-    word: Any
-    moving: list[Any] = [dots, lines, *texts, title, marker]
-    for artist in moving:
-        artist.set_animated(True)  # not part of the background
-    canvas.draw()
-    background = canvas.copy_from_bbox(figure.bbox)
-    for place, (site, labels) in enumerate(zip(text.places, readings, strict=True)):
-        glides = place > 0 and labels is readings[place - 1]
-        name_color = style.darken_for_contrast(POINT_MARKS[site.point].color, style.TEXT_CONTRAST)
+    stop: list[Any] = []  # number, colour, places of tokens and of their labels at a capture point
+    labels_before = None
+    for number, (site, xy) in enumerate(places.items()):
+        point_color = POINT_MARKS[site.point].color
+        color = np.array(to_rgb(style.darken_for_contrast(point_color)))
+        stop_before, stop = stop, [number, color, xy, style.place_labels(axes, xy, labels[site], WORD_SIZE)]
+        name_color = style.darken_for_contrast(point_color, style.TEXT_CONTRAST)
         title.set(text=site_label(site, captured.encoder), color=name_color)
-        for share in np.arange(0 if glides else MOVES, MOVES + 1) + 1:
+        words = [axes.text(0, 0, label, **looks) for label in labels[site].values()]
+        for share in np.arange(0 if labels[site] is labels_before else MOVES, MOVES + 1) + 1:
             x = share / (MOVES + 1)
             done = x * x * (3 - 2 * x)  # slow at both ends
-            before = stops[place - 1] if share <= MOVES else stops[place]
-            number, color, xy, centres = ((1 - done) * a + done * b for a, b in zip(before, stops[place], strict=True))
+            before = stop_before if share <= MOVES else stop
+            place, color, xy, centres = ((1 - done) * a + done * b for a, b in zip(before, stop, strict=True))
             dots.set(offsets=xy, color=[tuple(color)])
-            words_and_places = zip(labels.values(), centres, strict=True)
-            for word, (label, centre) in zip_longest(texts, words_and_places, fillvalue=("", (0, 0))):
-                word.set(text=label, position=centre)
-            lines.set_segments([*np.stack([xy[[*labels]], centres], axis=1)])
-            marker.set_data([number], [0])
+            for word, centre in zip(words, centres, strict=True):
+                word.set_position(centre)
+            lines.set_segments([*np.stack([xy[[*labels[site]]], centres], axis=1)])
+            marker.set_data([place], [0])
             canvas.restore_region(background)
-            for artist in moving:
+            for artist in (dots, lines, *words, title, marker):
                 artist.draw(canvas.get_renderer())
             yield np.array(canvas.buffer_rgba())[..., :3], bool(share <= MOVES)
+        labels_before = labels[site]
 
 
 def _draw_timeline(figure: Figure, layers: list[int], encoder: int | None) -> Any:

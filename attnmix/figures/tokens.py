@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import DECODER_INPUT, NEWLINE, SAME_CHARACTER, SPACE, WORDPIECE_PREFIX, Site
-from attnmix.figures.labels import SPECIAL_LOOKS
+from attnmix.figures.labels import SPECIAL_LOOKS, WORD_MARKS, Mark
 from attnmix.figures.style import printable
 from attnmix.store.texts import DECODER_TOKEN
 
@@ -118,6 +118,20 @@ class CapturedTexts(NamedTuple):
             }
             labels.append(whole or {index: reading[row].short_label for index, row in enumerate(rows)})
         return labels
+
+    def token_kinds(self, tokens: pd.DataFrame) -> dict[Mark, list[npt.NDArray[np.bool_]]]:
+        """Return a mask of `tokens` for each reading, of the special tokens and the most frequent words among them."""
+        keys = ["document", "position"]
+        rows = pd.MultiIndex.from_frame(self.tokens[keys]).get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
+        classes = [np.array([token.token_class for token in reading])[rows] for reading in self.readings]
+        starts = [np.array(words(reading))[rows] for reading in self.readings]
+        kinds = {
+            Mark(printable(self.class_label(name)), *looks): [each == name for each in classes]
+            for name, looks in SPECIAL_LOOKS.items()
+        }
+        for word, looks in zip(frequent_words(starts[0].tolist(), len(WORD_MARKS)), WORD_MARKS, strict=False):
+            kinds[Mark(printable(word), *looks)] = [each == word for each in starts]
+        return {mark: masks for mark, masks in kinds.items() if np.any(masks)}
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
