@@ -51,12 +51,6 @@ MAX_STRIP_TOKENS = 128
 MIN_COLOR_RANGE = 0.01  # smallest difference between the ends of a colour scale
 ROW_HEIGHT, STRIP_GAP = 0.075, 0.06  # inches: of a layer, between strips and below labels
 STRIPS_HEAD, STRIPS_FOOT, STRIPS_LEFT, STRIPS_WIDTH = 0.3, 0.45, 1.0, 5.9  # inches
-DIFFERENCE = "Difference"
-STRIP_COLORS = {"ratio": "viridis", DIFFERENCE: "RdBu_r"}
-STRIP_MEANINGS = {
-    "ratio": "{ratio}, 1st to 99th percentile",
-    DIFFERENCE: "fine-tuned \N{MINUS SIGN} pretrained, 99th percentile",
-}
 
 # Matrices
 MAX_MATRIX_TOKENS = 20  # so that every row has a readable label
@@ -186,60 +180,53 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     ratio for each checkpoint, and where there are two, one of fine-tuned minus pretrained.
     """
     method = preferred_ratio(rows.columns)
-    strips = {
+    ratios = {
         str(name): part.pivot_table(index="layer", columns="position", values=method, dropna=False)
         for name, part in rows.groupby("checkpoint", sort=False)
     }
-    low, high = np.nanpercentile([*strips.values()], [100 - PERCENTILE, PERCENTILE])
-    scales = {"ratio": Normalize(low, max(high, low + MIN_COLOR_RANGE))}
-    if len(strips) == len(CHECKPOINTS):
-        strips[DIFFERENCE] = strips["finetuned"] - strips["pretrained"]
-        largest = max(float(np.nanpercentile(strips[DIFFERENCE].abs(), PERCENTILE)), MIN_COLOR_RANGE)
-        scales[DIFFERENCE] = Normalize(-largest, largest)
+    low, high = np.nanpercentile([*ratios.values()], [100 - PERCENTILE, PERCENTILE])
+    colors: Any = ScalarMappable(Normalize(low, max(high, low + MIN_COLOR_RANGE)), "viridis")
+    strips = [(CHECKPOINTS[name], cells, colors) for name, cells in ratios.items()]
+    bars = {f"{RATIO_MARKS[method].label}, 1st to 99th percentile": colors}
+    if len(ratios) == len(CHECKPOINTS):
+        difference = ratios["finetuned"] - ratios["pretrained"]
+        largest = max(float(np.nanpercentile(difference.abs(), PERCENTILE)), MIN_COLOR_RANGE)
+        colors = ScalarMappable(Normalize(-largest, largest), "RdBu_r")
+        strips.append(("Difference", difference, colors))
+        bars["fine-tuned \N{MINUS SIGN} pretrained, 99th percentile"] = colors
     labels = text.labels[:MAX_STRIP_TOKENS]
     per_line = min(max(len(labels), MIN_TOKENS_PER_LINE), MAX_TOKENS_PER_LINE)
     lines = [labels[start : start + per_line] for start in range(0, len(labels), per_line)]
-    figure, panels = _strip_panels(lines, len(strips), ROW_HEIGHT * len(text.layers))
-    for line, line_panels in enumerate(panels):
-        for axes, (name, strip) in zip(line_panels, strips.items(), strict=True):
-            cells = strip.reindex(columns=range(line * per_line, (line + 1) * per_line))
-            kind = DIFFERENCE if name == DIFFERENCE else "ratio"
-            axes.imshow(cells, STRIP_COLORS[kind], scales[kind], aspect="auto", origin="lower")
-            _label_tokens(axes, lines[line] if axes is line_panels[-1] else [], "x")
-            outer = sorted({0, len(strip) - 1})
-            axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
-            axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
-            axes.set_ylabel(CHECKPOINTS.get(name, name), fontsize=6.5, rotation=0, ha="right", va="center")
-            axes.spines[:].set_visible(False)
-    width, height = STRIPS_WIDTH / style.TWO_COLUMNS, figure.get_figheight()
-    for place, (kind, scale) in enumerate(scales.items()):
-        left = STRIPS_LEFT / style.TWO_COLUMNS + place * width / 2
-        box = figure.add_axes((left, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
-        colors = ScalarMappable(scale, STRIP_COLORS[kind])
-        bar = figure.colorbar(colors, cax=box, orientation="horizontal", extend="both", extendfrac=0.03)
-        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
-        bar.set_label(STRIP_MEANINGS[kind].format(ratio=RATIO_MARKS[method].label), fontsize=6, labelpad=1)
-    shown = sum(map(len, lines[: len(panels)]))
-    part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
-    title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
-    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
-    return figure
-
-
-def _strip_panels(lines: list[list[str]], strips: int, strip_height: float) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of at most `style.PAGE_HEIGHT`, and the strips of each line of tokens that has room on it."""
-    labels = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
-    # The bottoms of the lines' labels, from the top.
-    bottoms = np.cumsum(strips * (strip_height + STRIP_GAP) + np.array(labels) + STRIP_GAP)
+    # The bottoms of the lines' labels, from the top, of as many lines as have room on a page.
+    strip_height = ROW_HEIGHT * len(text.layers)
+    lengths = [max(style.text_width(label, style.LABEL_SIZE) for label in line) / 72 for line in lines]
+    bottoms = np.cumsum(len(strips) * (strip_height + STRIP_GAP) + np.array(lengths) + STRIP_GAP)
     bottoms = bottoms[: max(1, int((bottoms <= style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT).sum()))]
     height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
     left, width = STRIPS_LEFT / style.TWO_COLUMNS, STRIPS_WIDTH / style.TWO_COLUMNS
-    panels = []
-    for top in height - STRIPS_HEAD - np.array([0, *bottoms[:-1]]):
-        y = [top - (strip + 1) * strip_height - strip * STRIP_GAP for strip in range(strips)]
-        panels.append([figure.add_axes((left, each / height, width, strip_height / height)) for each in y])
-    return figure, panels
+    for line, top in enumerate(height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])):
+        for number, (name, strip, colors) in enumerate(strips):
+            bottom = top - (number + 1) * strip_height - number * STRIP_GAP
+            axes = figure.add_axes((left, bottom / height, width, strip_height / height))
+            cells = strip.reindex(columns=range(line * per_line, (line + 1) * per_line))
+            axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
+            _label_tokens(axes, lines[line] if number == len(strips) - 1 else [], "x")
+            outer = sorted({0, len(strip) - 1})
+            axes.set_yticks(outer, [layer_label(text.layers[row], text.encoder) for row in outer])
+            axes.tick_params("y", length=0, pad=2, labelsize=style.LABEL_SIZE)
+            axes.set_ylabel(name, fontsize=6.5, rotation=0, ha="right", va="center")
+            axes.spines[:].set_visible(False)
+    for place, (meaning, colors) in enumerate(bars.items()):
+        box = figure.add_axes((left + place * width / 2, (STRIPS_FOOT - 0.14) / height, 0.47 * width, 0.07 / height))
+        bar = figure.colorbar(colors, cax=box, orientation="horizontal", extend="both", extendfrac=0.03)
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar.set_label(meaning, fontsize=6, labelpad=1)
+    shown = sum(map(len, lines[: len(bottoms)]))
+    part = "" if shown == len(text.tokens) else f", its first {shown} of {len(text.tokens)} tokens"
+    title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
+    figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
+    return figure
 
 
 def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
@@ -254,11 +241,10 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     layers = [text.layers[place] for place in sorted({0, depth // 2, depth - 1})]
     height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    sides = {"left": MATRIX_LEFT / style.TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS}
+    sides: Any = {"left": MATRIX_LEFT / style.TWO_COLUMNS, "right": 1 - MATRIX_RIGHT / style.TWO_COLUMNS}
     sides |= {"top": 1 - MATRIX_HEAD / height, "bottom": MATRIX_FOOT / height}
-    widths = [*[1.0] * len(layers), 0.04]
-    spaces: Any = {"hspace": MATRIX_GAP / MATRIX, "wspace": 0.06, "width_ratios": widths}
-    grid = figure.add_gridspec(len(methods), len(widths), **sides, **spaces)
+    spaces = {"hspace": MATRIX_GAP / MATRIX, "wspace": 0.06, "width_ratios": [*[1.0] * len(layers), 0.04]}
+    grid = figure.subplots(len(methods), len(layers) + 1, squeeze=False, gridspec_kw=sides | spaces)
     for row, method in enumerate(methods):
         shares = row_shares(run.matrix(checkpoint, document, method)[[layer - 1 for layer in layers]])[:, part]
         others = np.where(np.eye(len(part), dtype=bool), np.float32(np.nan), shares[:, :, part])
@@ -266,7 +252,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         scale = Normalize(0, (float(np.percentile(known, PERCENTILE)) if len(known) else 0) or 1)
         last = row == len(methods) - 1
         for column, layer in enumerate(layers):
-            axes = figure.add_subplot(grid[row, column])
+            axes = grid[row, column]
             _draw_matrix(axes, others[column], scale)
             _label_tokens(axes, labels if last else [], "x")
             _label_tokens(axes, labels if column == 0 else [], "y")
@@ -276,9 +262,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
         middle = 1 - (MATRIX_HEAD + row * (MATRIX + MATRIX_GAP) + MATRIX / 2) / height
         figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
-        axes = figure.add_subplot(grid[row, -1])
-        bar = figure.colorbar(ScalarMappable(scale, MATRIX_COLORS), cax=axes, extend="max", extendfrac=0.04)
-        axes.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
+        bar = figure.colorbar(ScalarMappable(scale, MATRIX_COLORS), cax=grid[row, -1], extend="max", extendfrac=0.04)
+        bar.ax.tick_params(labelsize=style.LABEL_SIZE, length=2, pad=1)
         bar.ax.yaxis.set_major_locator(MaxNLocator(5))
         bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
     tokens = "" if len(part) == len(text.tokens) else f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
