@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -175,7 +174,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     background = canvas.copy_from_bbox(figure.bbox)
-    with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) if "pdf" in formats else nullcontext() as pdf:
+    with PdfPages(folder / "joint.pdf", metadata=style.METADATA["pdf"]) as pdf:  # no file without pages
         for number, (site, xy) in enumerate(places.items(), 1):
             mark = POINT_MARKS[site.point]
             dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
@@ -190,7 +189,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
                 pixels.convert("RGB").save(page.with_suffix(".png"), dpi=(dpi, dpi))
             if "svg" in formats:
                 style.save_figure(figure, page, ["svg"], dpi)
-            if pdf:
+            if "pdf" in formats:
                 pdf.savefig(figure, dpi=dpi)
             # In PDF and SVG, the points of earlier pages are one image.
             dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)

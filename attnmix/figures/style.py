@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,12 @@ METADATA: dict[str, dict[str, Any]] = {
 @contextmanager
 def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
     """Set matplotlib up for papers while drawing and saving."""
-    _register_arimo()
+    if fontManager.ttflist[0].fname != str(ARIMO):  # prefer the packaged one to one that is installed
+        fontManager.addfont(ARIMO)
+        fontManager.ttflist.insert(0, fontManager.ttflist.pop())
     with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
         mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *fallback_fonts]
         yield
-
-
-@cache
-def _register_arimo() -> None:
-    """Prefer the packaged Arimo to one that is installed on this machine."""
-    fontManager.addfont(ARIMO)
-    fontManager.ttflist.insert(0, fontManager.ttflist.pop())
 
 
 @cache
@@ -71,7 +66,7 @@ def _characters(families: tuple[str, ...]) -> frozenset[str]:
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
     """Return installed fonts for the characters of `texts` that the style's own lack; warn of those that none has."""
     with paper_style():
-        missing = {char for char in set().union(*texts) if char.isprintable()}
+        missing = set(filter(str.isprintable, chain.from_iterable(texts)))
         missing -= _characters(tuple(mpl.rcParams["font.family"]))
     # Upright ones that matplotlib can draw: no boxes, no colours.
     installed = {entry.name: entry.fname for entry in fontManager.ttflist if entry.style == entry.variant == "normal"}
@@ -96,9 +91,8 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
 
 def printable(text: str) -> str:
     """Replace the characters that the figures' fonts cannot draw by their code points, `<U+1F600>`."""
-    known = _characters(tuple(mpl.rcParams["font.family"]))
-    drawable = (char in JOINERS or (char.isprintable() and char in known) for char in text)
-    return "".join(char if each else f"<U+{ord(char):04X}>" for char, each in zip(text, drawable, strict=True))
+    known = set(filter(str.isprintable, _characters(tuple(mpl.rcParams["font.family"])).intersection(text)))
+    return "".join(char if char in known or char in JOINERS else f"<U+{ord(char):04X}>" for char in text)
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int) -> None:

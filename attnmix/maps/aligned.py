@@ -59,13 +59,13 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     near = [(graph > 0).astype(np.float64) for graph in graphs]
     degrees = [np.asarray(each.sum(axis=1)).ravel() for each in near]
     strength = np.zeros((2 * WINDOW + 1, len(graphs), len(degrees[0])))
-    for point in range(len(graphs)):
-        for other in range(max(0, point - WINDOW), min(len(graphs), point + WINDOW + 1)):
-            if other != point:
-                shared = np.asarray(near[point].multiply(near[other]).sum(axis=1)).ravel()
-                either = degrees[point] + degrees[other] - shared
-                similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
-                strength[other - point + WINDOW, point] = TIE * np.exp(1.0 - abs(other - point)) * similarity
+    for offset in range(1, WINDOW + 1):
+        for point, other in enumerate(range(offset, len(graphs))):
+            shared = np.asarray(near[point].multiply(near[other]).sum(axis=1)).ravel()
+            either = degrees[point] + degrees[other] - shared
+            similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
+            tie = TIE * np.exp(1.0 - offset) * similarity
+            strength[WINDOW + offset, point] = strength[WINDOW - offset, other] = tie
     return strength.reshape(2 * WINDOW + 1, -1)
 
 

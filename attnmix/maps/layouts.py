@@ -189,9 +189,8 @@ def fit_layout(
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
     if layout == "aligned":
         runs = in_parallel(lay_out_aligned, [(near, min_dist, seed) for seed in seeds], "aligned: maps by seed")
-        places = [xy for run in runs for xy in run]
+        blocks = [xy for run in runs for xy in run]
     else:
-        wholes = in_parallel(lay_out, [(each, min_dist, seed) for seed in seeds for each in near], f"{layout}: maps")
-        places = [xy for whole in wholes for xy in np.split(whole, len(vectors) // len(blocks))]
-    following = iter(places)
-    return {seed: {site: next(following) for site in vectors} for seed in seeds}
+        blocks = in_parallel(lay_out, [(each, min_dist, seed) for seed in seeds for each in near], f"{layout}: maps")
+    places = iter(np.split(np.concatenate(blocks), len(seeds) * len(vectors)))
+    return {seed: {site: next(places) for site in vectors} for seed in seeds}

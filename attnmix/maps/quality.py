@@ -206,8 +206,7 @@ def movement_table(
     documents = list(tokens.groupby("document", sort=False).indices.values())
     position_T = tokens["position"].to_numpy(np.float64)
     by_layer = dict(iter(ratios.groupby("layer")))
-    name = METRICS[metric].distance
-    distance = getattr(scipy.spatial.distance, "cityblock" if name == "manhattan" else name)
+    distance = getattr(scipy.spatial.distance, METRICS[metric].distance.replace("manhattan", "cityblock"))
     rows: list[tuple[object, ...]] = []
     for layout, maps in layouts.items():
         for layer, step, before, after in transitions(list(next(iter(maps.values())))):
@@ -230,10 +229,7 @@ def movement_table(
 def _correlate(
     moved_ST: Doubles, values_T: Doubles, full_T: Doubles, position_T: Doubles, seed: tuple[int, int]
 ) -> tuple[Doubles, Doubles, int]:
-    """Correlate the moves of a document's tokens on each map with `values_T`; tokens without a value are left out.
-
-    Return the correlations `[measures, seeds]`, the permutations' means over seeds, and the number of tokens.
-    """
+    """Return a document's correlations `[measures, seeds]`, the permutations' means over seeds, and its tokens."""
     known = np.isfinite(values_T)
     n_tokens = int(known.sum())
     if n_tokens < MIN_TOKENS:
@@ -248,10 +244,7 @@ def _correlate(
 
 
 def _unit_ranks(values: Doubles) -> Doubles:
-    """Return ranks along the last axis, centred and of length 1: Spearman's correlation is their scalar product.
-
-    NaN where all values are equal.
-    """
+    """Return centred ranks of length 1, whose scalar product is Spearman's correlation; NaN of equal values."""
     ranks = np.asarray(rankdata(values, axis=-1), dtype=np.float64)
     ranks -= ranks.mean(axis=-1, keepdims=True)
     lengths = np.linalg.norm(ranks, axis=-1, keepdims=True)
@@ -267,17 +260,14 @@ def _orders(size: int, *seed: int) -> npt.NDArray[np.int64]:
 def _summary(
     parts: Sequence[tuple[Doubles, Doubles, int]], seed: int, given_full_space: bool
 ) -> Iterator[tuple[object, ...]]:
-    """Yield `MOVEMENT_COLUMNS` from `measure` on, for every measure and, after `spearman`, for the permutations.
-
-    `parts` are what `_correlate` returns of each document. Nothing is left of the full space given itself.
-    """
+    """Yield `MOVEMENT_COLUMNS` from `measure` on; `parts` are what `_correlate` returns of each document."""
     measures_DMS, null_DP, tokens_D = (np.array(each) for each in zip(*parts, strict=True))
     means_DM, by_seed_MS, null_P = _known_mean(measures_DMS, 2), _known_mean(measures_DMS, 0), _known_mean(null_DP, 0)
     defined_DM = ~np.isnan(means_DM)
     resampled = resample(np.nan_to_num(means_DM), defined_DM.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
     _, low_M, high_M = resampled.correlations()
     for number, measure in enumerate(MEASURES):
-        if measure == GIVEN_FULL_SPACE and not given_full_space:
+        if measure == GIVEN_FULL_SPACE and not given_full_space:  # nothing is left of the full space given itself
             continue
         defined, seed_means = defined_DM[:, number], by_seed_MS[number]
         counts = (int(defined.sum()), int(tokens_D[defined].sum()), len(seed_means))
