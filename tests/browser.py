@@ -17,8 +17,8 @@ NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
+# Firefox as its makers build it is driven through WebDriver BiDi.
+OPTIONS: dict[str, dict[str, Any]] = {"chromium": {"args": ["--disable-gpu"]}, "firefox": {"channel": "moz-firefox"}}
 
 
 @contextmanager
@@ -31,10 +31,7 @@ def browser(kind: str = "chromium") -> Iterator[Any]:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
         stop(f"no installed browser found (looked for {', '.join(NAMES[kind])})")
     with sync_playwright() as playwright:
-        if kind == "firefox":  # as its makers build it, through WebDriver BiDi
-            process = playwright.firefox.launch(executable_path=path, channel="moz-firefox", headless=True)
-        else:
-            process = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        process = getattr(playwright, kind).launch(executable_path=path, **OPTIONS[kind])
         yield process
         process.close()
 
@@ -45,8 +42,7 @@ class Opened:
     def __init__(self, process: Any, path: Path, **context: Any) -> None:
         self.context = process.new_context(**context)
         self.page = self.context.new_page()
-        self.errors: list[str] = []
-        self.requests: list[str] = []
+        self.errors, self.requests = list[str](), list[str]()
         self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -73,8 +69,7 @@ class Opened:
         url = self.page.url.split("#")[0]
         self.context.close()
         assert self.errors == []
-        inside = ("data:", "blob:")
-        assert [each for each in self.requests if each != url and not each.startswith(inside)] == []
+        assert [each for each in self.requests if each != url and not each.startswith(("data:", "blob:"))] == []
 
 
 def violations(page: Any) -> list[tuple[str, list[Any]]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from browser import Opened, browser
+from browser import Opened
 from conftest import REPOSITORY, SHORT, Workspace, digest
 from families import write_family
 from stage_process import run_to_its_end
@@ -53,7 +54,7 @@ def test_numbers_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
-    workspace: Workspace, tmp_path: Path, family: str
+    workspace: Workspace, tmp_path: Path, chromium: Any, family: str
 ) -> None:
     folder = workspace(**QUICK, model={"name": str(write_family(family, tmp_path / family))})
     show.main(read_parameters(), [TEXT], folder / "page")
@@ -61,15 +62,14 @@ def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
     assert "all numbers and maps are of the text below." in words
-    with browser() as started:
-        opened = Opened(started, folder / "page/index.html")
-        assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
-        means = pd.read_csv(folder / "page/plots/measure/mixing.csv")
-        method = opened.page.input_value("#ratio-method")
-        (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["method"] == method]
-        assert curve["y"] == pytest.approx(means.loc[means["method"] == method, "mean"].tolist())
-        assert opened.page.inner_text("#checkpoint") == "The model as it is"
-        opened.close()
+    opened = Opened(chromium, folder / "page/index.html")
+    assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
+    means = pd.read_csv(folder / "page/plots/measure/mixing.csv")
+    method = opened.page.input_value("#ratio-method")
+    (curve,) = [trace for trace in opened.traces("mixing-chart") if trace["method"] == method]
+    assert curve["y"] == pytest.approx(means.loc[means["method"] == method, "mean"].tolist())
+    assert opened.page.inner_text("#checkpoint") == "The model as it is"
+    opened.close()
 
 
 def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace) -> None:
