@@ -47,11 +47,12 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
 def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
     page, table = opened.page, Run(Path()).table("measure/mixing_by_review")
     reviews = table.query("checkpoint == 'finetuned' and method == 'attnresln_n'").sort_values("layer", kind="stable")
-    means = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'")
-    layer = int(means.loc[means["mean"].idxmax(), "layer"])
+    mixing = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'")
+    means = mixing.set_index("layer")["mean"]
+    layer = means.idxmax()
     assert page.locator("h1").inner_text().replace("\xa0", " ") == (
-        f"Layer {layer} mixes tokens most, at a ratio of {100 * means['mean'].max():.0f} %; layer "
-        f"{means.loc[means['mean'].idxmin(), 'layer']} least, {100 * means['mean'].min():.0f} %"
+        f"Layer {layer} mixes tokens most, at a ratio of {100 * means.max():.0f} %; layer "
+        f"{means.idxmin()} least, {100 * means.min():.0f} %"
     )
     assert page.locator("#layer").input_value() == str(layer)
     page.wait_for_selector("#overview-chart circle", state="attached")  # drawn once it is seen
@@ -59,10 +60,10 @@ def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Ope
         "all => all.map(each => [each.textContent, Number(each.getAttribute('cy'))])"
     )
     assert [name for name, _ in dots] == [f"{row.document}: {100 * row.mean:.0f} %" for row in reviews.itertuples()]
-    heights = np.array([height for _, height in dots])
+    heights = [height for _, height in dots]
     slope, start = np.polyfit(reviews["mean"], heights, 1)
     assert slope < 0
-    assert np.abs(slope * reviews["mean"] + start - heights).max() < 0.1  # pixels
+    assert heights == pytest.approx((slope * reviews["mean"] + start).tolist(), abs=0.1)  # pixels
     captured = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned'")
     shares = captured.groupby("layer")["attnresln_n"].mean()
     path = page.locator("#overview-chart path.own").get_attribute("d")
@@ -75,14 +76,13 @@ def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Ope
     )
 
 
-def test_a_text_has_a_note_of_what_was_read(opened: Opened) -> None:
-    assert opened.page.locator("#text-note").inner_text() == (
-        "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
-        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
-    )
+def follow(page: Any, link: str) -> None:
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_selector("html[data-ready]")
 
 
-def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
+def test_a_link_shows_what_its_sender_saw_and_ignores_foreign_names(opened: Opened) -> None:
     page = opened.page
     choices = {"document": "1", "checkpoint": "pretrained", "matrix": "attention", "head": "1", "shade": "ratio"}
     choices |= {"ratio-method": "attn_n", "beside-choice": "2", "layout": "aligned", "step-measure": "norm"}
@@ -96,28 +96,18 @@ def test_a_link_shows_what_its_sender_saw(opened: Opened) -> None:
     point = page.locator("#point").input_value()
     selected = page.locator("#selected").inner_text()
     page.wait_for_function("() => location.hash.includes('point=2.ffn_output') && location.hash.includes('token=')")
-    link = page.evaluate("location.href")
-    page.goto("about:blank")
-    page.goto(link)
-    page.wait_for_selector("html[data-ready]")
+    follow(page, page.url)
     assert {name: page.locator(f"#{name}").input_value() for name in choices} == choices
     assert page.locator("#point").input_value() == point
     assert page.locator("#selected").inner_text() == selected
-
-
-def test_a_link_holds_the_difference_and_ignores_foreign_names(opened: Opened) -> None:
-    page = opened.page
     choose(page, "checkpoint", "difference")
     page.wait_for_function("() => location.hash.includes('difference=true')")
-    link = page.url
-    page.goto("about:blank")
-    page.goto(f"{link}&document=99&method=<b>")
-    page.wait_for_selector("html[data-ready]")
-    chosen = [page.locator(f"#{name}").input_value() for name in ("checkpoint", "document", "ratio-method")]
-    assert chosen == ["difference", "0", "attnresln_n"]
+    follow(page, f"{page.url.partition('#')[0]}#difference=true&document=99&method=<b>")
+    choices = {"checkpoint": "difference", "document": "0", "ratio-method": "attnresln_n"}
+    assert {name: page.locator(f"#{name}").input_value() for name in choices} == choices
 
 
-def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
+def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     test = run.metrics("finetune")["test"]
     assert f"{100 * test['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
@@ -138,6 +128,15 @@ def test_numbers_are_those_of_the_metrics_files(opened: Opened) -> None:
     difference = mixing.query("layer == 2 and checkpoint == 'difference'")["mean"].item()
     shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"{100 * difference:+.1f} percentage points" in shown
+    assert page.locator("#text-note").inner_text() == (
+        "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
+        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+    )
+    parameters = page.locator("#run tbody tr").all_inner_texts()
+    assert any(row.startswith("capture.max_length") and "40" in row for row in parameters)
+    origins = page.locator("#run").inner_text()
+    assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in origins
+    assert "The reviews come from data/sample." in origins
 
 
 def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
@@ -219,14 +218,6 @@ def test_print_names_the_choice_and_fits_the_paper(opened: Opened) -> None:
     assert drawing["width"] <= page.locator("#mixing-chart").bounding_box()["width"] <= 700  # A4 between usual margins
 
 
-def test_page_names_changed_parameters_and_origins(opened: Opened) -> None:
-    rows = opened.page.locator("#run tbody tr").all_inner_texts()
-    assert any(row.startswith("capture.max_length") and "40" in row for row in rows)
-    text = opened.page.locator("#run").inner_text()
-    assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in text
-    assert "The reviews come from data/sample." in text
-
-
 @pytest.mark.parametrize(
     ("means", "sentence"),
     [
@@ -244,7 +235,7 @@ def test_headline_tells_the_layers_apart(run: Path, means: tuple[float, ...], se
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_page_and_figures_of_any_single_layout(copied: Path, chromium: Any, layout: str) -> None:
-    others = [name for name in ("joint", "aligned", "separate") if name != layout]
+    others = [name for name in LAYOUTS if name != layout]
     for other in others:
         (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
