@@ -124,19 +124,16 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     names = [f"test/{number}" for number in range(len(lengths))]
     write_captured_texts(names)
     generator, target = np.random.default_rng(0), Run(Path())
-    table = pd.DataFrame(
-        {"document": np.repeat(names, lengths), "position": np.concatenate([*map(np.arange, lengths)])}
-    )
-    table["token_id"], table["token"] = 1, [f"word{number}" for number in range(len(table))]
+    positions = np.concatenate([*map(np.arange, lengths)])
+    table = pd.DataFrame({"document": np.repeat(names, lengths), "position": positions, "token_id": 1})
+    table["token"] = [f"word{number}" for number in range(len(table))]
     points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
-    plan = store.plan_store(len(table), 8, "float16")
-    store.create_stores(target.activations, sites, plan)
+    store.create_stores(target.activations, sites, store.plan_store(len(table), 8, "float16"))
     for site in sites:
-        for rows in map(plan.rows_of, range(plan.units)):
-            features = generator.normal(size=(rows.stop - rows.start, 8)).astype(np.float16)
-            store.write_block(target.activations, site, rows, features)
+        features = generator.normal(size=(len(table), 8)).astype(np.float16)
+        store.write_block(target.activations, site, slice(0, len(table)), features)
     write_captured_tokens(table, dict.fromkeys(names, "the film was dull ."), folder)
     places = {site: dict(zip("xy", generator.normal(size=(2, len(table))).astype("f4"), strict=True)) for site in sites}
     for layout in LAYOUTS:

@@ -27,11 +27,13 @@ def shares(checkpoint: str, layer: int, document: str = "test/0", method: str = 
     return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
 
 
-def shades(page: Any) -> list[tuple[tuple[float, ...], float]]:
-    """Return colour and opacity of every word."""
-    colours = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
-    numbers = [[float(each) for each in re.findall(r"[\d.]+", colour)] for colour in colours]
-    return [(tuple(each[:3]), (each[3] if len(each) > 3 else 1.0) if each else 0.0) for each in numbers]
+def assert_shades(page: Any, expected: Any) -> list[str]:
+    """Assert how far every word is shaded, from 0 to 1, and return the colours; an unshaded word's is empty."""
+    styles = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
+    parts = [style.removeprefix("rgba(").removesuffix(")").rpartition(", ") for style in styles]
+    opacities = [float(opacity or 0) for *_, opacity in parts]
+    assert opacities == pytest.approx(list(MAX_OPACITY * np.clip(expected, 0, 1)), abs=0.01)
+    return [colour if opacity else "" for (colour, *_), opacity in zip(parts, opacities, strict=True)]
 
 
 def test_words_are_found_and_walked_with_the_keyboard(opened: Opened) -> None:
@@ -62,31 +64,30 @@ def test_words_are_shaded_by_ratio_and_by_importance(opened: Opened) -> None:
     legend = page.locator("#text-legend").inner_text()
     assert f"{100 * low:.0f} % or less" in legend
     assert f"{100 * high:.0f} % or more" in legend
-    expected = MAX_OPACITY * np.clip((ratios["test/0"].to_numpy() - low) / (high - low), 0, 1)
-    assert [opacity for _, opacity in shades(page)] == pytest.approx(expected.tolist(), abs=0.01)
+    assert_shades(page, (ratios["test/0"] - low) / (high - low))
     choose(page, "shade", "leave_one_out")
     scores = Run(Path()).token_scores.query("document == 'test/0'")["score"].abs()
-    most = scores.quantile(0.9, interpolation="nearest")
-    expected = (MAX_OPACITY * (scores / most).clip(0, 1)).fillna(0)
-    assert [opacity for _, opacity in shades(page)] == pytest.approx(expected.tolist(), abs=0.01)
+    assert_shades(page, (scores / scores.quantile(0.9, interpolation="nearest")).fillna(0))
 
 
-@pytest.mark.parametrize("method", ["alti", "attention", "value_zeroing", "norm"])
-def test_sources_are_those_of_the_contribution_matrix(opened: Opened, method: str) -> None:
+def test_sources_are_those_of_the_contribution_matrix(opened: Opened) -> None:
     page = opened.page
-    choose(page, "matrix", method)
     choose(page, "layer", "2")
     page.locator("#token-3").click()
-    row = 100 * shares("finetuned", 2, method=method)[3]
-    kept, others = re.search(r"kept (\d+) % itself, (\d+) % from others", page.locator("#kept").inner_text()).groups()
-    assert [float(kept), float(others)] == pytest.approx([row[3], 100 - row[3]], abs=0.51)
-    legend = page.locator("#text-legend").inner_text()
-    assert legend.startswith(f"By {MATRIX_LABELS[method]}, fine-tuned:\nshare from others")
-    assert page.locator("#token-3").get_attribute("title").endswith(f"share from others {others} %")
-    row[3] = 0
-    first = page.locator("#sources li").first.inner_text()
-    assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(row.max(), abs=1)
-    assert visible(tokens()["token"][int(row.argmax())]) in first
+    page.mouse.move(0, 0)
+    for method in ("alti", "attention", "value_zeroing", "norm"):
+        choose(page, "matrix", method)
+        row = 100 * shares("finetuned", 2, method=method)[3]
+        text = page.locator("#kept").inner_text()
+        kept, others = re.search(r"kept (\d+) % itself, (\d+) % from others", text).groups()
+        assert [float(kept), float(others)] == pytest.approx([row[3], 100 - row[3]], abs=0.51)
+        legend = page.locator("#text-legend").inner_text()
+        assert legend.startswith(f"By {MATRIX_LABELS[method]}, fine-tuned:\nshare from others")
+        assert page.locator("#token-3").get_attribute("title").endswith(f"share from others {others} %")
+        row[3] = 0
+        first = page.locator("#sources li").first.inner_text()
+        assert float(first.split("\n")[-1].removesuffix(" %")) == pytest.approx(row.max(), abs=1)
+        assert visible(tokens()["token"][int(row.argmax())]) in first
 
 
 def test_the_difference_of_the_models_has_a_scale_with_two_ends(opened: Opened) -> None:
@@ -101,10 +102,8 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(opened: Opened) 
     legend = page.locator("#text-legend").inner_text().replace("\u2212", "-")
     assert f"{-100 * most:.0f} points or less" in legend
     assert f"{100 * most:+.0f} points or more" in legend
-    drawn, change = shades(page), changes["test/0"]
-    expected = MAX_OPACITY * np.clip(np.abs(change) / most, 0, 1)
-    assert [opacity for _, opacity in drawn] == pytest.approx(expected.tolist(), abs=0.01)
-    assert len({(share > 0, colour) for share, (colour, opacity) in zip(change, drawn, strict=True) if opacity}) == 2
+    colours = assert_shades(page, np.abs(changes["test/0"]) / most)
+    assert len({(change > 0, colour) for change, colour in zip(changes["test/0"], colours, strict=True) if colour}) == 2
 
 
 def test_a_card_lists_the_words_that_a_word_gave_to_and_its_course(opened: Opened) -> None:
@@ -182,10 +181,6 @@ def settled_tokens(opened: Opened) -> dict[str, Any]:
     opened.traces("map-chart")
     opened.page.wait_for_selector("#map-chart:not([data-moving])")
     return opened.trace("map-chart", "tokens")
-
-
-def pixels(opened: Opened) -> np.ndarray:
-    return np.array(settled_tokens(opened)["pixels"])
 
 
 def test_slider_and_keys_walk_through_the_points_in_forward_order(opened: Opened) -> None:
@@ -283,9 +278,9 @@ def test_words_are_drawn_where_there_is_room_and_more_after_zooming_in(opened: O
     page.locator("#map-chart").focus()
     for _ in range(8):
         page.keyboard.press("+")
-    zoomed, box = opened.trace("map-chart", "words"), page.locator("#map-chart canvas").bounding_box()
-    inside = ((pixels(opened) >= 0) & (pixels(opened) <= [box["width"], box["height"]])).all(axis=1)
-    near = set(np.array(settled_tokens(opened)["tokens"])[inside].tolist())
+    trace, box = settled_tokens(opened), page.locator("#map-chart canvas").bounding_box()
+    zoomed, pixels = opened.trace("map-chart", "words"), np.array(trace["pixels"])
+    near = set(np.array(trace["tokens"])[((pixels >= 0) & (pixels <= [box["width"], box["height"]])).all(axis=1)])
     assert 1 in near  # the selected one stays where it is
     assert len(near & set(words["tokens"])) < len(zoomed["tokens"])
 
@@ -296,7 +291,7 @@ def test_a_token_is_named_by_the_pointer_and_marked_in_all_views_by_a_click(open
     page.locator("#point").fill(page.locator("#point").get_attribute("max"))
     distances = np.linalg.norm(places(3, "layer_output")[:, None] - places(3, "layer_output"), axis=2)
     token = int(np.sort(distances)[:, 1].argmax())  # the farthest from any other
-    (x, y), box = pixels(opened)[token], page.locator("#map-chart canvas").bounding_box()
+    (x, y), box = settled_tokens(opened)["pixels"][token], page.locator("#map-chart canvas").bounding_box()
     page.mouse.move(box["x"] + x, box["y"] + y)
     row, text = tokens().iloc[token], page.locator("#map-tip:visible").inner_text()
     assert visible(row["token"]) in text
