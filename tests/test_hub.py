@@ -9,16 +9,20 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
-from conftest import REPOSITORY, toy_reviews, write_parameters, write_tiny_bert
+from conftest import toy_reviews, write_parameters, write_tiny_bert
 from hub_stand_in import GOOD, STRANGER, Repository, Trouble, hub
-from hub_worker import Worker
-from stage_process import TESTS, run_to_its_end
+from hub_worker import run_download, start_worker
+from stage_process import PATHS, run_to_its_end
 from test_download import write_hub_layout
+
+from attnmix.core.errors import InputError
+from attnmix.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
 # Temporary troubles, which the stage must not mind; the file of a data set is in the storage too.
@@ -28,7 +32,7 @@ TEMPORARY = [
     *(Trouble("file", kind) for kind in ("503", "reset", "corrupt", "short")),
     *(Trouble("storage", kind) for kind in ("503", "cut", "stall", "reset", "corrupt", "short", "portal")),
 ]
-OVER = "for more than 2 s; try again later"
+OVER = "for more than 1 s; try again later"
 RESET = f"the connection breaks ([Errno 104] Connection reset by peer), {OVER}"
 SPOILT = "came twice with other bytes than the hub's listing says"
 # Troubles without end, and what the one error must say.
@@ -56,25 +60,28 @@ class Served(NamedTuple):
     """A hub, the stage download beside it, and what is served."""
 
     address: str
-    worker: Worker
+    worker: ProcessPoolExecutor
     repositories: dict[str, Repository]
     data: dict[str, Path]
     model: dict[str, Path]
     home: Path
 
-    def download(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> str | None:
-        """Return the stage's error, in `folder`; by default of a model and a data set without any trouble."""
+    def download(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> Path:
+        """Run the stage in `folder` and return it; by default with a model and a data set without any trouble."""
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
         write_parameters(folder, **(defaults | changes))
-        return self.worker.download(folder, token, limit)
+        self.worker.submit(run_download, folder, token, limit).result()
+        return folder
 
     def failure(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> str:
-        """Return the one line of the stage's error."""
-        error = self.download(folder, token, limit, **changes)
-        assert error is not None
-        assert "\n" not in error
-        return error
+        """Return the one line of the stage's error, which must have written nothing into a new folder."""
+        new = not folder.exists() or not any(folder.iterdir())
+        with pytest.raises(InputError) as raised:
+            self.download(folder, token, limit, **changes)
+        assert "\n" not in str(raised.value)
+        assert not new or [path.name for path in folder.iterdir()] == ["params.yaml"]
+        return str(raised.value)
 
 
 @pytest.fixture(scope="module")
@@ -108,22 +115,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         repositories[f"models/{named(trouble)}"] = Repository(model, trouble=trouble)
     home = root / "home"
     with hub(repositories) as address:
-        worker = Worker(environment(address, home, HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1"))
-        yield Served(address, worker, repositories, data, model, home)
-        worker.process.kill()
-        worker.process.communicate()
+        variables = environment(address, home, HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1")
+        with start_worker(variables) as worker:
+            yield Served(address, worker, repositories, data, model, home)
 
 
 def environment(address: str, home: Path, **more: str) -> dict[str, str]:
     """Return the environment of a process that shall see no other hub, token or cache."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}"}
+    own = {"HF_ENDPOINT": address, "HF_HOME": str(home)} | PATHS
     # A file comes by the client's own transfers otherwise, which no client of httpx sees.
     return inherited | own | {"OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1", "HF_HUB_DISABLE_XET": "1"} | more
-
-
-def assert_nothing_made(folder: Path) -> None:
-    assert [path.name for path in folder.iterdir()] == ["params.yaml"]
 
 
 def digests(folder: Path) -> set[str]:
@@ -145,9 +147,9 @@ def assert_as_served(folder: Path, served: Served, commit: str) -> None:
     assert not (folder / ".unfinished").exists()
 
 
-def commits(folder: Path) -> tuple[str, str]:
-    metrics = json.loads((folder / "reports/metrics/download.json").read_text(encoding="utf-8"))
-    return metrics["model_commit"], metrics["dataset_commit"]
+def commits(folder: Path) -> dict[str, Any]:
+    metrics = json.loads((Run(folder).metrics_folder / "download.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in metrics.items() if name.endswith("_commit")}
 
 
 @pytest.mark.parametrize(("revision", "commit"), [(None, NEW), ("v1.0", OLD), ("a/branch", OLD), (OLD, OLD)])
@@ -155,42 +157,38 @@ def test_model_and_data_set_are_those_of_the_revision_whose_commit_is_recorded(
     tmp_path: Path, served: Served, revision: str | None, commit: str
 ) -> None:
     model, data = ({"name": f"owner/{name}", "revision": revision} for name in ("bert", "reviews"))
-    assert served.download(tmp_path, model=model, dataset=data) is None
-    assert_as_served(tmp_path, served, commit)
-    assert commits(tmp_path) == (commit, commit)
+    assert_as_served(served.download(tmp_path, model=model, dataset=data), served, commit)
+    assert commits(tmp_path) == {"model_commit": commit, "dataset_commit": commit}
 
 
 def test_base_is_a_name_at_a_revision(tmp_path: Path, served: Served) -> None:
-    assert served.download(tmp_path, model={"name": "owner/bert", "base": "owner/bert@v1.0"}) is None
+    served.download(tmp_path, model={"name": "owner/bert", "base": "owner/bert@v1.0"})
     for folder, commit in (("pretrained", OLD), ("pretrained/own", NEW)):
         weights = (tmp_path / "models" / folder / "model.safetensors").read_bytes()
         assert weights == (served.model[commit] / "model.safetensors").read_bytes()
-    metrics = json.loads((tmp_path / "reports/metrics/download.json").read_text(encoding="utf-8"))
-    assert (metrics["base_commit"], metrics["model_commit"]) == (OLD, NEW)
+    assert commits(tmp_path) == {"base_commit": OLD, "model_commit": NEW, "dataset_commit": NEW}
 
 
 @pytest.mark.parametrize("trouble", TEMPORARY, ids=named)
 def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble: Trouble) -> None:
-    assert served.download(tmp_path, model={"name": named(trouble)}) is None
+    served.download(tmp_path, model={"name": named(trouble)})
     assert served.repositories[f"models/{named(trouble)}"].troubled == trouble.times
     assert_as_served(tmp_path, served, NEW)
 
 
 def test_files_of_a_data_set_are_retried_too(tmp_path: Path, served: Served) -> None:
-    assert served.download(tmp_path, dataset={"name": "owner/cut"}) is None
+    assert_as_served(served.download(tmp_path, dataset={"name": "owner/cut"}), served, NEW)
     assert served.repositories["datasets/owner/cut"].troubled == 1
-    assert_as_served(tmp_path, served, NEW)
 
 
 @pytest.mark.parametrize(("trouble", "expected"), LASTING, ids=[named(each[0]) for each in LASTING])
 def test_lasting_failures_are_one_error_and_nothing_made(
     tmp_path: Path, served: Served, trouble: Trouble, expected: str
 ) -> None:
-    error = served.failure(tmp_path, limit=2, model={"name": named(trouble)})
+    error = served.failure(tmp_path, limit=1, model={"name": named(trouble)})
     assert error.startswith(f"model.name: {named(trouble)} is no folder here, and cannot be had from the hub")
     assert expected in error
     assert "secret" not in error  # of a signed address
-    assert_nothing_made(tmp_path)
     # What came with other bytes than it should is not left in the cache, where others would take it.
     if SPOILT in expected:
         cached = served.home / "hub" / f"models--{named(trouble).replace('/', '--')}"
@@ -219,13 +217,11 @@ def test_what_the_hub_does_not_give_is_one_error_that_says_what_to_do(
     assert error.startswith(f"{section}.name: {values['name']} ")
     assert expected.format(address=served.address) in error
     assert not token or token not in error
-    assert_nothing_made(tmp_path)
 
 
 @pytest.mark.parametrize("access", ["private", "gated", "forbidden"])
 def test_a_token_opens_what_is_closed_and_is_written_nowhere(tmp_path: Path, served: Served, access: str) -> None:
-    assert served.download(tmp_path, GOOD, model={"name": f"owner/{access}"}) is None
-    assert_as_served(tmp_path, served, NEW)
+    assert_as_served(served.download(tmp_path, GOOD, model={"name": f"owner/{access}"}), served, NEW)
     files = [path for folder in (tmp_path, served.home) for path in folder.rglob("*") if path.is_file()]
     assert [path for path in files if GOOD.encode() in path.read_bytes()] == []
 
@@ -234,50 +230,43 @@ def test_a_stored_login_opens_a_closed_data_set(tmp_path: Path, served: Served) 
     served.home.mkdir(exist_ok=True)
     (served.home / "token").write_text(GOOD, encoding="utf-8")  # as `hf auth login` does
     try:
-        assert served.download(tmp_path, dataset={"name": "owner/private"}) is None
+        assert_as_served(served.download(tmp_path, dataset={"name": "owner/private"}), served, NEW)
     finally:
         (served.home / "token").unlink()
-    assert_as_served(tmp_path, served, NEW)
 
 
 def test_code_of_a_repository_is_neither_run_nor_named_in_what_is_kept(tmp_path: Path, served: Served) -> None:
-    assert served.download(tmp_path, model={"name": "owner/known"}) is None
+    pretrained = Run(served.download(tmp_path, model={"name": "owner/known"})).pretrained
     for file in ("config.json", "tokenizer_config.json"):
-        values = json.loads((tmp_path / "models/pretrained" / file).read_text(encoding="utf-8"))
-        assert values == json.loads((served.model[NEW] / file).read_text(encoding="utf-8"))
-    assert not (tmp_path / "models/pretrained/own.py").exists()
+        kept, own = (
+            json.loads((folder / file).read_text(encoding="utf-8")) for folder in (pretrained, served.model[NEW])
+        )
+        assert kept == own
+    assert not (pretrained / "own.py").exists()
 
 
 def test_a_file_of_the_cache_counts_only_with_the_right_bytes(tmp_path: Path, served: Served) -> None:
-    assert served.download(tmp_path / "first") is None
+    served.download(tmp_path / "first")
     asked = served.repositories["models/owner/bert"].asked
     asked.clear()
-    assert served.download(tmp_path / "second") is None
+    assert_as_served(served.download(tmp_path / "second"), served, NEW)
     assert asked == ["info"]  # which commit `main` is
-    snapshot = served.home / "hub/models--owner--bert/snapshots" / NEW
-    content = bytearray((snapshot / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (snapshot / "model.safetensors").write_bytes(content)
-    assert served.download(tmp_path / "third") is None
+    weights = served.home / "hub/models--owner--bert/snapshots" / NEW / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    assert_as_served(served.download(tmp_path / "third"), served, NEW)
     assert asked[-1] == "storage"
-    for each in ("second", "third"):
-        assert_as_served(tmp_path / each, served, NEW)
 
 
 def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Path, served: Served) -> None:
-    assert served.download(tmp_path / "online") is None
+    online = served.download(tmp_path / "online")
     for repository in served.repositories.values():
         repository.asked.clear()
-    worker = Worker(environment(served.address, served.home, HF_HUB_OFFLINE="1"))
-    offline = served._replace(worker=worker)
-    assert offline.download(tmp_path / "offline") is None
-    assert_as_served(tmp_path / "offline", served, NEW)
-    assert commits(tmp_path / "offline") == commits(tmp_path / "online")
-    error = offline.failure(tmp_path / "lacking", model={"name": "owner/nothing"})
+    with start_worker(environment(served.address, served.home, HF_HUB_OFFLINE="1")) as worker:
+        offline = served._replace(worker=worker)
+        assert_as_served(offline.download(tmp_path / "offline"), served, NEW)
+        assert commits(tmp_path / "offline") == commits(online)
+        error = offline.failure(tmp_path / "lacking", model={"name": "owner/nothing"})
     assert "HF_HUB_OFFLINE is set, and the cache in HF_HOME lacks some of it; unset it" in error
-    assert_nothing_made(tmp_path / "lacking")
-    worker.process.kill()
-    worker.process.communicate()
     assert not any(repository.asked for repository in served.repositories.values())
 
 
@@ -285,19 +274,19 @@ def test_a_data_set_that_cannot_be_read_says_why_and_leaves_what_was_there(tmp_p
     folder = shutil.copytree(served.data[NEW], tmp_path / "unreadable")
     (folder / "plain_text/train-00000-of-00001.parquet").write_bytes(b"no parquet")
     served.repositories["datasets/owner/unreadable"] = Repository({OLD: folder})
-    assert served.download(tmp_path / "run") is None
-    error = served.failure(tmp_path / "run", dataset={"name": "owner/unreadable"})
+    run = served.download(tmp_path / "run")
+    error = served.failure(run, dataset={"name": "owner/unreadable"})
     assert error.startswith("dataset.name: owner/unreadable cannot be loaded: Could not open Parquet input source")
-    assert_as_served(tmp_path / "run", served, NEW)
+    assert_as_served(run, served, NEW)
 
 
 def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, served: Served) -> None:
     folder = shutil.copytree(served.data[NEW], tmp_path / "files")
     shutil.copytree(folder / "plain_text", folder / "other")
     served.repositories["datasets/owner/several"] = several = Repository({OLD: folder})
-    assert served.download(tmp_path / "run", dataset={"name": "owner/several:plain_text"}) is None
+    run = served.download(tmp_path / "run", dataset={"name": "owner/several:plain_text"})
     assert several.asked.count("storage") == 2
-    assert_as_served(tmp_path / "run", served, NEW)
+    assert_as_served(run, served, NEW)
 
 
 def test_hub_out_of_reach_is_one_error(tmp_path: Path) -> None:
