@@ -42,42 +42,32 @@ def run_capture(folder: Path, checkpoint: Path) -> None:
         capture.main(read_parameters())
 
 
-def assert_stores_equal(expected: dict[Site, Any], tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("model", "dtype", "tolerance"), [("tiny_bert", "float16", 2 * HALF), ("default_weights", "float32", 1e-5)]
+)
+def test_every_point_equals_a_recomputation_from_the_weights_and_the_models_hidden_states(
+    workspace: Workspace, request: pytest.FixtureRequest, tmp_path: Path, model: str, dtype: str, tolerance: float
+) -> None:
+    weights, checkpoint = request.getfixturevalue(model), tmp_path / "classifier"
+    torch.manual_seed(0)
+    load_classifier(weights).save_pretrained(checkpoint)
+    AutoTokenizer.from_pretrained(weights).save_pretrained(checkpoint)
+    text = "I can't say a bad word about it, and <br /> I shan't try. The ending? Unforgettable!"
+    chosen = {"points": list(POINTS), "documents": [], "texts": [text], "dtype": dtype, "max_length": 60}
+    run_capture(workspace(capture=chosen), checkpoint)
+    ids = Run(Path()).tokens["token_id"].tolist()
+    expected = {Site(*at): array for at, array in run_reference("bert", load_base(checkpoint), ids).features.items()}
     assert set(store.stored_sites(ACTIVATIONS)) == set(expected)
+    with torch.no_grad():
+        base = AutoModel.from_pretrained(checkpoint).eval()
+        hidden = base(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    assert len(hidden) == base.config.num_hidden_layers + 1
+    for level, states in enumerate(hidden):
+        site = Site(level, "layer_output" if level else "embedding_output")
+        assert np.abs(expected[site] - states[0].numpy()).max() <= 1e-5
     for site, features in expected.items():
         stored = store.read_features(ACTIVATIONS, site).astype(np.float64)
         assert np.abs(stored - features).max() <= tolerance * np.abs(features).max(), site
-
-
-def recomputed(checkpoint: Path) -> dict[Site, Any]:
-    """Compute every capture point of the one captured text from the weights alone, in float64."""
-    ids = Run(Path()).tokens["token_id"].tolist()
-    return {Site(*at): array for at, array in run_reference("bert", load_base(checkpoint), ids).features.items()}
-
-
-def test_every_point_equals_a_recomputation_from_the_weights(workspace: Workspace, tiny_bert: Path) -> None:
-    run_capture(workspace(capture={"points": list(POINTS), "documents": [3], "max_length": 40}), tiny_bert)
-    assert_stores_equal(recomputed(tiny_bert), tolerance=2 * HALF)
-
-
-def test_default_model_equals_a_recomputation_and_its_own_hidden_states(
-    workspace: Workspace, default_weights: Path, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "classifier"
-    torch.manual_seed(0)
-    load_classifier(default_weights).save_pretrained(checkpoint)
-    AutoTokenizer.from_pretrained(default_weights).save_pretrained(checkpoint)
-    text = "I can't say a bad word about it, and <br /> I shan't try. The ending? Unforgettable!"
-    chosen = {"points": list(POINTS), "documents": [], "texts": [text], "dtype": "float32"}
-    run_capture(workspace(capture=chosen), checkpoint)
-    assert_stores_equal(recomputed(checkpoint), tolerance=1e-5)
-    ids = torch.tensor([Run(Path()).tokens["token_id"].tolist()])
-    with torch.no_grad():
-        hidden = AutoModel.from_pretrained(checkpoint).eval()(ids, output_hidden_states=True).hidden_states
-    assert len(hidden) == 7
-    for level, states in enumerate(hidden):
-        site = Site(level, "layer_output" if level else "embedding_output")
-        assert np.abs(store.read_features(ACTIVATIONS, site) - states[0].numpy()).max() <= 1e-5
 
 
 def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspace, tiny_bert: Path) -> None:
@@ -97,13 +87,19 @@ def test_tokens_table_names_every_row_and_padding_is_nowhere(workspace: Workspac
     assert tokens["document"].drop_duplicates().tolist() == list(texts)
 
 
-def test_texts_in_one_batch_equal_texts_one_by_one(workspace: Workspace, tiny_bert: Path) -> None:
+def test_texts_in_one_batch_and_many_shards_equal_texts_one_by_one(
+    workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest
+) -> None:
     documents = {"documents": list(range(12)), "dtype": "float32", "max_length": 40}
-    run_capture(workspace("together", capture=documents | {"batch_tokens": 8192}), tiny_bert)
-    together = {s: store.read_features(ACTIVATIONS, s) for s in store.stored_sites(ACTIVATIONS)}
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
-    for site, features in together.items():
-        assert np.abs(features - store.read_features(ACTIVATIONS, site)).max() <= 1e-5, site
+    alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
+    request.getfixturevalue("small_shards")
+    run_capture(workspace("together", capture=documents | {"batch_tokens": 8192}), tiny_bert)
+    for site, features in alone.items():
+        array = store.open_store(ACTIVATIONS, site)
+        assert array.shards == (8, 24)
+        assert len(features) > 5 * 8
+        assert np.abs(features - array[:]).max() <= 1e-5, site
 
 
 def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: Workspace, tiny_bert: Path) -> None:
@@ -120,26 +116,13 @@ def test_capture_killed_after_it_published_starts_from_the_beginning(workspace: 
     assert not unfinished.exists()
 
 
-def test_store_of_many_shards_holds_the_same_features(
-    workspace: Workspace, tiny_bert: Path, request: pytest.FixtureRequest
-) -> None:
-    documents = {"documents": list(range(12)), "max_length": 40}
-    run_capture(workspace("one", capture=documents), tiny_bert)
-    whole = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
-    request.getfixturevalue("small_shards")
-    run_capture(workspace("many", capture=documents), tiny_bert)
-    for site, features in whole.items():
-        array = store.open_store(ACTIVATIONS, site)
-        assert array.shards == (16, 24)
-        assert len(features) > 5 * 16
-        assert np.abs(array[:].astype(float) - features.astype(float)).max() <= 0.004, site
-
-
 def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_bert: Path) -> None:
-    run_capture(workspace("exact", capture={"documents": [3], "max_length": 40}), tiny_bert)
-    exact = store.read_features(ACTIVATIONS, Site(1, "layer_output")).astype(float)
-    run_capture(workspace("half", capture={"documents": [3], "max_length": 40, "precision": "bf16"}), tiny_bert)
-    half = store.read_features(ACTIVATIONS, Site(1, "layer_output")).astype(float)
+    features = []
+    for precision in ("fp32", "bf16"):
+        chosen = {"documents": [3], "max_length": 40, "precision": precision}
+        run_capture(workspace(precision, capture=chosen), tiny_bert)
+        features.append(store.read_features(ACTIVATIONS, Site(1, "layer_output")).astype(float))
+    exact, half = features
     assert 0 < np.abs(half - exact).max() < 0.1
 
 
@@ -185,15 +168,26 @@ def test_impossible_choice_is_one_error(
     assert not ACTIVATIONS.exists()
 
 
-def test_feature_beyond_float16_stops_the_stage_and_leaves_no_store(workspace: Workspace, tmp_path: Path) -> None:
-    checkpoint = write_tiny_bert(tmp_path / "loud")
-    model = BertForSequenceClassification.from_pretrained(checkpoint)
+def write_loud_bert(folder: Path, parameter: str, row: Any = ...) -> Path:
+    """Write a tiny BERT with a number that float16 cannot hold in each place of a parameter, or of one row of it."""
+    model = BertForSequenceClassification.from_pretrained(write_tiny_bert(folder))
     with torch.no_grad():
-        model.bert.encoder.layer[1].output.dense.bias.fill_(1e5)
-    model.save_pretrained(checkpoint)
-    with pytest.raises(InputError, match=r"layer_02/ffn_output.*float16"):
+        model.get_parameter(parameter)[row] = 1e5
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_feature_beyond_float16_stops_the_stage_and_leaves_no_store(workspace: Workspace, tmp_path: Path) -> None:
+    checkpoint = write_loud_bert(tmp_path / "loud", "bert.encoder.layer.1.output.dense.bias")
+    with pytest.raises(InputError, match=r"layer_02/ffn_output: a feature of \d+ does not fit float16"):
         run_capture(workspace(capture={"documents": [3], "max_length": 40}), checkpoint)
     assert not ACTIVATIONS.exists()
+
+
+def test_padding_that_float16_cannot_hold_is_no_error(workspace: Workspace, tmp_path: Path) -> None:
+    checkpoint = write_loud_bert(tmp_path / "loud", "bert.embeddings.word_embeddings.weight", row=0)
+    run_capture(workspace(capture={"documents": list(range(12)), "max_length": 40}), checkpoint)
+    assert np.abs(store.read_features(ACTIVATIONS, Site(0, "word_embedding"))).max() < 10
 
 
 def test_two_processes_write_the_same_bytes_as_one(
