@@ -42,7 +42,7 @@ from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import write_tokenized
 from attnmix.store.writers import write_metrics
-from stages import tokenize
+from stages import capture, tokenize
 from stages.common.parameters import read_parameters
 
 kernels.use(settings.PORTABLE)
@@ -147,11 +147,17 @@ def tokenize_in(folder: Path) -> None:
         tokenize.main(read_parameters())
 
 
-def run_tokenized(stage: Any, folder: Path | None = None) -> None:
-    """Run `tokenize` and then `stage`, a module, in `folder` or the current one."""
-    with chdir(folder or Path.cwd()):
-        for each in (tokenize, stage):
-            each.main(read_parameters())
+def run_tokenized(stage: Any) -> None:
+    """Run `tokenize` and then `stage`, a module, in the current folder."""
+    for each in (tokenize, stage):
+        each.main(read_parameters())
+
+
+def run_capture(folder: Path, checkpoint: Path) -> Path:
+    """Run `capture` in a folder that has parameters."""
+    with chdir(prepared_for_capture(folder, checkpoint)):
+        capture.main(read_parameters())
+    return folder
 
 
 def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:

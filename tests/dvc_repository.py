@@ -98,7 +98,7 @@ def repository_of(folder: Path, files: Mapping[str, str], patch: pytest.MonkeyPa
     return repository
 
 
-def new_repository(folder: Path, stand_ins: bool = True) -> Repository:
+def new_repository(folder: Path) -> Repository:
     """Return a repository with the project's files in a first commit; nothing has run."""
     repository = with_home(folder)
     for name in FILES:
@@ -107,8 +107,7 @@ def new_repository(folder: Path, stand_ins: bool = True) -> Repository:
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(REPOSITORY / name, folder / name)
-    if stand_ins:
-        shutil.copy(REPOSITORY / "tests/stand_in_stage.py", folder / "stages/__main__.py")
+    shutil.copy(REPOSITORY / "tests/stand_in_stage.py", folder / "stages/__main__.py")
     repository.git("init", "--quiet")
     repository.commit("The project")
     return repository

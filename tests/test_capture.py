@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_tokenized, toy_reviews, write_tiny_bert
+from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_capture, toy_reviews, write_tiny_bert
 from family_reference import run_reference
 from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
@@ -23,7 +21,6 @@ from attnmix.models.loading import load_base, load_classifier
 from attnmix.store import features as store
 from attnmix.store.runs import Run
 from attnmix.store.texts import read_split
-from stages import capture
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
 from stages.tokenize import chosen_texts
@@ -35,11 +32,6 @@ def captured_rows(parameters: Parameters) -> list[int]:
     """Return the rows of the captured test reviews in their order."""
     texts = [text["document"] for text in chosen_texts(parameters, Run(Path())) if text["captured"]]
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
-
-
-def run_capture(folder: Path, checkpoint: Path) -> None:
-    with chdir(prepared_for_capture(folder, checkpoint)):
-        capture.main(read_parameters())
 
 
 @pytest.mark.parametrize(
@@ -168,24 +160,34 @@ def test_impossible_choice_is_one_error(
     assert not ACTIVATIONS.exists()
 
 
-def write_loud_bert(folder: Path, parameter: str, row: Any = ...) -> Path:
-    """Write a tiny BERT with a number that float16 cannot hold in each place of a parameter, or of one row of it."""
+def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) -> Path:
+    """Write a tiny BERT with a value in each place of a parameter, or of one row of it."""
     model = BertForSequenceClassification.from_pretrained(write_tiny_bert(folder))
     with torch.no_grad():
-        model.get_parameter(parameter)[row] = 1e5
+        model.get_parameter(parameter)[row] = value
     model.save_pretrained(folder)
     return folder
 
 
-def test_feature_beyond_float16_stops_the_stage_and_leaves_no_store(workspace: Workspace, tmp_path: Path) -> None:
-    checkpoint = write_loud_bert(tmp_path / "loud", "bert.encoder.layer.1.output.dense.bias")
-    with pytest.raises(InputError, match=r"layer_02/ffn_output: a feature of \d+ does not fit float16"):
-        run_capture(workspace(capture={"documents": [3], "max_length": 40}), checkpoint)
+@pytest.mark.parametrize(
+    ("value", "dtype", "problem"),
+    [
+        (1e5, "float16", r"a feature of \d+ does not fit float16 .*; set capture\.dtype"),
+        (np.nan, "float32", "the model's features hold NaN"),
+        (np.inf, "float32", "the model's features hold NaN or infinite"),
+    ],
+)
+def test_feature_that_a_store_cannot_hold_stops_the_stage_and_leaves_no_store(
+    workspace: Workspace, tmp_path: Path, value: float, dtype: str, problem: str
+) -> None:
+    checkpoint = write_loud_bert(tmp_path / "loud", "bert.encoder.layer.1.output.dense.bias", value)
+    with pytest.raises(InputError, match=f"layer_02/ffn_output: {problem}"):
+        run_capture(workspace(capture={"documents": [3], "max_length": 40, "dtype": dtype}), checkpoint)
     assert not ACTIVATIONS.exists()
 
 
 def test_padding_that_float16_cannot_hold_is_no_error(workspace: Workspace, tmp_path: Path) -> None:
-    checkpoint = write_loud_bert(tmp_path / "loud", "bert.embeddings.word_embeddings.weight", row=0)
+    checkpoint = write_loud_bert(tmp_path / "loud", "bert.embeddings.word_embeddings.weight", 1e5, row=0)
     run_capture(workspace(capture={"documents": list(range(12)), "max_length": 40}), checkpoint)
     assert np.abs(store.read_features(ACTIVATIONS, Site(0, "word_embedding"))).max() < 10
 
@@ -196,7 +198,6 @@ def test_two_processes_write_the_same_bytes_as_one(
     changes = {"documents": list(range(12)), "max_length": 40}
     one, two = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("one", "two"))
     run_stage(two, "capture", constants=SMALL_SHARDS, processes=2)
-    os.chdir(one)
-    run_tokenized(capture)
-    assert len(list(Path(ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
+    run_capture(one, tiny_bert)
+    assert len(list(Path(one, ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
     assert digest(one / ACTIVATIONS) == digest(two / ACTIVATIONS)

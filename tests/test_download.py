@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -224,6 +225,13 @@ def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
     assert dict(zip(rows["text"], rows["label"], strict=True)) == {text: i % 3 for i, text in enumerate(texts)}
 
 
+def parquet_of(text: bytes) -> bytes:
+    """Return the file of a table whose first text has these bytes, which need not be UTF-8."""
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([text, b"b"]).buffers())
+    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), file := io.BytesIO())
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -244,23 +252,19 @@ def test_a_csv_is_read_as_it_stands(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a", "label": 0.5}\n{"text": "b", "label": 1}\n', r"numbers that are not whole \(0\.5"),
         ("a.jsonl", b'{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n', r"train split would have 0 reviews"),
         ("a.doc", b"words", r"a\.doc is no \.csv, \.tsv, \.jsonl, \.parquet file"),
+        ("a.parquet", parquet_of(b"caf\xe9"), r"a\.parquet: .*Invalid UTF8"),
+        *((name, None, r"dataset\.name: there is no file or folder") for name in ("no/such/at/all", "a.csv", "../a")),
     ],
 )
-def test_an_unusable_file_is_one_error(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_an_unusable_file_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
     with pytest.raises(InputError, match=expected) as raised:
-        read(tmp_path / name)
+        read(name)
     assert "\n" not in str(raised.value)
-
-
-def test_a_missing_source_and_broken_utf8_are_one_error(tmp_path: Path) -> None:
-    for name in ("no/such/folder/at/all", "missing.csv", "../missing"):
-        with pytest.raises(InputError, match=r"dataset\.name: there is no file or folder"):
-            read(name)
-    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"caf\xe9", b"b"]).buffers())
-    pq.write_table(pa.table({"text": broken, "label": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet: .*Invalid UTF8"):
-        read(tmp_path / "a.parquet")
 
 
 def test_a_class_or_group_that_cannot_be_split_is_one_error(tmp_path: Path) -> None:
@@ -463,6 +467,8 @@ def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCa
         pd.testing.assert_frame_equal(read_split(split, Path("data/reviews")), rows)
     metrics = json.loads(Path("reports/metrics/download.json").read_text())
     assert metrics == {"dataset_commit": None, "model_commit": None} | sizes(expected)
+    sources = json.loads(Path("reports/sources.json").read_text())  # which DVC watches from now on
+    assert (sources["watched"], sources["files"].keys()) == (["own"], {"dataset.name", "model.name"})
     assert Path("models/pretrained/model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
     # A third of the words is not in the tiny vocabulary, which is said.
     words = " ".join(expected["test"]["text"]).replace(".", "").split()

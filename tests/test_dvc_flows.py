@@ -26,8 +26,6 @@ FEATURES = (
 )
 METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 
-PullRequest = Callable[[Callable[[Path], object]], Repository]
-
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
@@ -75,20 +73,15 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
 
 
-@pytest.fixture
-def pull_request(author: Repository, tmp_path: Path) -> PullRequest:
+def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:
     """Commit a change and return what the workflow checks out of it, with the figures in place."""
-
-    def make(change: Callable[[Path], object]) -> Repository:
-        branch, checkout = author.copy(tmp_path / "branch"), with_home(tmp_path / "checkout")
-        change(branch.folder)
-        branch.commit("A change")
-        branch.git("clone", "--quiet", "--depth", str(DEPTH), branch.folder.as_uri(), str(checkout.folder))
-        for kept in (".dvc/cache", "reports/figures"):
-            shutil.copytree(branch.folder / kept, checkout.folder / kept)
-        return checkout
-
-    return make
+    branch, checkout = author.copy(folder / "branch"), with_home(folder / "checkout")
+    change(branch.folder)
+    branch.commit("A change")
+    branch.git("clone", "--quiet", "--depth", str(DEPTH), branch.folder.as_uri(), str(checkout.folder))
+    for kept in (".dvc/cache", "reports/figures"):
+        shutil.copytree(branch.folder / kept, checkout.folder / kept)
+    return checkout
 
 
 def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
@@ -101,13 +94,13 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
     return summary.read_text(encoding="utf-8")
 
 
-def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request: PullRequest) -> None:
+def test_pull_request_shows_its_parameter_its_scores_and_its_curve(author: Repository, tmp_path: Path) -> None:
     def change(folder: Path) -> None:
         change_metric(folder)
         (folder / METRICS).write_text(json.dumps({"joint": {"kept": 0.5, "overlap": 0.25}}), encoding="utf-8")
         (folder / CURVES).write_text(re.sub(r"\d+", "7", (folder / CURVES).read_text()), encoding="utf-8")
 
-    checkout = pull_request(change)
+    checkout = pull_request(author, tmp_path, change)
     stale = dict(re.findall("^- `([a-z]+)`: (.*)$", summary_of(checkout, GUARD, succeeds=False), flags=re.MULTILINE))
     assert "`umap` in params.yaml modified" in stale["reduce"]
     assert f"{METRICS} modified" in stale["reduce"]
@@ -125,8 +118,8 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(pull_request:
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
 
 
-def test_pull_request_of_a_document_shows_no_rows(pull_request: PullRequest) -> None:
-    checkout = pull_request(lambda folder: (folder / "README.md").write_text("A line.\n", encoding="utf-8"))
+def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: Path) -> None:
+    checkout = pull_request(author, tmp_path, lambda folder: (folder / "README.md").write_text("A line.\n"))
     assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)
     text = summary_of(checkout, REPORT)
     assert "|" not in text

@@ -12,28 +12,18 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from conftest import Workspace, digest, prepared_for_capture, run_tokenized
+from conftest import Workspace, digest, run_capture
 from moto.server import ThreadedMotoServer
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as stored
 from attnmix.store.runs import open_run
-from stages import capture
 
-CAPTURED = {
-    "documents": list(range(12)),
-    "max_length": 40,
-    "points": ["word_embedding", "attention_heads", "layer_output"],
-}
+POINTS = ["word_embedding", "attention_heads", "layer_output"]
+CAPTURED = {"documents": list(range(12)), "max_length": 40, "points": POINTS}
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 SITE = Site(1, "layer_output")
-
-
-def run_capture(folder: Path, checkpoint: Path) -> Path:
-    prepared_for_capture(folder, checkpoint)
-    run_tokenized(capture, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

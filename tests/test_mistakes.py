@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import REPOSITORY, SHORT, Workspace, prepared_for_capture, run_tokenized, write_parameters
-from stage_process import run_to_its_end
+from conftest import REPOSITORY, SHORT, Workspace, run_capture, write_parameters
+from stage_process import PATHS, run_to_its_end
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
@@ -106,20 +106,32 @@ def set_free_disk(patch: pytest.MonkeyPatch, size: float) -> None:
     patch.setattr(resources, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 
-def test_stores_that_do_not_fit_the_disk_are_refused_before_any_is_written(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "copies", "demand"), [("hardlink", 1, "of disk"), ("copy", 2, "of disk and a copy in DVC's cache")]
+)
+def test_stores_that_do_not_fit_the_disk_or_dvcs_copy_of_them_are_refused_before_any_is_written(
+    workspace: Workspace,
+    tiny_bert: Path,
+    small_shards: None,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    copies: int,
+    demand: str,
 ) -> None:
-    prepared_for_capture(workspace(capture=CAPTURE), tiny_bert)
-    run_tokenized(capture)
+    folder = run_capture(workspace(capture=CAPTURE), tiny_bert)
     written = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*.zarr/c/**/*") if path.is_file())
     shutil.rmtree(ACTIVATIONS)
-    set_free_disk(monkeypatch, written / 2)
+    (folder / ".dvc").mkdir()
+    (folder / ".dvc/config").write_text(f"[cache]\n    type = {kind}\n")
+    monkeypatch.setenv("DVC_ROOT", str(folder))
+    set_free_disk(monkeypatch, copies * written / 2)
     reduce = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
-    with pytest.raises(InputError, match=rf"^capture: \d+ tokens at 17 points need .* of disk, .* reduce {reduce}$"):
-        run_tokenized(capture)
+    expected = rf"^capture: \d+ tokens at 17 points need \S+ GB {demand}, and .* reduce {reduce}$"
+    with pytest.raises(InputError, match=expected):
+        run_capture(folder, tiny_bert)
     assert not list(Path().rglob("*.zarr"))
-    set_free_disk(monkeypatch, written)
-    run_tokenized(capture)
+    set_free_disk(monkeypatch, copies * written)
+    run_capture(folder, tiny_bert)
     assert ACTIVATIONS.is_dir()
 
 
@@ -136,34 +148,15 @@ def test_lack_of_memory_is_one_line_that_names_the_parameter(allocate: Callable[
         raise RuntimeError("of another kind")
 
 
-@pytest.mark.parametrize(("kind", "copies"), [("hardlink", 1), ("copy", 2)])
-def test_copy_in_the_cache_counts_where_dvc_will_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, copies: int
-) -> None:
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc/config").write_text(f"[cache]\n    type = {kind}\n")
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    set_free_disk(monkeypatch, copies * 1e6)
-    resources.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
-    set_free_disk(monkeypatch, copies * 1e6 - 1)
-    with pytest.raises(InputError, match="copy in DVC's cache, and" if copies > 1 else r"of disk, and"):
-        resources.check_disk("x: it needs", 1_000_000, tmp_path / "features", "y")
-    assert [path.name for path in tmp_path.iterdir()] == [".dvc"]
-
-
 def test_second_run_of_a_stage_is_told_of_the_first_until_that_is_killed(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = workspace()
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "stages", "render"]
-    hold = subprocess.Popen(
-        [sys.executable, "-c", HOLD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with hold as first:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD], env=os.environ | PATHS, **pipes) as first:
         assert first.stdout
         assert first.stdout.readline() == b"\n"
-        second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        second = run_to_its_end([sys.executable, "-m", "stages", "render"], folder, PATHS)
         message = f"error: another run of render is at work in {folder}; wait for its end, or stop it\n"
         assert (second.returncode, second.stderr) == (1, message)
         with monkeypatch.context() as patch:  # the first of one run's processes has the lock

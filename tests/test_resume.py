@@ -22,6 +22,7 @@ from conftest import (
     Workspace,
     digest,
     prepared_for_capture,
+    run_capture,
     write_parameters,
     write_tiny_bert,
 )
@@ -48,11 +49,11 @@ ROWS = slice(0, 16)  # of the first shard
 FIRST_LINE = f"arithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settings.PORTABLE]}"
 
 
-def test_stopped_stage_computes_only_what_it_had_not_finished(tmp_path: Path, tiny_bert: Path) -> None:
-    for folder in (tmp_path / "stopped", tmp_path / "undisturbed"):
-        write_parameters(prepared_for_capture(folder, tiny_bert), capture=CAPTURE)
-    run_stage(folder, "capture", constants=SMALL_SHARDS)
-    expected, stopped = folder / ACTIVATIONS, tmp_path / "stopped"
+def test_stopped_stage_computes_only_what_it_had_not_finished(
+    workspace: Workspace, tiny_bert: Path, small_shards: None, one_thread: None
+) -> None:
+    expected = run_capture(workspace("undisturbed", capture=CAPTURE), tiny_bert) / ACTIVATIONS
+    stopped = prepared_for_capture(workspace("stopped", capture=CAPTURE), tiny_bert)
 
     stop = {"kill_at": "open .*/done/3.begun$", "kill_by": signal.SIGINT}  # Ctrl-C after three shards
     message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
@@ -92,8 +93,8 @@ def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_
     if changed in FILES:
         (folder / FILES[changed]).write_text("# changed", encoding="utf-8")
     elif changed == "package":
-        packages = [*distributions(), SimpleNamespace(name="planted", version="1.0")]
-        monkeypatch.setattr(resume, "distributions", lambda: packages)
+        planted = SimpleNamespace(name="planted", version="1.0")
+        monkeypatch.setattr(resume, "distributions", lambda: [*distributions(), planted])
     elif changed == "parameter":
         write_parameters(folder, capture=CAPTURE | {"dtype": "float32"})
     else:

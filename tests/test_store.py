@@ -43,8 +43,11 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     return vectors
 
 
+RunAndVectors = tuple[Run, dict[Site, np.ndarray]]
+
+
 @pytest.fixture
-def run_and_vectors(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site, np.ndarray]]:
+def run_and_vectors(tmp_path: Path, small_shards: None) -> RunAndVectors:
     """A run with stores of several shards, and their numbers."""
     vectors = write_run(tmp_path, LENGTHS)
     return open_run(tmp_path), vectors
@@ -53,7 +56,7 @@ def run_and_vectors(tmp_path: Path, small_shards: None) -> tuple[Run, dict[Site,
 @pytest.mark.parametrize("document", [None, "test/5", "text/0"])
 @pytest.mark.parametrize("layers", [None, [2, 1]])
 def test_every_reader_returns_the_captured_numbers(
-    run_and_vectors: tuple[Run, dict[Site, np.ndarray]], document: str | None, layers: list[int] | None
+    run_and_vectors: RunAndVectors, document: str | None, layers: list[int] | None
 ) -> None:
     run, vectors = run_and_vectors
     assert run.sites == list(SITES)
@@ -76,14 +79,14 @@ def test_every_reader_returns_the_captured_numbers(
     assert np.array_equal(third.values, expected[(layers or [1, 2]).index(2)][run.tokens["position"][rows] == 3])
 
 
-def test_any_rows_are_read_from_the_shards_that_hold_them(run_and_vectors: tuple[Run, dict[Site, np.ndarray]]) -> None:
+def test_any_rows_are_read_from_the_shards_that_hold_them(run_and_vectors: RunAndVectors) -> None:
     run, vectors = run_and_vectors
     for site, features in vectors.items():
         for rows in ([0, 1, 7, 8, 50, 102], [102], [], list(range(103))):
             assert np.array_equal(run.read(site, np.array(rows, np.int64)), features[rows])
 
 
-def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: tuple[Run, dict[Site, np.ndarray]]) -> None:
+def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: RunAndVectors) -> None:
     run, vectors = run_and_vectors
     last = max((run.activations / f"{SITE}.zarr/c").iterdir(), key=lambda path: int(path.name)) / "0"
     last.write_bytes(last.read_bytes()[:-1] + b"?")
@@ -105,7 +108,7 @@ def test_nothing_is_read_before_it_is_asked_for(run_and_vectors: tuple[Run, dict
     ],
 )
 def test_features_that_were_not_captured_are_one_clear_error(
-    run_and_vectors: tuple[Run, dict[Site, np.ndarray]], arguments: tuple[str, ...], message: str
+    run_and_vectors: RunAndVectors, arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         run_and_vectors[0].features(*arguments)
@@ -171,16 +174,6 @@ def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"piece0", b"piece8", 1))
     with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*force the stage tokenize"):
         _ = Run(tmp_path).tokens
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype", "problem"),
-    [(70_000.0, "float16", r"70000.*float16.*capture\.dtype"), (np.nan, "float32", "NaN"), (np.inf, "float32", "NaN")],
-)
-def test_value_that_a_store_cannot_hold_names_layer_and_point(value: float, dtype: str, problem: str) -> None:
-    store.check_fits(np.array([[65_000.0]], dtype="float32"), SITE, dtype)
-    with pytest.raises(InputError, match=rf"layer_01/layer_output.*{problem}"):
-        store.check_fits(np.array([[1.0, value]], dtype="float32"), SITE, dtype)
 
 
 def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import SHORT, Workspace, write_tokenizer
+from conftest import SHORT, TINY, Workspace
 from matplotlib.figure import Figure
 from test_families_pipeline import STAGES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
@@ -43,13 +43,12 @@ HOSTILE = [
 
 def write_bert(folder: Path, texts: list[str]) -> None:
     """Write a tiny BERT without a head, whose tokens are the characters of the texts."""
-    write_tokenizer(folder)
     letters = sorted(set("".join(texts).lower()) - {" "})
     vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     names = {name: number for number, name in enumerate(vocabulary)}
     BertTokenizerFast(vocab=names, strip_accents=False).save_pretrained(folder)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
-    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=64, **sizes)).save_pretrained(folder)
+    sizes = TINY | {"vocab_size": len(names), "num_hidden_layers": 2, "max_position_embeddings": 64}
+    BertModel(BertConfig(**sizes)).save_pretrained(folder)
 
 
 def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(workspace: Workspace) -> None:
@@ -57,16 +56,14 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
         (f"{subject} {number}{verdict}", name)
         for (name, verdict), subject, number in itertools.product(VERDICTS.items(), SUBJECTS, range(2))
     ]
-    frame = pd.DataFrame([*reviews, *((text, "肯定") for text in HOSTILE)], columns=["感想", "المراجعة"])
+    columns = {"text_column": "感想", "label_column": "المراجعة"}
+    frame = pd.DataFrame([*reviews, *((text, "肯定") for text in HOSTILE)], columns=list(columns.values()))
     folder = workspace()
     frame.to_csv(folder / "reviews.csv", index=False, encoding="utf-8-sig", quoting=csv.QUOTE_ALL)
     write_bert(folder / "model", frame["感想"].tolist())
     captured = {"documents": [0, 1], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]]}
     workspace(
-        dataset={
-            **{"name": "reviews.csv", "validation_fraction": 0.25},
-            **{"text_column": "感想", "label_column": "المراجعة"},
-        },
+        dataset={"name": "reviews.csv", "validation_fraction": 0.25} | columns,
         model={"name": "model"},
         finetune={"epochs": 1, "max_length": 40},
         capture=SHORT["capture"] | captured,
