@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnmix.api import Measures, Model, compare, layout, load, measure
+    from attnmix.api import Measures, Model, capture, compare, layout, load, measure
     from attnmix.store.runs import open_run
 
 MODULES = {
-    **dict.fromkeys(("load", "measure", "compare", "layout", "Model", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("load", "measure", "capture", "compare", "layout", "Model", "Measures"), "attnmix.api"),
     "open_run": "attnmix.store.runs",
 }
-__all__ = ["Measures", "Model", "compare", "layout", "load", "measure", "open_run"]
+__all__ = ["Measures", "Model", "capture", "compare", "layout", "load", "measure", "open_run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,30 +7,40 @@
     result.ratios  # a row for each token, layer and method
     result.matrix("alti", layer=6)  # tokens by sources
 
-Nothing here writes to a file. A model at hand is left as it was: its attention implementation, mode, hooks, dtype and
-device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
+    result.save("page.html")  # the interactive page; result.show() opens it
+
+Only `capture` and `save` write files. A model at hand is left as it was: its attention implementation, mode, hooks,
+dtype and device. Numbers are computed in float32 (matrices in float64), whatever the model's dtype.
 """
 
 from __future__ import annotations
 
 import copy
+import html
+import logging
+import shutil
+import sys
 import tempfile
 import warnings
+import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
+from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import DECODER_INPUT, TOKEN_CLASSES
+from attnmix.core.names import DECODER_INPUT, POINTS, TOKEN_CLASSES
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
@@ -44,6 +54,7 @@ from attnmix.models.encoding import batches_by_tokens, tokenize_texts
 from attnmix.models.families import family_of
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_base
+from attnmix.store.runs import Run
 
 if TYPE_CHECKING:
     import xarray
@@ -69,6 +80,13 @@ class Model:
         """The number of layers, those of an encoder and its decoder together."""
         with self.observed() as base:
             return max(site.layer for site in widths(base))
+
+    def save(self, folder: Path) -> None:
+        """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
+        base: Any = self.network.base_model
+        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
+        base.save_pretrained(folder, state_dict=state)
+        self.tokenizer.save_pretrained(folder)
 
     @contextmanager
     def observed(self) -> Iterator[PreTrainedModel]:
@@ -115,7 +133,7 @@ def load(
             raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
         family_of(model.base_model.config)
         return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         checkpoint = Path(folder, "model")
         fetch_model(str(model), checkpoint, revision)
         base: Any = load_base(checkpoint)
@@ -131,12 +149,19 @@ def measure(
     `texts` is one text, several (a list, a column of a data set), or token ids, special tokens included. `methods` are
     names of `attnmix.measures.ratios.RATIOS`; without them, all that the model's family has. Longer texts than
     `max_length` tokens, or than the model takes, are truncated with a warning. Raise `InputError` for an empty text,
-    an unknown method, or numbers that are not to be trusted, as the parts of a layer must sum to the model's own output.
+    an unknown method, or numbers that are not to be trusted: the parts of a layer must sum to the model's output.
 
     >>> result = attnmix.measure(model, "time flies like an arrow")
-    >>> result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False)
+    >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))
+     layer  mean
+         1 0.266
+         2 0.227
+         3 0.212
+         4 0.234
+         5 0.186
+         6 0.335
     """
-    documents, tokens = _documents(model, texts, max_length)
+    documents, tokens, given = _documents(model, texts, max_length)
     if unknown := sorted(set(methods or ()) - set(RATIOS)):
         raise InputError(f"methods: {', '.join(unknown)}; allowed: {', '.join(RATIOS)}")
     family = family_of(model.network.base_model.config)
@@ -151,7 +176,7 @@ def measure(
             measures = measurer.measures([documents[number] for number in batch])
             ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
         decoder = [site.layer for site in widths(base) if site.point == DECODER_INPUT]
-    return Measures(model, documents, tokens, present, [ratios[i] for i in range(len(ratios))], decoder)
+    return Measures(model, documents, tokens, present, given, [ratios[i] for i in range(len(ratios))], decoder)
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,6 +188,8 @@ class Measures:
     tokens: pd.DataFrame
     """`text, position, token_id, token, word, token_class`: a row for each token."""
     methods: Sequence[str]
+    texts: Sequence[str]
+    """The texts; none where token ids were given."""
     arrays: Sequence[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
     _decoder: Sequence[int]
@@ -235,6 +262,107 @@ class Measures:
         matrices = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
         return matrices if layer is None else matrices.sel(layer=layer)
 
+    def save(self, path: Path | str) -> Path:
+        """Write the interactive page of the texts, one file that works offline, and return its path.
+
+        It takes seconds: the page also holds every head, the controls and UMAP maps. Raise `InputError` where token ids
+        were measured, which have no text.
+
+        >>> result.save("page.html").name
+        'page.html'
+        """
+        from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+        from attnmix.page.sentences import Subject
+        from attnmix.runs.show import show_texts
+
+        if not self.texts:
+            raise InputError("save: token ids have no text; measure texts to draw their page")
+        length = max(3, *map(len, self.documents))
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            run = Run(Path(folder))
+            self.model.save(run.pretrained)
+            show_texts(
+                self.texts,
+                run,
+                Subject(self.model.name, origins=[f"The model is {self.model.name}."]),
+                capture=CaptureParameters(max_length=length),
+                measured=MeasureParameters(methods=list(self.methods)),
+                umap=UmapParameters(),
+                seed=SEED,
+                arithmetic=FASTEST,
+            )
+            return Path(shutil.copyfile(run.page, path))
+
+    def show(self) -> Any:
+        """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser."""
+        page = self.save(Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html"))
+        if "ipykernel" in sys.modules:
+            from IPython.display import HTML
+
+            source = html.escape(page.read_text(encoding="utf-8"), quote=True)
+            return HTML(f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>')
+        webbrowser.open(page.as_uri())
+        return None
+
+
+def capture(
+    model: Model,
+    texts: str | Iterable[str],
+    path: Path | str,
+    *,
+    points: Sequence[str] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    max_length: int | None = None,
+) -> Run:
+    """Write the vectors of `texts` at the capture `points` of every layer to the folder `path`, and return its run.
+
+    `points` are names of `attnmix.core.names.POINTS`; without them, those of the pipeline's default. Each layer and
+    point is one Zarr store `[tokens, hidden]`; `open_run(path)` reads them again. Raise `InputError` for an empty text,
+    an unknown point, or a folder that holds anything else.
+
+    >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
+    >>> run.features("layer_output").shape
+    (6, 9, 384)
+    """
+    from attnmix.core.settings import CaptureParameters
+    from attnmix.runs.capture import capture_texts
+    from attnmix.runs.tokens import free_texts, write_tokens
+
+    documents, _, given = _documents(model, texts, max_length)
+    if not given:
+        raise InputError("capture: token ids have no text; allowed: texts")
+    if unknown := sorted(set(points or ()) - set(POINTS)):
+        raise InputError(f"points: {', '.join(unknown)}; allowed: {', '.join(POINTS)}")
+    run = Run(Path(path))
+    check_folder("path", run.root, ["features"])
+    settings = CaptureParameters(max_length=max(3, *map(len, documents)), dtype=dtype)
+    if points is not None:
+        settings = settings.model_copy(update={"points": list(points)})
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        checkpoint = Path(folder, "model")
+        model.save(checkpoint)
+        write_tokens(free_texts(given), settings.max_length, checkpoint, run)
+        (run.root / "unfinished").mkdir()
+        capture_texts(settings, checkpoint, run, run.root / "unfinished")
+    return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
+    logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
+    level, verbosity = logger.level, transformers_logging.get_verbosity()
+    logger.setLevel(logging.WARNING)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
 
 def compare(before: Measures, after: Measures) -> pd.DataFrame:
     """Return the change of every mean ratio between two models on the same texts, paired by text.
@@ -242,7 +370,7 @@ def compare(before: Measures, after: Measures) -> pd.DataFrame:
     Columns: `layer, method, before, after, difference, ci_low, ci_high, texts`; the 95 % bootstrap interval of the
     difference is over texts, and NaN with fewer than 8. Raise `InputError` where texts, tokens or layers differ.
 
-    >>> attnmix.compare(result, result)["difference"].abs().max()
+    >>> float(attnmix.compare(result, result)["difference"].abs().max())
     0.0
     """
     if [each.ids.tolist() for each in before.documents] != [each.ids.tolist() for each in after.documents]:
@@ -293,8 +421,10 @@ def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
     return table.assign(texts=texts)
 
 
-def _documents(model: Model, texts: str | Iterable[Any], max_length: int | None) -> tuple[list[Document], pd.DataFrame]:
-    """Return the texts as documents, and the table of their tokens."""
+def _documents(
+    model: Model, texts: str | Iterable[Any], max_length: int | None
+) -> tuple[list[Document], pd.DataFrame, list[str]]:
+    """Return the texts as documents, the table of their tokens, and the texts; none where they are token ids."""
     given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     if given and all(isinstance(each, Integral) for each in given):
         given = [given]
@@ -312,7 +442,7 @@ def _documents(model: Model, texts: str | Iterable[Any], max_length: int | None)
         ids, words = np.array(table["token_id"], np.int32), np.array(table["word"], np.int32)
         documents.append(Document(f"text {number}", ids, classes, words, measured=False))
     tokens = pd.concat(table.assign(text=number) for number, table in enumerate(tables))
-    return documents, tokens[TOKEN_COLUMNS].reset_index(drop=True)
+    return documents, tokens[TOKEN_COLUMNS].reset_index(drop=True), given if isinstance(given[0], str) else []
 
 
 def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:

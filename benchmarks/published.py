@@ -33,6 +33,7 @@ from attnmix.core.errors import InputError
 from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
+from attnmix.measures.ratios import mixing_ratios
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
@@ -156,7 +157,7 @@ def measure(
         ratios: list[torch.Tensor] = []
 
         def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor], found: list[torch.Tensor] = ratios) -> None:
-            found.append(measurer.layer_ratios(seen))
+            found.append(mixing_ratios(measurer.methods, seen))
 
         inputs = _inputs(base, [texts[i] for i in batch], pad_token_id)
         with torch.inference_mode():

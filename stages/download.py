@@ -17,15 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError
+from attnmix.core.settings import ModelParameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
 from attnmix.store.runs import Run
 from attnmix.store.texts import write_split
 from attnmix.store.writers import write_metrics
-from stages.common.parameters import ModelParameters, Parameters
-from stages.common.resume import UNFINISHED, clear, publish
+from stages.common.parameters import Parameters
+from stages.common.resume import UNFINISHED
 from stages.sources import hash_sources, write_sources
 
 COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names of metrics

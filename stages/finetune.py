@@ -33,6 +33,7 @@ from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_su
 from transformers import EvalPrediction, PreTrainedTokenizerFast, Trainer, TrainerState, TrainingArguments
 
 from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.core.disk import clear, publish
 from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import encode
@@ -42,7 +43,7 @@ from attnmix.store.runs import Run
 from attnmix.store.texts import read_split
 from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
-from stages.common.resume import clear, publish, unfinished_folder
+from stages.common.resume import unfinished_folder
 
 WEIGHT_DECAY = 0.01
 WARMUP_FRACTION = 0.2  # of all steps

@@ -3,267 +3,35 @@
     python -m stages measure
     torchrun --nproc-per-node 4 -m stages measure
 
-Streams batches of documents through each checkpoint in float32, and the captured documents one by one in float64.
 Writes `features/measure/`, `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` says what
 each number is.
-
-The unfinished work is a file for each batch or document, from which a killed run resumes; each process takes its share
-of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, TypeVar
-from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from accelerate import PartialState
-from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-from attnmix.arithmetic.kernels import computed_on, use
+from attnmix.arithmetic.kernels import use
 from attnmix.core.names import CAPTURED_CHECKPOINT, CHECKPOINT_NAMES
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws
-from attnmix.data.draw import stratified_draw
-from attnmix.measures.batches import GROUPS, BatchMeasurer
-from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.controls import OWN_PASS, RANDOM, random_base, shuffled_words
-from attnmix.measures.documents import CLASSES, Corpus, Document
-from attnmix.measures.heads import record_heads
-from attnmix.measures.matrices import with_rollouts
-from attnmix.measures.ratios import RATIOS
-from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
-from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import check_max_length, load_tokenizer
-from attnmix.models.families import family_of
-from attnmix.models.loading import load_base
-from attnmix.store import writers
-from attnmix.store.files import whole
-from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.runs import Run, contributions_folder, heads_folder
+from attnmix.runs.measure import measure
+from attnmix.store.runs import Run
 from stages.common.parameters import Parameters
-from stages.common.resources import check_disk, present_names
-from stages.common.resume import clear, publish, unfinished_folder
-
-Unit = TypeVar("Unit")
-
-FLOAT32_BYTES = 4
-GRADIENT_DIRECTIONS = 8  # random directions of each derivative
-SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
-MEASURES = "measures"  # the kind of batch that is no control
+from stages.common.resume import disk_copies, unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
     """Measure both checkpoints, or only one if nothing was trained and no base is named: both would be the same."""
     use(parameters.arithmetic)
+    run = Run(Path())
     trained = parameters.finetune.epochs > 0 or parameters.model.base
-    measure(parameters, CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,), Run(Path()))
-
-
-def measure(parameters: Parameters, checkpoints: Sequence[str], run: Run) -> None:
-    """Write what is measured of the texts that `tokenize` left, a block of them in memory at a time."""
-    mixing, seed = parameters.measure, parameters.seed
-    first = run.checkpoints[checkpoints[0]]
-    tokenizer = load_tokenizer(first)
-    state = PartialState(cpu=not torch.cuda.is_available())  # without it, processes on CPUs do not see each other
     folder = unfinished_folder("measure", parameters, run.root)
-    corpus = Corpus(run)
-    for name in checkpoints:
-        check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
-    reviews = np.flatnonzero(corpus.measured)
-    gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
-    drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
-    sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
-    share = (corpus, parameters.capture.batch_tokens, state.process_index, state.num_processes)
-    methods, matrices = mixing.methods, mixing.matrices
-    works: dict[str, CheckpointWork] = {}
-    gains: dict[str, npt.NDArray[np.float64]] = {}
-    for name in checkpoints:
-        path = run.checkpoints[name]
-        base = load_base(path).to(state.device)
-        methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
-        matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        _check_room(base, methods, matrices, len(checkpoints), corpus, folder)
-        work = works[name] = CheckpointWork(folder, name, *share)
-        batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
-        work.measure(batches, sampled)
-        work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
-        documents = DocumentMeasurer(base, path, methods, matrices)
-        work.captured_texts(documents)
-        work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
-        gains[name] = documents.gains()
-    random_model = random_base(first, seed).to(state.device)
-    random = CheckpointWork(folder, RANDOM, *share)
-    random.control("random_weights", BatchMeasurer(random_model, first, methods, tokenizer.pad_token_id))
-    state.wait_for_everyone()
-    if not state.is_main_process:
-        return
-    blocks = {name: work.blocks for name, work in works.items()}
-    identities = {name: work.identities() for name, work in works.items()}
-    derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
-    with TemporaryFile(dir=folder) as file:
-        draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
-        all_blocks = blocks | {RANDOM: random.blocks}
-        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws)
-    tables |= derivative_tables(derivatives, methods, matrices, seed)
-    for name, table in tables.items():
-        writers.write_plot(f"measure/{name}", table, run.tables)
-    writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
-    machine = {"computed_on": computed_on(parameters.arithmetic)}
-    writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
-    writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
-    rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
-    writers.write_ratios(folder / "mixing", methods, rows)
-    publish(folder / "mixing", run.measured)
-    clear(folder)
-    logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
-
-
-def _check_room(
-    base: PreTrainedModel, methods: list[str], matrices: list[str], checkpoints: int, corpus: Corpus, folder: Path
-) -> None:
-    """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
-    sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
-    layers = max(site.layer for site in sites)
-    captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
-    vectors_T = heads * hidden * captured_T
-    vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
-    queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
-    matrices_T = len(with_rollouts(matrices)) * captured_T**2
-    of_captured = int((vectors_T + queries_and_keys_T + matrices_T).sum())
-    of_texts = len(methods) * int(corpus.lengths.sum(dtype=int))
-    groups = 2 * layers * len(methods) * sum(map(len, GROUPS.values()))  # in float64
-    numbers = layers * (of_captured + of_texts) + measured * (groups + len(sites) * max(sites.values()))
-    check_disk(
-        f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
-        checkpoints * FLOAT32_BYTES * numbers,
+    measure(
+        parameters.measure,
+        CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,),
+        run,
         folder,
-        "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
+        seed=parameters.seed,
+        batch_tokens=parameters.capture.batch_tokens,
+        arithmetic=parameters.arithmetic,
+        copies=disk_copies(folder),
     )
-
-
-@dataclass(frozen=True)
-class CheckpointWork:
-    """One checkpoint's measures of the corpus under `folder`; `folder/mixing` holds what is published as it is.
-
-    This process takes every `processes`-th batch or document, from its own number on.
-    """
-
-    folder: Path
-    checkpoint: str
-    corpus: Corpus
-    batch_tokens: int
-    process: int
-    processes: int
-
-    def measure(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
-        """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
-        for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
-            documents = [self.corpus.document(number) for number in batch]
-            measures = measurer.measures(documents, [number in sampled for number in batch])
-            arrays = _stacked([each.sums() for each in measures if each.document.measured])
-            errors = np.stack([each.identities for each in measures])
-            arrays["identities"] = np.stack([np.fmax.reduce(errors), (~np.isnan(errors)).sum(0)])
-            arrays |= {f"ratios_{number}": each.ratios for number, each in zip(batch, measures, strict=True)}
-            _write_arrays(file, arrays)
-
-    def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
-        """Write the ratios of a control with a pass of its own, of the documents in the statistics after a `change`."""
-        for batch, file in self._remaining(name, self._batches(name)):
-            documents = [self.corpus.document(number) for number in batch]
-            documents = [change(document) for document in documents] if change else documents
-            _write_arrays(file, _stacked(measurer.control_sums(name, documents)))
-
-    def captured_texts(self, measurer: DocumentMeasurer) -> None:
-        """Write contribution matrices of the captured texts and what goes through their heads, as published."""
-        names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / "mixing"
-        heads = [heads_folder(self.checkpoint, name, published) for name in names]
-        numbers = np.flatnonzero(self.corpus.captured).tolist()
-        for number, folder in self._remaining("captured texts", zip(numbers, heads, strict=True)):
-            document = self.corpus.document(number)
-            contributions = contributions_folder(self.checkpoint, document.name, published)
-            contributions.mkdir(parents=True, exist_ok=True)
-            for method, matrix in measurer.contributions(document.ids).items():
-                attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
-                array = matrix.float().cpu().numpy()
-                writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
-            part = folder.with_name(f"{folder.name}.part")
-            writers.write_heads(part, record_heads(measurer.base, measurer.folder, document.ids, measurer.layers))
-            part.rename(folder)  # once both are whole
-
-    def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
-        """Write the derivatives of some documents, truncated; directions are drawn for each of them."""
-        for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
-            document = self.corpus.document(number)
-            # The same for a review in both checkpoints, so that they are compared along the same directions.
-            document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
-            ids = document.cut(max_length).ids
-            _write_arrays(file, measurer.derivatives(ids, GRADIENT_DIRECTIONS, int(document_seed)))
-
-    def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """Return what `gradients` wrote, by the name of the review."""
-        return {self.corpus.document(number).name: dict(np.load(self._gradient(number))) for number in numbers}
-
-    def identities(self) -> npt.NDArray[np.float64]:
-        """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
-        errors, documents = np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=1)
-        return np.stack([np.fmax.reduce(errors), documents.sum(0)])
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""
-        for block in self.corpus.measured_by_block():
-            yield partial(self._array, block)
-
-    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
-        """Yield the ratios of every token of the documents in their order."""
-        for block in self.corpus.blocks:
-            files = {number: file for batch, file in self._batches(MEASURES, [block]) for number in batch}
-            for number in sorted(files):
-                document = self.corpus.document(number)
-                tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
-                words = [None if word < 0 else word for word in document.words.tolist()]
-                classes = [CLASSES[place] for place in document.classes]
-                texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
-                yield writers.TokenRatios(self.checkpoint, *texts, np.load(files[number])[f"ratios_{number}"])
-
-    def _array(self, block: int, name: str) -> npt.NDArray[Any]:
-        """Return an array of a block's documents in the statistics, in their order."""
-        numbers, parts, control = [], [], name.removesuffix("_counts")
-        for batch, file in self._batches(control if control in OWN_PASS else MEASURES, [block]):
-            if measured := [number for number in batch if self.corpus.measured[number]]:
-                numbers += measured
-                parts.append(np.load(file)[name])
-        return np.asarray(np.concatenate(parts)[np.argsort(numbers)])
-
-    def _gradient(self, number: int) -> Path:
-        return self.folder / self.checkpoint / f"gradient-{number}.npz"
-
-    def _batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
-        """Yield the batches of documents, and the file that exists once each is done; controls are of measured ones."""
-        for block in self.corpus.blocks if blocks is None else blocks:
-            batches = self.corpus.batches(block, self.batch_tokens, measured=kind != MEASURES)
-            for place, batch in enumerate(batches):
-                yield batch, self.folder / self.checkpoint / f"{kind}-{block}-{place}.npz"
-
-    def _remaining(self, kind: str, units: Iterable[tuple[Unit, Path]]) -> Iterator[tuple[Unit, Path]]:
-        """Yield this process's share of the units whose file does not exist yet."""
-        remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
-        yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
-
-
-def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    return {name: np.stack([each[name] for each in documents]) for name in (documents[0] if documents else ())}
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    with whole(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)

@@ -10,31 +10,22 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnmix.arithmetic.kernels import use
+from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
-from attnmix.core.names import ACTIVATIONS
-from attnmix.models.checkpoint import longest_text
+from attnmix.core.settings import ModelParameters
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model
-from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
+from attnmix.runs.show import RESULTS, publish_page, show_texts
 from attnmix.store.runs import Run
-from stages.capture import capture_texts
-from stages.common.parameters import ModelParameters, Parameters
-from stages.common.resources import check_folder
-from stages.measure import measure
-from stages.reduce import reduce
+from stages.common.parameters import Parameters
 from stages.render import changed_parameters
-from stages.tokenize import free_texts, write_tokens
 
-CHECKPOINT = "pretrained"
-RESULTS = ("index.html", "plots", "features")
-"""The content of the folder `--to`."""
 REVIEW_PARAMETERS = (
     *("dataset.", "finetune.", "faithfulness.", "capture.documents", "capture.drawn"),
     *("measure.documents", "measure.gradient_"),
@@ -66,34 +57,25 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
         raise InputError(f'--text, or TEXT="..." of make: {empty[0]!r} is empty; it needs at least one word')
     check_folder("--to", to, RESULTS)
     use(parameters.arithmetic)
+    name, revision = parameters.model.name, parameters.model.revision
+    rows = [row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)]
+    subject = Subject(name, revision, changed=rows, origins=[f"The model comes from {name}."])
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder))
         try:
-            _write_run(parameters, texts, run)
+            fetch_model(name, run.pretrained, revision)
+            prove_model(run.pretrained, texts)
+            show_texts(
+                texts,
+                run,
+                subject,
+                capture=parameters.capture,
+                measured=parameters.measure,
+                umap=parameters.umap,
+                seed=parameters.seed,
+                arithmetic=parameters.arithmetic,
+            )
         except InputError as error:  # names the model as the user did
             message = str(error).replace("model.name: ", "--model: ")
-            raise InputError(message.replace(str(run.pretrained), parameters.model.name)) from error
-        to.mkdir(parents=True, exist_ok=True)
-        for name, path in zip(RESULTS, (run.page, run.tables, run.activations.parent), strict=True):
-            if (to / name).is_dir():
-                shutil.rmtree(to / name)
-            shutil.move(path, to / name)
-
-
-def _write_run(parameters: Parameters, texts: Sequence[str], run: Run) -> None:
-    """Run the stages without reviews and classifier; only a text longer than the model's positions is truncated."""
-    name, revision = parameters.model.name, parameters.model.revision
-    fetch_model(name, run.pretrained, revision)
-    prove_model(run.pretrained, texts)
-    capture, mixing = parameters.capture, parameters.measure
-    length = min(capture.max_length, longest_text(run.pretrained) or capture.max_length)
-    captured = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
-    measured = {"documents": len(texts), "gradient_documents": 0}
-    changed = {"capture": capture.model_copy(update=captured), "measure": mixing.model_copy(update=measured)}
-    parameters = parameters.model_copy(update=changed)
-    write_tokens(free_texts(parameters.capture, measured=True), length, run.pretrained, run)
-    capture_texts(parameters, run.pretrained, run)
-    measure(parameters, [CHECKPOINT], run)
-    reduce(parameters.umap, CHECKPOINT, run)
-    rows = [row for row in changed_parameters(parameters) if not row[0].startswith(REVIEW_PARAMETERS)]
-    write_page(run, Subject(name, revision, changed=rows, origins=[f"The model comes from {name}."]))
+            raise InputError(message.replace(str(run.pretrained), name)) from error
+        publish_page(run, to)

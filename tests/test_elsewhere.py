@@ -91,7 +91,7 @@ def test_a_place_that_cannot_be_written_is_one_error_before_the_work(
     def no_forward_pass(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("stages.capture.fill_rows", no_forward_pass)
+    monkeypatch.setattr("attnmix.runs.capture.fill_rows", no_forward_pass)
     missing = f"s3://no-such-{bucket.removeprefix('s3://')}"
     message = "cannot write s3://no-such-.*: The specified bucket does not exist"
     for store, expected in ((missing, message), ("/proc/run", "/proc")):

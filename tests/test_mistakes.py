@@ -18,11 +18,11 @@ import yaml
 from conftest import REPOSITORY, SHORT, Workspace, run_capture, write_parameters
 from stage_process import PATHS, run_to_its_end
 
+from attnmix.core import disk
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS
 from attnmix.store.runs import Run
 from stages import capture, faithfulness, finetune, measure, reduce, render
-from stages.common import resources
 from stages.common.cli import as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
@@ -103,7 +103,7 @@ def test_wrong_parameters_are_reported_before_anything_heavy_is_imported(tmp_pat
 
 
 def set_free_disk(patch: pytest.MonkeyPatch, size: float) -> None:
-    patch.setattr(resources, "disk_usage", lambda _: SimpleNamespace(free=size))
+    patch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 
 @pytest.mark.parametrize(

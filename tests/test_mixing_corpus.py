@@ -21,10 +21,11 @@ from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
+from attnmix.runs import measure as measuring
+from attnmix.runs.tokens import write_tokens
 from attnmix.store import texts as texts_store
 from attnmix.store.runs import Run
 from stages import measure
-from stages.tokenize import write_tokens
 
 MANY, FEW = 200, 20
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
@@ -91,7 +92,7 @@ def test_blocks_change_no_number(workspace: Workspace, monkeypatch: pytest.Monke
     tokens = Run(Path()).ratios()
     prepare(workspace, 12, "in blocks")
     monkeypatch.setattr(texts_store, "BLOCK", 5)
-    monkeypatch.setattr(measure, "SAMPLED_DOCUMENTS", 3)
+    monkeypatch.setattr(measuring, "SAMPLED_DOCUMENTS", 3)
     run_tokenized(measure)
     checked = Run(Path()).table("measure/identities").set_index("identity")["documents"]
     assert set(checked[list(SAMPLED_IDENTITIES)]) <= {3, 4}  # the longest is always among them
@@ -134,8 +135,8 @@ def test_needed_disk_is_known_before_anything_is_measured(
     monkeypatch.setitem(SETTINGS, "matrices", ["alti", "globenc"])
     folder = prepare(workspace, 30)
     estimates: list[int] = []
-    monkeypatch.setattr(measure, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
-    monkeypatch.setattr(measure, "clear", lambda _folder: None)
+    monkeypatch.setattr(measuring, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
+    monkeypatch.setattr(measuring, "clear", lambda _folder: None)
     run_tokenized(measure)
     files = (folder / ".unfinished").rglob("measures-*.npz")
     sums = sum(array.nbytes for path in files for array in dict(np.load(path)).values())

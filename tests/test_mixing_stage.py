@@ -241,7 +241,7 @@ def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> Non
 def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_twice(
     finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = measure.BatchMeasurer.measures
+    original = BatchMeasurer.measures
     batches: list[tuple[Any, ...]] = []
 
     def measures(self: Any, documents: Any, sampled: Any) -> Any:
@@ -250,7 +250,7 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
         batches.append((self.folder, *(document.name for document in documents)))
         return original(self, documents, sampled)
 
-    monkeypatch.setattr(measure.BatchMeasurer, "measures", measures)
+    monkeypatch.setattr(BatchMeasurer, "measures", measures)
     folder, resumed = small(workspace), False
     with pytest.raises(KeyboardInterrupt):
         run_tokenized(measure)

@@ -72,7 +72,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
 
 
 FILES = {
-    "code": "stages/capture.py",
+    "code": "attnmix/runs/capture.py",
     "data": "features/tokenize/tokens.parquet",
     "model": "models/finetuned/config.json",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -142,3 +143,18 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
     modules = dict(base.named_modules(remove_duplicate=False))
     names = [path.removesuffix("?") for path in paths if not path.endswith("?") or path[:-1] in modules]
     return [modules[name] for name in names]
+
+
+def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
+    """Return those of `names` that the model's family has, and log why others are absent.
+
+    Raise `InputError` where none is left and the parameter `key` must hold one of those that are `needed`.
+    """
+    absent, present = family.absent(), family.present(names)
+    for name in names:
+        if name in absent:
+            logging.info("%s: absent in the model family %s: %s", name, family.model_type, absent[name])
+    if needed and not present:
+        problem = f"the model family {family.model_type} has none of {', '.join(names)}"
+        raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(needed))}")
+    return present

@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import reduce
 from importlib.metadata import distributions
 from operator import getitem
@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from attnmix.core.disk import check_writable, remove_empty
 from attnmix.core.errors import InputError
 from stages.common.parameters import Parameters
-from stages.common.resources import check_writable
 
 UNFINISHED = Path(".unfinished")
 REPOSITORY = Path(__file__).parents[2]
@@ -61,19 +61,6 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     return folder
 
 
-def publish(unfinished: Path, output: Path) -> None:
-    """Move finished work to the place of the stage's output, in one step."""
-    shutil.rmtree(output, ignore_errors=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.rename(output)
-
-
-def clear(folder: Path) -> None:
-    """Remove a stage's unfinished folder once its outputs are published."""
-    shutil.rmtree(folder)
-    _remove_empty(folder.parent)
-
-
 def describe_unfinished(stage: str) -> str:
     """Return a sentence on the work that a stopped stage has finished."""
     if any(path.is_file() for path in (UNFINISHED / stage).rglob("*")):
@@ -104,7 +91,7 @@ def lock_stage(stage: str) -> Iterator[None]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-        _remove_empty(UNFINISHED / stage)
+        remove_empty(UNFINISHED / stage)
 
 
 def _declaration(stage: str) -> dict[str, Any]:
@@ -114,8 +101,14 @@ def _declaration(stage: str) -> dict[str, Any]:
     return entry
 
 
-def _remove_empty(folder: Path) -> None:
-    """Remove the empty ones of a stage's unfinished folders, and that of all stages where it is empty."""
-    for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
-        with suppress(OSError):  # not empty
-            Path(path).rmdir()
+def disk_copies(folder: Path) -> int:
+    """Return how many copies of an output this disk will hold: two if DVC copies it to its cache."""
+    if "DVC_ROOT" not in os.environ:
+        return 1
+    from dvc.config import Config  # slow to import, and a stage also runs without DVC
+    from dvc.fs import generic, localfs
+
+    cache = Config(str(Path(os.environ["DVC_ROOT"], ".dvc")))["cache"]
+    links, path = cache.get("type", ["reflink", "copy"]), str(folder / "link")
+    copied = "dir" not in cache and generic.test_links(links, localfs, str(folder), localfs, path)[:1] == ["copy"]
+    return 1 + copied

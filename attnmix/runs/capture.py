@@ -1,0 +1,143 @@
+"""Capture the feature vectors of the chosen texts at every capture point, in one forward pass each.
+
+The unit of work is a shard of rows: a process computes the texts that reach into its shards and writes each shard of
+each store once. Writes `features/capture/`, or into it only a manifest of arrays that `capture.store` puts elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from attnmix.core.disk import check_disk, clear, publish
+from attnmix.core.names import POINTS, Site
+from attnmix.core.settings import CaptureParameters
+from attnmix.models.capture_points import Batch, Part, fill_rows, widths
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.families import family_of, present_names
+from attnmix.models.loading import load_classifier
+from attnmix.store import features as store
+from attnmix.store import texts as texts_store
+from attnmix.store.files import CHECKED, Place, writing
+from attnmix.store.runs import Run
+
+TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
+WRITERS = 4  # threads
+SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
+
+
+def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, copies: int = 1) -> None:
+    """Write `features/capture/` of `run` in the model at `checkpoint`, of the captured texts that `tokenize` left.
+
+    Unfinished work is in `folder`; `copies` of the stores will lie on its disk.
+    """
+    lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
+    state = PartialState(cpu=not torch.cuda.is_available())
+    padding = load_tokenizer(checkpoint).pad_token_id
+    classifier: Any = load_classifier(checkpoint)
+    base: PreTrainedModel = classifier.base_model.to(state.device)
+    sites = widths(base, present_names("capture.points", capture.points, family_of(base.config), POINTS))
+
+    place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
+    plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype)
+    if state.is_main_process:
+        if not (folder / "stores").is_dir():  # new, or killed after its stores were published
+            shutil.rmtree(folder / "done", ignore_errors=True)
+        _write_tokens(folder, run, len(lengths), plan.tokens)
+        if isinstance(place, Path):
+            size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
+            what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
+            check_disk(what, size, place, SMALLER, copies)
+        if not (folder / "done").is_dir():
+            store.create_stores(place, list(sites), plan, sites)
+            (folder / "done").mkdir()
+        pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
+    state.wait_for_everyone()
+
+    ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
+    arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
+    units = range(state.process_index, plan.units, state.num_processes)
+    remaining = [unit for unit in units if not (folder / f"done/{unit}").exists()]
+    for unit in tqdm(remaining, desc="capture", unit="shard", disable=None):
+        rows = plan.rows_of(unit)
+        features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
+        fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
+        _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
+        _trim_heap()
+    state.wait_for_everyone()
+    if state.is_main_process:
+        if capture.elsewhere:
+            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit in range(plan.units)]
+            store.write_manifest(folder / "stores", capture.store, by_unit)
+        publish(folder / "stores", run.activations)
+        clear(folder)
+        logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
+
+
+def _trim_heap() -> None:
+    """Return free pages inside the heap to the system; without it, tensors of varying size fragment a growing heap."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+def _write_unit(
+    folder: Path, unit: int, place: Place, rows: slice, features: dict[Site, store.Features], with_digests: bool
+) -> None:
+    """Write a unit of rows to all stores, then a file that says that it is done, with digests of the rows."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(lambda site: store.write_block(place, site, rows, features[site]), features))
+    digests = {str(site): hashlib.sha256(each.data).hexdigest() for site, each in features.items() if with_digests}
+    begun = folder / f"done/{unit}.begun"
+    begun.write_text(json.dumps(digests), encoding="utf-8")
+    begun.rename(begun.with_suffix(""))
+
+
+def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
+    """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
+    schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
+    with (
+        writing(store.tokens_file(folder / "stores")) as path,
+        pq.ParquetWriter(path, schema, **CHECKED) as writer,
+        (folder / TOKEN_IDS).open("wb") as file,
+    ):
+        for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):
+            captured = block.iloc[:tokens]
+            writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
+            captured["token_id"].to_numpy().tofile(file)
+            tokens -= len(captured)
+
+
+def _batches(
+    ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], rows: slice, padding: int, batch_tokens: int
+) -> Iterator[Batch]:
+    """Yield the forward passes of every text that reaches into `rows`; `ids` are those of all texts in a row."""
+    ends = np.cumsum(lengths)
+    reach = np.flatnonzero((ends > rows.start) & (ends - lengths < rows.stop))
+    starts = (ends - lengths)[reach].tolist()
+    texts = [ids[start:end].tolist() for start, end in zip(starts, ends[reach], strict=True)]
+    batches = batches_by_tokens([len(text) for text in texts], batch_tokens)
+    # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
+    for batch in sorted(batches, key=lambda batch: len(batch) * len(texts[batch[-1]]), reverse=True):
+        parts = []
+        for number, i in enumerate(batch):
+            low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
+            parts.append(Part(number, slice(low - starts[i], high - starts[i]), low - rows.start))
+        yield Batch(padded([texts[i] for i in batch], padding), parts)

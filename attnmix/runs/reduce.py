@@ -1,0 +1,114 @@
+"""Lay the captured vectors out in two dimensions with UMAP, and score the maps.
+
+Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts` says which there are), their scores,
+`quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from statistics import mode
+
+import numpy as np
+import pandas as pd
+
+from attnmix.core.errors import InputError
+from attnmix.core.names import ONE_PLANE, OWN_BASIS, Site
+from attnmix.core.settings import UmapParameters
+from attnmix.data.draw import Rows, stratified_draw
+from attnmix.maps.layouts import Vectors, fit_layout, neighbours
+from attnmix.maps.parallel import in_parallel
+from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, score_layout
+from attnmix.measures.ratios import RATIOS
+from attnmix.store.files import write_table
+from attnmix.store.runs import Run
+from attnmix.store.writers import write_by_site, write_metrics, write_plot
+
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
+NEAREST_VECTORS = 5  # of each vector, in the full space
+METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
+
+
+def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
+    """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
+    rows = _drawn_tokens(run.tokens, len(run.sites), umap)
+    tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
+    stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
+    shutil.rmtree(run.maps, ignore_errors=True)
+    searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
+    nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
+    lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
+    write_by_site("nearest", tokens, lists, run.maps)
+    maps, qualities = {}, []
+    for layout in umap.layouts:
+        mapped = vectors if layout == "separate" else stream
+        maps[layout] = fit_layout(
+            layout, mapped, metric=umap.metric, n_neighbors=umap.n_neighbors, min_dist=umap.min_dist, seeds=seeds
+        )
+        qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
+        places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}
+        write_by_site(layout, tokens, places, run.maps)
+        logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
+    _write_quality(pd.concat(qualities, ignore_index=True), run)
+    compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
+    moved = {layout: maps[layout] for layout in umap.layouts if layout in ONE_PLANE}
+    if moved and compared:
+        moved |= linear_projections(compared, seeds)
+    movement = movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint, run), umap.metric, umap.seed)
+    write_plot("reduce/movement", movement, run.tables)
+
+
+def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:
+    """Return row numbers of the tokens on the maps, stratified by document; the same at every capture point."""
+    limit = len(tokens) if umap.max_points is None else umap.max_points // points
+    if not limit:
+        problem = f"is less than one token at each of the {points} capture points"
+        raise InputError(f"umap.max_points: {umap.max_points} {problem}")
+    if limit < len(tokens):
+        logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
+    return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
+
+
+def _read(run: Run, rows: Rows) -> dict[Site, Vectors]:
+    """Return the vectors `[tokens, width]` of the drawn tokens at each capture point."""
+    vectors = {}
+    for site in run.sites:
+        vectors[site] = run.read(site, rows).astype(np.float32)
+        if not np.isfinite(vectors[site]).all():
+            raise InputError(f"{run.activations}: {site} holds a value that is no number; run `dvc repro -f capture`")
+    return vectors
+
+
+def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
+    """Return those that are as wide as the residual stream, the only ones that one plane can hold."""
+    widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
+    stream = mode([width for site, width in widths.items() if site.point not in OTHER_WIDTHS] or widths.values())
+    others = dict.fromkeys(f"{site.point} ({width})" for site, width in widths.items() if width != stream)
+    if others:
+        message = "%s: without %s, which are not as wide as the residual stream (%d)"
+        logging.info(message, " and ".join(ONE_PLANE), ", ".join(others), stream)
+    return {site: vectors_TD for site, vectors_TD in vectors.items() if widths[site] == stream}
+
+
+def _ratios(tokens: pd.DataFrame, checkpoint: str, run: Run) -> pd.DataFrame:
+    """Return `layer` and the ratios of the `tokens` in `checkpoint`, in the maps' order in every layer."""
+    documents = tokens["document"].unique().tolist()
+    ratios = run.captured_ratios(documents, filters=[("checkpoint", "==", checkpoint)])
+    if ratios.empty:
+        logging.info("no ratios of the checkpoint %s for the maps", checkpoint)
+    methods = [method for method in RATIOS if method in ratios]
+    layers = ratios[["layer"]].drop_duplicates()
+    keys = ["document", "position"]
+    rows = tokens[keys].merge(layers, how="cross")
+    return rows.merge(ratios[["layer", *keys, *methods]], "left")[["layer", *methods]]
+
+
+def _write_quality(quality: pd.DataFrame, run: Run) -> None:
+    """Write all scores to `quality.parquet`, those of whole layouts to `map_quality.csv`, the main three as metrics."""
+    write_table(run.maps / "quality.parquet", quality[COLUMNS])
+    whole = quality[quality["point"].isna()].drop(columns=["layer", "point"])
+    write_plot("reduce/map_quality", whole, run.tables)
+    shown = whole[whole["measure"].isin(METRICS)].set_index("measure").groupby("layout", sort=False)["value"]
+    write_metrics("reduce", {str(layout): values.to_dict() for layout, values in shown}, run.metrics_folder)

@@ -1,0 +1,174 @@
+"""The library from Python: the docstrings' examples, the pipeline's numbers, and a model that stays as it was."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import REPOSITORY, SHORT, Workspace
+from families import write_family
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import attnmix
+from attnmix import api
+from attnmix.core.errors import InputError
+from stages import show
+from stages.common.parameters import read_parameters
+
+TEXTS = ["time flies like an arrow", "the film was good ."]
+FUNCTIONS = [api.load, api.measure, api.Measures.matrix, api.Measures.save, api.capture, api.compare, api.layout]
+PROGRAM = "import sys, attnmix; print({'torch', 'numpy', 'transformers'} & set(sys.modules), dir(attnmix))"
+
+
+@pytest.fixture
+def model(tiny_bert: Path) -> attnmix.Model:
+    return attnmix.load(str(tiny_bert))
+
+
+def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"attnmix": attnmix, "np": np}
+    runner = doctest.DocTestRunner()
+    for function in FUNCTIONS:
+        (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=names)
+        example.globs = names  # each goes on where the one before it ended
+        assert example.examples
+        runner.run(example, clear_globs=False)
+    assert runner.summarize().failed == 0
+    assert "time" in Path("page.html").read_text(encoding="utf-8")
+
+
+def test_importing_the_package_loads_nothing_and_names_its_functions() -> None:
+    run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, check=True, text=True)
+    assert run.stdout.startswith("set() ['Measures', 'Model', 'capture', 'compare', 'layout', 'load', 'measure'")
+
+
+def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: attnmix.Model, tiny_bert: Path) -> None:
+    result = attnmix.measure(model, TEXTS, methods=["attn_w"])
+    eager, tokenizer = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager"), model.tokenizer
+    for number, text in enumerate(TEXTS):
+        with torch.inference_mode():
+            layers = eager(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions
+        weights = torch.stack(layers)[:, 0].mean(1).numpy()
+        rows = result.ratios.query("text == @number")
+        assert rows["layer"].drop_duplicates().tolist() == list(range(1, len(layers) + 1))
+        expected = 1 - np.diagonal(weights, axis1=1, axis2=2)
+        np.testing.assert_allclose(rows["ratio"], expected.ravel(), atol=1e-5)
+        assert rows["token"].tolist()[: expected.shape[1]] == tokenizer.tokenize(text, add_special_tokens=True)
+        np.testing.assert_allclose(result.matrix("attention", text=number), weights, atol=1e-5)
+        np.testing.assert_allclose(
+            result.matrix("attention", 2, number).sel(source="[SEP]"), weights[1, :, -1], atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_the_pipeline_has_the_same_numbers(workspace: Workspace, tmp_path: Path, family: str) -> None:
+    name = str(write_family(family, tmp_path / family))
+    folder = workspace(**SHORT, model={"name": name})
+    show.main(read_parameters(), TEXTS, folder / "page")
+    pipeline = pd.read_csv(folder / "page/plots/measure/mixing.csv").sort_values(["method", "layer"])
+    own = attnmix.measure(attnmix.load(name), TEXTS).by_layer().sort_values(["method", "layer"])
+    assert own["method"].tolist() == pipeline["method"].tolist()
+    np.testing.assert_allclose(own["mean"], pipeline["mean"], atol=1e-6)
+    assert own["ci_low"].isna().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_at_hand_is_left_as_it_was(tiny_bert: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    classifier = AutoModelForSequenceClassification.from_pretrained(tiny_bert, dtype=dtype).train()
+    classifier.bert.embeddings.eval()
+
+    def state() -> list[Any]:
+        hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in classifier.modules()]
+        modules = [hooks, *(each.training for each in classifier.modules())]
+        config = classifier.bert.config
+        return [modules, classifier.dtype, config._attn_implementation, getattr(config, "use_cache", None)]
+
+    # transformers leaves hooks of its own in place, once hidden states have been asked for.
+    classifier(torch.ones(1, 3, dtype=torch.long), output_hidden_states=True)
+    before, weights = state(), {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+    model = attnmix.load(classifier, AutoTokenizer.from_pretrained(tiny_bert))
+    result = attnmix.measure(model, TEXTS)
+    result.matrix("alti")
+    attnmix.capture(model, TEXTS, tmp_path / "run")
+    assert state() == before
+    assert all(torch.equal(weights[name], tensor) for name, tensor in classifier.state_dict().items())
+    same = attnmix.measure(attnmix.load(str(tiny_bert)), TEXTS)
+    assert np.abs(same.ratios["ratio"] - result.ratios["ratio"]).max() < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+def test_token_ids_and_any_sequence_of_texts_are_measured_alike(model: attnmix.Model) -> None:
+    expected = attnmix.measure(model, TEXTS).ratios["ratio"]
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    for given in (pd.Series(TEXTS), tuple(TEXTS), ids, [torch.tensor(each) for each in ids]):
+        np.testing.assert_array_equal(attnmix.measure(model, given).ratios["ratio"], expected)
+    assert len(attnmix.measure(model, ids[0]).documents) == 1
+
+
+def test_captured_vectors_are_the_model_s_own_and_can_be_opened_again(
+    model: attnmix.Model, tiny_bert: Path, tmp_path: Path
+) -> None:
+    attnmix.capture(model, TEXTS, tmp_path / "run", points=["layer_output"], dtype="float32")
+    run, own = attnmix.open_run(tmp_path / "run"), AutoModel.from_pretrained(tiny_bert)
+    with torch.inference_mode():
+        last = [own(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+    vectors = run.features("layer_output")
+    np.testing.assert_allclose(vectors.numpy()[-1], torch.cat(last), atol=1e-5)
+    assert attnmix.layout(vectors, metric="cosine").shape == (*vectors.shape[:2], 2)
+
+
+def test_intervals_are_over_texts_and_a_comparison_is_paired(model: attnmix.Model, tiny_bert: Path) -> None:
+    texts = [f"{text} {word}" for text in TEXTS for word in ("a", "film", "time", "bad")]
+    other = AutoModel.from_pretrained(tiny_bert)
+    with torch.no_grad():
+        for layer in other.encoder.layer:
+            layer.attention.output.dense.weight.mul_(2)
+    before, after = attnmix.measure(model, texts), attnmix.measure(attnmix.load(other, model.tokenizer), texts)
+    table = attnmix.compare(before, after)
+    means = [each.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean() for each in (before, after)]
+    keys = pd.MultiIndex.from_frame(table[["layer", "method"]])
+    assert (table.query("method == 'attnres_n'")["ci_low"] > 0).all(), "attention that is twice as long mixes more"
+    np.testing.assert_allclose(table["difference"], (means[1] - means[0]).loc[keys], atol=1e-6)
+    rows = before.by_layer()
+    assert (rows["ci_low"] <= rows["mean"]).all()
+    assert (rows["mean"] <= rows["ci_high"]).all()
+    with pytest.raises(InputError, match=r"^compare: the two measured other tokens"):
+        attnmix.compare(before, attnmix.measure(model, texts[:-1]))
+
+
+def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
+    with pytest.warns(UserWarning, match="text 1 has 7 tokens, of which the first 5 are measured"):
+        result = attnmix.measure(model, ["good film", "time flies like an arrow"], max_length=5)
+    assert result.tokens["text"].value_counts().to_dict() == {0: 4, 1: 5}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: attnmix.measure(m, []), r"^texts: none; allowed: one text, several texts, or token ids"),
+        (lambda m: attnmix.measure(m, ["good", " "]), r"^texts: number 1: the text is empty"),
+        (lambda m: attnmix.measure(m, [[1, 10**6]]), r"^texts: \[1, 1000000\] is neither a text nor token ids"),
+        (lambda m: attnmix.measure(m, [["a", "b"]]), r"is neither a text nor token ids from 0 to"),
+        (lambda m: attnmix.measure(m, "good", methods=["attn"]), r"^methods: attn; allowed: attn_w, "),
+        (lambda m: attnmix.measure(m, "good").matrix("altitude"), r"^matrix: 'altitude'; allowed: attention, "),
+        (lambda m: attnmix.measure(m, "good").matrix("alti", layer=0), r"^layer: 0; allowed: 1 to "),
+        (lambda m: attnmix.measure(m, "good").matrix("alti", text=1), r"^text: 1; allowed: 0 to 0"),
+        (lambda m: attnmix.measure(m, [2, 5, 3]).save("page.html"), r"^save: token ids have no text"),
+        (lambda m: attnmix.capture(m, "good", "run", points=["out"]), r"^points: out; allowed: word_embedding, "),
+        (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* holds "),
+        (lambda _: attnmix.layout([[1.0]], metric="cosinus"), r"^metric: 'cosinus'; allowed: braycurtis, "),
+        (lambda _: attnmix.layout([1.0, 2.0]), r"^vectors: an array of shape \(2,\)"),
+        (lambda m: attnmix.load(m.network), r"^tokenizer: a model at hand needs its fast tokenizer"),
+        (lambda _: attnmix.load("no folder"), r"there is no folder no folder"),
+    ],
+)
+def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(model)
