@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,22 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
 def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
+
+
+def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "attnmix", "show", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True
+        )
+
+    page = run(TEXTS[0], "--to", "own.html")
+    assert (page.returncode, page.stdout.splitlines()[-1]) == (0, "open own.html")
+    assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
+    for arguments, problem in (
+        ([" "], "texts: number 0: the text is empty"),
+        (["a", "--to", "no/x"], "--to: there is no folder no"),
+    ):
+        mistake = run(*arguments)
+        assert (mistake.returncode, mistake.stdout) == (1, "")
+        assert mistake.stderr.splitlines()[-1] == f"error: {problem}"

@@ -35,7 +35,13 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 # `show` is no stage; the two packages hold a docstring.
 RUN_BY_NO_STAGE = {
-    *("attnmix/__init__.py", "attnmix/api.py", "attnmix/runs/__init__.py", "attnmix/runs/show.py"),
+    *(
+        "attnmix/__init__.py",
+        "attnmix/__main__.py",
+        "attnmix/api.py",
+        "attnmix/runs/__init__.py",
+        "attnmix/runs/show.py",
+    ),
     *("stages/__init__.py", "stages/show.py"),
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))

@@ -278,7 +278,7 @@ def test_two_processes_divide_the_work_and_give_the_same_bytes(
             pass
 
     for index in (1, 0):
-        monkeypatch.setattr(measure, "PartialState", lambda cpu, index=index: Process(index))
+        monkeypatch.setattr("attnmix.runs.measure.PartialState", lambda cpu, index=index: Process(index))
         run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
 

@@ -21,7 +21,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str, copies: in
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
     if copies * size - _size(folder) > free:
-        copy = " and a copy in the cache" if copies > 1 else ""
+        copy = " and a copy in DVC's cache" if copies > 1 else ""
         need = f"{demand} {size / 1e9:.3g} GB of disk{copy}, and {free / 1e9:.3g} GB are free at {existing}"
         raise InputError(f"{need}; to need less, reduce {parameters}")
 
