@@ -122,13 +122,10 @@ def write_reviews(folder: Path, test: int = 12) -> None:
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """Write reviews, a fine-tuned model and, where `folder` has parameters, the tokens that `capture` reads."""
-    if not (folder / "data/reviews").exists():
-        write_reviews(folder / "data/reviews")
-    if not (folder / "models/finetuned").exists():
-        shutil.copytree(checkpoint, folder / "models/finetuned")
-    if (folder / "params.yaml").exists():
-        tokenize_in(folder)
+    """Write what `capture` reads into a folder that has parameters: reviews, a fine-tuned model, and tokens."""
+    write_reviews(folder / "data/reviews")
+    shutil.copytree(checkpoint, folder / "models/finetuned", dirs_exist_ok=True)
+    tokenize_in(folder)
     return folder
 
 

@@ -59,9 +59,11 @@ class Repository:
             return list(self.commits)[-1]
         return self.refs.get(revision, revision if revision in self.commits else None)
 
-    def trouble_at(self, place: str) -> str | None:
+    def trouble_at(self, place: str, has_body: bool) -> str | None:
         self.asked.append(place)
         if self.trouble is None or self.trouble.place != place or self.troubled == self.trouble.times:
+            return None
+        if self.trouble.kind in ("corrupt", "short") and not has_body:
             return None
         self.troubled += 1
         return self.trouble.kind
@@ -168,7 +170,9 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
 
     def spoil(response: Response) -> Response:
         """Return the answer, or what becomes of it."""
-        if "place" not in g or response.status_code >= 400 or (kind := g.repository.trouble_at(g.place)) is None:
+        if "place" not in g or response.status_code >= 400:
+            return response
+        if (kind := g.repository.trouble_at(g.place, has_body=request.method != "HEAD")) is None:
             return response
         content = response.get_data()
         if kind.isdigit():

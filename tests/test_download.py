@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from conftest import WORDS, Workspace, toy_reviews
+from conftest import WORDS, Workspace, toy_reviews, write_parameters
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -115,28 +115,24 @@ def test_a_file_of_any_format_and_classes_gives_three_stratified_splits(
         assert shares.max() - shares.min() <= len(labels) - 1
 
 
-def test_folder_in_the_hubs_layout_keeps_its_test_split_and_order_of_classes(tmp_path: Path) -> None:
+def test_hubs_layout_keeps_its_test_split_and_order_of_classes_and_limits_follow_the_seed(tmp_path: Path) -> None:
     # Sorted by class, as on the hub, with names that sort the other way round than their numbers.
     names = tuple(f"class {12 - number}" for number in range(12))
     train, test = (
         toy_reviews(number, seed).assign(label=np.arange(number) % 12).sort_values("label", kind="stable")
         for seed, number in enumerate((240, 60))
     )
-    splits = read(write_hub_layout(tmp_path / "hub", train, test, names))
-    assert splits["test"]["text"].tolist() == test["text"].tolist()
-    assert splits["test"]["label"].tolist() == test["label"].tolist()
+    folder = write_hub_layout(tmp_path / "hub", train, test, names)
+    splits = read(folder)
+    assert splits["test"][["text", "label"]].to_numpy().tolist() == test[["text", "label"]].to_numpy().tolist()
     assert splits["test"]["label_name"].tolist() == [names[label] for label in test["label"]]
     assert set(splits["train"]["text"]) | set(splits["validation"]["text"]) == set(train["text"])
 
-
-def test_limits_and_splits_are_stratified_and_follow_the_seed(tmp_path: Path) -> None:
-    frame = toy_reviews(200, 0).sort_values("label", kind="stable")
-    folder = write_hub_layout(tmp_path / "hub", frame, toy_reviews(100, 1))
-    limits = {"train_limit": 50, "test_limit": 10}
+    limits = {"train_limit": 120, "test_limit": 36}
     first, again, other = (read(folder, seed, **limits) for seed in (SEED, SEED, SEED + 1))
-    assert sizes(first) == {"train": 40, "validation": 10, "test": 10}
+    assert sizes(first) == {"train": 96, "validation": 24, "test": 36}
     for split, rows in first.items():
-        assert rows["label"].mean() == 0.5
+        assert rows["label"].value_counts().nunique() == 1
         assert rows.equals(again[split])
         assert not rows.equals(other[split])
 
@@ -332,23 +328,6 @@ def test_a_folder_with_one_split_gives_a_part_of_it_for_the_test(
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("section", "name", "expected"),
-    [
-        ("model", "models/finetuned", "is what this pipeline writes itself"),
-        ("dataset", "data/reviews/a.csv", "is what this pipeline writes itself"),
-        ("model", "folder", "is a link that leads back to itself"),
-    ],
-)
-def test_what_the_pipeline_writes_and_a_circle_of_links_are_no_source(
-    workspace: Workspace, section: str, name: str, expected: str
-) -> None:
-    workspace(**{section: {"name": name}})
-    Path("folder").symlink_to("folder")
-    with pytest.raises(InputError, match=rf"{section}\.name: {name} {expected}"):
-        download.main(read_parameters())
-
-
 def test_default_weights_come_from_their_package_with_the_published_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,34 +342,38 @@ def test_default_weights_come_from_their_package_with_the_published_digest(
     assert not (tmp_path / "pretrained").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("package://no_such_package/model", "no installed Python package 'no_such_package'"),
-        ("./no/such/model/folder", "there is no folder ./no/such/model/folder, and it is no hub identifier"),
-        ("empty", "empty holds no config.json"),
-        ("pickled", r"pickled holds no model\.safetensors; other formats"),
-        ("bare", r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt, or vocab"),
-    ],
-)
-def test_missing_model_is_one_error(workspace: Workspace, tiny_bert: Path, name: str, expected: str) -> None:
-    folder = workspace()
-    files = {"empty": (), "pickled": ("config.json",), "bare": ("config.json", "model.safetensors")}
-    for each, copied in files.items():
-        (folder / each).mkdir()
-        for file in copied:
-            shutil.copy(tiny_bert / file, folder / each)
-    (folder / "pickled/pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(InputError, match=expected):
-        fetch_model(name, folder / "pretrained")
-
-
 @pytest.fixture
 def own(workspace: Workspace, tiny_bert: Path) -> Path:
     """A model's folder that can be changed, in a working folder whose parameters name it and some reviews."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"})
     toy_reviews(61, 0).to_csv("reviews.csv", index=False)
     return shutil.copytree(tiny_bert, folder / "own")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "expected"),
+    [
+        ("model", "models/finetuned", "models/finetuned is what this pipeline writes itself"),
+        ("dataset", "data/reviews/a.csv", r"data/reviews/a\.csv is what this pipeline writes itself"),
+        ("model", "circle", "circle is a link that leads back to itself"),
+        ("model", "package://no_such/model", r"\S+ there is no installed Python package 'no_such'"),
+        ("model", "./no/such/model", r"there is no folder \./no/such/model, and it is no hub identifier"),
+        ("model", "empty", r"empty holds no config\.json"),
+        ("model", "pickled", r"pickled holds no model\.safetensors; other formats"),
+        ("model", "bare", r"bare holds no tokenizer that can be read; allowed: tokenizer\.json, or vocab\.txt"),
+    ],
+)
+def test_a_source_that_cannot_be_taken_is_one_error(own: Path, section: str, name: str, expected: str) -> None:
+    Path("circle").symlink_to("circle")
+    kept = {"empty": [], "pickled": ["config.json"], "bare": ["config.json", "model.safetensors"]}
+    for folder, files in kept.items():
+        Path(folder).mkdir()
+        for file in files:
+            shutil.copy(own / file, folder)
+    Path("pickled/pytorch_model.bin").write_bytes(b"pickle")
+    write_parameters(Path(), **{"dataset": {"name": "reviews.csv"}, section: {"name": name}})
+    with pytest.raises(InputError, match=rf"^{section}\.name: {expected}"):
+        download.main(read_parameters())
 
 
 def change_config(folder: Path, **values: Any) -> None:

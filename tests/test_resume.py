@@ -24,6 +24,7 @@ from conftest import (
     prepared_for_capture,
     run_capture,
     write_parameters,
+    write_reviews,
     write_tiny_bert,
 )
 from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
@@ -145,7 +146,9 @@ def test_one_of_two_processes_that_dies_ends_both_and_two_nodes_resume_to_the_un
     tmp_path: Path, tiny_bert: Path, stage: str, changes: dict[str, Any], moment: str, outputs: list[str]
 ) -> None:
     for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
-        write_tiny_bert(prepared_for_capture(folder, tiny_bert) / "models/pretrained", seed=1)
+        write_reviews(folder / "data/reviews")
+        write_tiny_bert(folder / "models/pretrained", seed=1)
+        shutil.copytree(tiny_bert, folder / "models/finetuned")
         write_parameters(folder, **changes)
     constants = SMALL_SHARDS if stage == "capture" else {}
     # Training is the same up to the order of sums with another number of processes (tests/test_finetune.py).
