@@ -42,7 +42,7 @@ from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import write_tokenized
 from attnmix.store.writers import write_metrics
-from stages import capture, tokenize
+from stages import tokenize
 from stages.common.parameters import read_parameters
 
 kernels.use(settings.PORTABLE)
@@ -152,6 +152,8 @@ def run_tokenized(stage: Any) -> None:
 
 def run_capture(folder: Path, checkpoint: Path) -> Path:
     """Run `capture` in a folder that has parameters."""
+    from stages import capture  # takes a second, which most modules need not wait
+
     with chdir(prepared_for_capture(folder, checkpoint)):
         capture.main(read_parameters())
     return folder
