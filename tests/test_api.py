@@ -177,18 +177,13 @@ def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, ca
 
 def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "attnmix", "show", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True
-        )
+        command, environment = [sys.executable, "-m", "attnmix", "show"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     page = run(TEXTS[0], "--to", "own.html")
     assert (page.returncode, page.stdout.splitlines()[-1]) == (0, "open own.html")
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
-    for arguments, problem in (
-        ([" "], "texts: number 0: the text is empty"),
-        (["a", "--to", "no/x"], "--to: there is no folder no"),
-    ):
-        mistake = run(*arguments)
-        assert (mistake.returncode, mistake.stdout) == (1, "")
-        assert mistake.stderr.splitlines()[-1] == f"error: {problem}"
+    empty, nowhere = run(" "), run("a", "--to", "no/x")
+    assert empty.stderr.splitlines()[-1] == "error: texts: number 0: the text is empty"
+    assert nowhere.stderr == "error: --to: there is no folder no\n"
+    assert (empty.returncode, nowhere.returncode, empty.stdout, nowhere.stdout) == (1, 1, "", "")
