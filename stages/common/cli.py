@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -42,9 +41,6 @@ ENVIRONMENT = {
 }
 """Variables that libraries read when they are imported."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers, of malloc.h
-KEPT_BYTES = 2**28  # of freed memory in the main heap
-LARGEST_KEPT_BYTES = 2**25  # of one tensor; glibc allows no more
 _received: list[int] = []  # the stop signal, once it has come
 
 
@@ -58,7 +54,6 @@ def main(arguments: Sequence[str]) -> None:
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
             os.environ.setdefault(variable, value)
         settings.choose(parameters.arithmetic)
-        _keep_freed_memory()
         stage = import_module(f"stages.{name}")
         if name == "show":
             stage.run(parameters, arguments[1:])
@@ -104,13 +99,6 @@ def _explain(error: BaseException, stage: str) -> str | None:
     if stage in MEMORY_PARAMETERS and (out_of_memory or "can't allocate memory" in str(error)):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to reuse freed memory up to `KEPT_BYTES`: fresh pages for each tensor took a tenth of `measure`."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other C libraries have none
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
