@@ -133,6 +133,9 @@ def load(
             raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
         family_of(model.base_model.config)
         return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
+    if not isinstance(model, str | Path):
+        allowed = "a name, a folder, or a PreTrainedModel of transformers"
+        raise InputError(f"model: {type(model).__name__} cannot be looked into; allowed: {allowed}")
     with tempfile.TemporaryDirectory() as folder, _quiet():
         checkpoint = Path(folder, "model")
         fetch_model(str(model), checkpoint, revision)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import html
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pandas as pd
@@ -167,12 +171,30 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
         (lambda _: attnmix.layout([[1.0]], metric="cosinus"), r"^metric: 'cosinus'; allowed: braycurtis, "),
         (lambda _: attnmix.layout([1.0, 2.0]), r"^vectors: an array of shape \(2,\)"),
         (lambda m: attnmix.load(m.network), r"^tokenizer: a model at hand needs its fast tokenizer"),
+        (lambda m: attnmix.load(m), r"^model: Model cannot be looked into; allowed: a name, a folder, "),
         (lambda _: attnmix.load("no folder"), r"there is no folder no folder"),
     ],
 )
 def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, call: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(model)
+
+
+def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    result = attnmix.measure(model, TEXTS[0])
+    assert result.show() is None
+    page = Path(unquote(urlparse(opened[0]).path)).read_text(encoding="utf-8")
+    notebook = ModuleType("IPython.display")
+    notebook.__dict__["HTML"] = str
+    for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
+        monkeypatch.setitem(sys.modules, name, module)
+    frame = result.show()
+    (source,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', frame)
+    assert html.unescape(source) == page
 
 
 def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:
