@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnmix import interventions
     from attnmix.api import Measures, Model, capture, compare, layout, load, measure
     from attnmix.store.runs import open_run
 
@@ -16,10 +17,12 @@ MODULES = {
     **dict.fromkeys(("load", "measure", "capture", "compare", "layout", "Model", "Measures"), "attnmix.api"),
     "open_run": "attnmix.store.runs",
 }
-__all__ = ["Measures", "Model", "capture", "compare", "layout", "load", "measure", "open_run"]
+__all__ = ["Measures", "Model", "capture", "compare", "interventions", "layout", "load", "measure", "open_run"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "interventions":
+        return import_module("attnmix.interventions")
     if name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
     return getattr(import_module(MODULES[name]), name)

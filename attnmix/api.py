@@ -42,6 +42,7 @@ from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import DECODER_INPUT, POINTS, TOKEN_CLASSES
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
+from attnmix.interventions import Edit, edited_attention
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document
@@ -97,17 +98,47 @@ class Model:
         base: Any = self.network.base_model
         if base.dtype != torch.float32:
             base = copy.deepcopy(base).float()
-        modes = {module: module.training for module in base.modules()}
-        implementation, cached = base.config._attn_implementation, getattr(base.config, "use_cache", None)
+        with _observable(base):
+            yield base
+
+    @contextmanager
+    def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
+        """Yield `network`, in eval mode, whose self-attention passes through `edit` until the context ends.
+
+        `attnmix.interventions` says what an edit is, and makes the usual ones. The model keeps its dtype and device,
+        and is restored afterwards.
+
+        >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
+        >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
+        ...     network(**inputs).last_hidden_state.shape
+        torch.Size([1, 7, 384])
+        """
+        base: Any = self.network.base_model
+        modes = {module: module.training for module in self.network.modules()}
         try:
-            base.set_attn_implementation(OBSERVED)
-            base.config.use_cache = False
-            yield base.eval()
+            self.network.eval()
+            with _observable(base), edited_attention(base, edit):
+                yield self.network
         finally:
-            base.set_attn_implementation(implementation)
-            base.config.use_cache = cached
             for module, mode in modes.items():
                 module.training = mode
+
+
+@contextmanager
+def _observable(base: Any) -> Iterator[None]:
+    """Let the attention of a model be observed, in eval mode; then restore what that changes."""
+    modes = {module: module.training for module in base.modules()}
+    implementation, cached = base.config._attn_implementation, getattr(base.config, "use_cache", None)
+    try:
+        base.set_attn_implementation(OBSERVED)
+        base.config.use_cache = False
+        base.eval()
+        yield
+    finally:
+        base.set_attn_implementation(implementation)
+        base.config.use_cache = cached
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def load(

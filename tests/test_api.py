@@ -22,13 +22,16 @@ from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import attnmix
-from attnmix import api
+from attnmix import api, interventions
 from attnmix.core.errors import InputError
 from stages import show
 from stages.common.parameters import read_parameters
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
-FUNCTIONS = [api.load, api.measure, api.Measures.matrix, api.Measures.save, api.capture, api.compare, api.layout]
+FUNCTIONS = [
+    *(api.load, api.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
+    *(api.capture, api.compare, api.layout),
+]
 PROGRAM = "import sys, attnmix; print({'torch', 'numpy', 'transformers'} & set(sys.modules), dir(attnmix))"
 
 
@@ -39,7 +42,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"attnmix": attnmix, "np": np}
+    names: dict[str, Any] = {"attnmix": attnmix, "np": np, "torch": torch, "interventions": interventions}
     runner = doctest.DocTestRunner()
     for function in FUNCTIONS:
         (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=names)
@@ -52,7 +55,7 @@ def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch
 
 def test_importing_the_package_loads_nothing_and_names_its_functions() -> None:
     run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, check=True, text=True)
-    assert run.stdout.startswith("set() ['Measures', 'Model', 'capture', 'compare', 'layout', 'load', 'measure'")
+    assert run.stdout.startswith("set() ['Measures', 'Model', 'capture', 'compare', 'interventions', 'layout'")
 
 
 def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: attnmix.Model, tiny_bert: Path) -> None:

@@ -39,6 +39,7 @@ RUN_BY_NO_STAGE = {
         "attnmix/__init__.py",
         "attnmix/__main__.py",
         "attnmix/api.py",
+        "attnmix/interventions.py",
         "attnmix/runs/__init__.py",
         "attnmix/runs/show.py",
     ),

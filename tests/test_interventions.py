@@ -1,0 +1,106 @@
+"""Edits of attention against models that are edited by hand, and against what cannot matter by construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import write_family
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import attnmix
+from attnmix.interventions import text_mean_values, without_edges, without_heads
+
+TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
+
+
+def at_hand(folder: Path) -> tuple[attnmix.Model, dict[str, torch.Tensor]]:
+    """Return a classifier in double precision, and a padded batch of two texts."""
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
+    model = attnmix.load(network, AutoTokenizer.from_pretrained(folder))
+    return model, dict(model.tokenizer(TEXTS, padding=True, return_tensors="pt"))
+
+
+def logits(network: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = network(**inputs).logits
+    return result
+
+
+def test_a_silenced_head_is_one_whose_rows_of_the_output_matrix_are_zero(tiny_bert: Path) -> None:
+    model, inputs = at_hand(tiny_bert)
+    with model.intervene(without_heads({1: [1], 3: [0]})) as network:
+        edited = logits(network, inputs)
+    untouched = logits(model.network, inputs)
+    width = model.network.config.hidden_size // model.network.config.num_attention_heads
+    for layer, head in ((1, 1), (3, 0)):
+        weight = model.network.bert.encoder.layer[layer - 1].attention.output.dense.weight
+        weight.data[:, head * width : (head + 1) * width] = 0
+    torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-12)
+    assert (edited - untouched).abs().max() > 1e-6
+
+
+def test_mean_values_are_those_of_a_hook_on_the_value_s_own_module(tiny_bert: Path) -> None:
+    model, inputs = at_hand(tiny_bert)
+    mask = inputs["attention_mask"]
+    with model.intervene(text_mean_values(mask, layers=[2])) as network:
+        edited = logits(network, inputs)
+
+    def mean(_module: Any, _arguments: Any, value_BTE: torch.Tensor) -> torch.Tensor:
+        means = [value[: int(row.sum())].mean(0) for value, row in zip(value_BTE, mask, strict=True)]
+        return torch.stack(means)[:, None].expand_as(value_BTE)
+
+    model.network.bert.encoder.layer[1].attention.self.value.register_forward_hook(mean)
+    torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-12)
+
+
+def test_cut_edges_are_zeros_in_the_weights_of_explicit_attention(tiny_bert: Path) -> None:
+    base = AutoModel.from_pretrained(tiny_bert, dtype=torch.float64, attn_implementation="eager")
+    model, inputs = at_hand(tiny_bert)
+    layer, received = base.encoder.layer[0].attention, []
+    layer.output.dense.register_forward_pre_hook(lambda _module, arguments: received.append(arguments[0]))
+    with torch.no_grad():
+        weights = base(**inputs, output_attentions=True).attentions[0].clone()
+        embedded = base.embeddings(inputs["input_ids"])
+        value = layer.self.value(embedded).unflatten(-1, (weights.shape[1], -1)).transpose(1, 2)
+    torch.testing.assert_close((weights @ value).transpose(1, 2).flatten(2), received[0], rtol=0, atol=1e-12)
+    weights[:, :, 0, 1:4] = 0
+    found: list[torch.Tensor] = []
+    dense = model.network.bert.encoder.layer[0].attention.output.dense
+    dense.register_forward_pre_hook(lambda _module, arguments: found.append(arguments[0]))
+    with model.intervene(without_edges(slice(0, 1), slice(1, 4))) as network:
+        logits(network, inputs)
+    torch.testing.assert_close(found[0], (weights @ value).transpose(1, 2).flatten(2), rtol=0, atol=1e-12)
+
+
+def test_in_the_last_layer_only_what_the_first_token_receives_reaches_the_class(tiny_bert: Path) -> None:
+    model, inputs = at_hand(tiny_bert)
+    last, others, first = [model.layers], slice(1, None), slice(0, 1)
+    untouched = logits(model.network, inputs)
+    with model.intervene(without_edges(others, slice(None), last)) as network:
+        torch.testing.assert_close(logits(network, inputs), untouched, rtol=0, atol=1e-12)
+    with model.intervene(without_edges(first, others, last)) as network:
+        assert (logits(network, inputs) - untouched).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "llama", "bart", "gemma3_text"])
+def test_an_edit_that_changes_nothing_gives_the_model_s_own_output(tmp_path: Path, family: str) -> None:
+    folder = write_family(family, tmp_path / family)
+    model, layers = attnmix.load(str(folder)), set[int]()
+    inputs = model.tokenizer(TEXTS[0], return_tensors="pt")
+    model.network.train()
+
+    def edit(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layers.add(layer)
+        return weights, value
+
+    with torch.no_grad(), model.intervene(edit) as network:
+        found = network(**inputs).last_hidden_state
+    assert all(module.training for module in model.network.modules())
+    with torch.no_grad():
+        own = AutoModel.from_pretrained(folder)(**inputs).last_hidden_state
+    torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
+    assert layers == set(range(1, model.layers + 1))
