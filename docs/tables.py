@@ -25,7 +25,7 @@ from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.models.families import Family, family_of, known_families
+from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from stages.common.parameters import Parameters
 
@@ -78,7 +78,7 @@ def _families() -> str:
     """Return a row for each family: what it is, what it lacks, and the test that covers it."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
-    for name in known_families():
+    for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
         absent = [f"`{each}`" for each in family.absent() if each not in decoder_only]
         rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))

@@ -222,9 +222,9 @@ def test_a_wrong_entry_is_caught(
     base = load_base(folder)
     texts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
     measured(base, folder, texts)
-    entry = {**families.known_families()[model_type], key: wrong}
+    entry = {**families.FAMILIES[model_type], key: wrong}
     if wrong is None:
         del entry[key]
-    monkeypatch.setitem(families.known_families(), model_type, entry)
+    monkeypatch.setitem(families.FAMILIES, model_type, entry)
     with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
         measured(base, folder, texts)

@@ -7,6 +7,7 @@ Shapes: B texts, H heads, T tokens, d head width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -75,9 +76,8 @@ class AttentionCall:
     def blocks(self) -> Iterator[slice]:
         """Yield rows whose weights fit into bounded memory."""
         *shape, tokens, _ = self.key.shape
-        size = max(1, BLOCK_ELEMENTS // (tokens * torch.Size(shape).numel()))
-        for start in range(0, tokens, size):
-            yield slice(start, min(start + size, tokens))
+        size = max(1, BLOCK_ELEMENTS // (tokens * math.prod(shape)))
+        yield from (slice(start, start + size) for start in range(0, tokens, size))
 
 
 _function: ContextVar[AttentionFunction] = ContextVar("attention function", default=sdpa_attention_forward)
@@ -125,10 +125,10 @@ def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Attent
         )
     else:
         context, log_sums = _by_rows(call)
-    whole = _with_sink(log_sums, options.get("s_aux"))
-    if whole is not log_sums:
-        context = context * (log_sums - whole).exp().unsqueeze(-1)
-    return context, replace(call, log_sums=whole)
+    if (sinks := options.get("s_aux")) is None:
+        return context, replace(call, log_sums=log_sums)
+    whole = _with_sink(log_sums, sinks)
+    return context * (log_sums - whole).exp().unsqueeze(-1), replace(call, log_sums=whole)
 
 
 def _call(
@@ -170,9 +170,9 @@ def _by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return torch.cat(contexts, -2), torch.cat(log_sums, -1)
 
 
-def _with_sink(log_sums: Tensor, sinks: Tensor | None) -> Tensor:
+def _with_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
     """Add each head's sink `[H]`, which takes part in the softmax and carries no value."""
-    return log_sums if sinks is None else torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
+    return torch.logaddexp(log_sums, sinks.to(log_sums).view(1, -1, 1))
 
 
 def _capped(scores: Tensor, softcap: float | None) -> Tensor:

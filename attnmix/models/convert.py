@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.models.loading import last_linear
+from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
 
@@ -26,9 +26,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         state = {name: tensor for name, tensor in loaded.items() if not name.endswith(BUFFERS)}
     except (AttributeError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise InputError(f"{file}: {type(error).__name__}; allowed: a state dict, which holds tensors alone") from error
-    labels = {name: number for number, name in enumerate(classes)}
-    names = dict(enumerate(classes))
-    config = AutoConfig.from_pretrained(like, id2label=names, label2id=labels, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(like, **class_labels(dict(enumerate(classes))), trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)

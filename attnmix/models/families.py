@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,9 @@ from attnmix.core.names import PREACTIVATION
 
 PROJECTED = "projected"
 """The output of W_O where a norm follows: no capture point, but recorded like one."""
-TABLE = Path(__file__).with_name("families.yaml")
+FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
+"""The entries of the table by model type."""
+REFUSED: dict[str, str] = FAMILIES.pop("refused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,27 +107,14 @@ class Family:
         return [name for name in names if name not in absent]
 
 
-@cache  # every pass with hooks needs it, and reading it takes as long as a small batch's pass
-def _read_table() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    refused = table.pop("refused")
-    return table, refused
-
-
-def known_families() -> dict[str, dict[str, Any]]:
-    """Return the entries of `families.yaml` by model type."""
-    return _read_table()[0]
-
-
 def family_of(config: Any) -> Family:
     """Return the family of a model's configuration; raise `InputError`, with the reason, for an unknown one."""
-    table, refused = _read_table()
     model_type = config.model_type
-    if model_type not in table:
-        reason = f": {refused[model_type]}" if model_type in refused else ""
-        allowed = f"known: {', '.join(table)} (attnmix/models/families.yaml)"
+    if model_type not in FAMILIES:
+        reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
+        allowed = f"known: {', '.join(FAMILIES)} (attnmix/models/families.yaml)"
         raise InputError(f"model.name: the model family {model_type!r} cannot be looked into{reason}; {allowed}")
-    entry = dict(table[model_type])
+    entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
         if (value := getattr(config, key, needed)) != needed:
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"

@@ -51,7 +51,7 @@ def load_classifier(
         problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
         raise InputError(f"model.name: {folder} {problem}")
     if names is not None:
-        options |= {"id2label": dict(names), "label2id": _numbers(names), "problem_type": SINGLE_LABEL}
+        options |= class_labels(names) | {"problem_type": SINGLE_LABEL}
     model, new = _load(transformers.AutoModelForSequenceClassification, folder, **options)
     if trained and new:
         problem = f"has no trained classification head ({_shortened(new)} are not in its weights)"
@@ -88,12 +88,13 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in last_linear(model)[1].parameters():
             parameter.copy_(parameter[order])
-    model.config.id2label, model.config.label2id = dict(names), _numbers(names)
+    model.config.update(class_labels(names))
     return model
 
 
-def _numbers(names: Mapping[Any, str]) -> dict[str, Any]:
-    return {name: number for number, name in names.items()}
+def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
+    """Return the keys of `config.json` that name the classes; `names` by number."""
+    return {"id2label": dict(names), "label2id": {name: number for number, name in names.items()}}
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:

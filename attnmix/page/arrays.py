@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, softmax_input, weights
 from attnmix.store.runs import row_shares
@@ -188,6 +189,5 @@ def _rotate_to_singular_vectors(parts: Parts, layer: int, head: int) -> Array:
 
 def _weight_errors(parts: Parts, products: Array, layer: int, head: int) -> Array:
     """Return the absolute errors of a head's weights `[T, T]` where they are computed from the `products` q.k."""
-    exact, logits = weights(parts, layer, head), softmax_input(parts, layer, products)
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(np.abs(exponentials / exponentials.sum(-1, keepdims=True) * exact.sum(-1, keepdims=True) - exact))
+    exact, approximate = weights(parts, layer, head), softmax(softmax_input(parts, layer, products), axis=-1)
+    return np.asarray(np.abs(approximate * exact.sum(-1, keepdims=True) - exact))

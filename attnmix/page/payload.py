@@ -10,20 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from attnmix.core.names import (
-    CAPTURED_CHECKPOINT,
-    CHECKPOINT_NAMES,
-    IMPORTANCE_NAMES,
-    LAYER_POINTS,
-    ONE_PLANE,
-    OWN_BASIS,
-    POINTS,
-    STEP_POINTS,
-    SUBLAYER_POINTS,
-    TOKEN_CLASSES,
-    Site,
-    layer_input,
-)
+from attnmix.core import names
+from attnmix.core.names import Site, layer_input
 from attnmix.figures import labels
 from attnmix.figures.tokens import read_captured
 from attnmix.measures.matrices import MATRICES
@@ -110,7 +98,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
-    has_classifier = CAPTURED_CHECKPOINT in checkpoints
+    has_classifier = names.CAPTURED_CHECKPOINT in checkpoints
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
@@ -124,9 +112,9 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
-        "onePlane": list(ONE_PLANE),
-        "ownBasis": sorted(OWN_BASIS),
-        "stream": [point for point in POINTS if point not in SUBLAYER_POINTS],
+        "onePlane": list(names.ONE_PLANE),
+        "ownBasis": sorted(names.OWN_BASIS),
+        "stream": [point for point in names.POINTS if point not in names.SUBLAYER_POINTS],
         "stepColors": {name: mark.color for name, mark in labels.STEP_MARKS.items()},
         "method": most["method"],
         "layer": int(most["layer"]),
@@ -145,7 +133,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
                 "names": [visible(piece.label, kept="") for piece in pieces],
                 "words": [visible(piece.text, kept="") for piece in pieces],
                 "apart": [int(piece.begins) for piece in pieces],
-                "classes": [TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
+                "classes": [names.TOKEN_CLASSES.index(piece.token_class) for piece in pieces],
             }
             for pieces in texts.readings
         ],
@@ -158,19 +146,20 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "contributions": contributions,
         "matrices": [name for name in MATRICES if name in matrices],
         "attention": encode_heads(
-            (name, {each: parts for each in CHECKPOINT_NAMES if (parts := run.heads(each, name))}) for name in documents
+            (document, {each: parts for each in names.CHECKPOINT_NAMES if (parts := run.heads(each, document))})
+            for document in documents
         ),
         "tokenSteps": _token_steps(run, tokens, steps, layers),
         "sites": [
             {
-                "layer": site.layer if site.point in LAYER_POINTS else 0,
+                "layer": site.layer if site.point in names.LAYER_POINTS else 0,
                 "point": site.point,
                 "label": labels.site_label(site, texts.encoder),
                 "reading": texts.reading(site),
             }
             for site in sites
         ],
-        "maps": {layout: _map(table, tokens, sites, layout in ONE_PLANE) for layout, table in maps.items()},
+        "maps": {layout: _map(table, tokens, sites, layout in names.ONE_PLANE) for layout, table in maps.items()},
         "nearest": _nearest(run.nearest, tokens, sites),
     }
 
@@ -181,13 +170,13 @@ def _records(table: pd.DataFrame) -> list[Data]:
 
 def _reviews(table: pd.DataFrame) -> Data:
     """Return the mean ratios of all reviews, of more than `MAX_REVIEWS` at equal steps."""
-    names = table["document"].unique()
-    reviews = names[:: -(-len(names) // MAX_REVIEWS)]
+    documents = table["document"].unique()
+    reviews = documents[:: -(-len(documents) // MAX_REVIEWS)]
     values: Data = {}
     for (checkpoint, method), rows in table[table["document"].isin(reviews)].groupby(["checkpoint", "method"]):
         grid = rows.pivot(index="layer", columns="document", values="mean")[reviews]
         values.setdefault(checkpoint, {})[method] = quantise(grid.to_numpy(), 0, 1)
-    return {"names": reviews.tolist(), "total": len(names), "values": values}
+    return {"names": reviews.tolist(), "total": len(documents), "values": values}
 
 
 def _documents(tokens: pd.DataFrame, run: Run, has_classifier: bool) -> list[Data]:
@@ -234,13 +223,11 @@ def _ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 
 def _importance(tokens: pd.DataFrame, run: Run) -> Data:
     """Return by name of the score the scores of the tokens that have any."""
-    scores = _by_token(run.token_scores, tokens, "method", "score").dropna(how="all")
+    scores = _by_token(run.token_scores, tokens, "method", "score").reindex(names.IMPORTANCE_NAMES).dropna(how="all")
     importance = {}
-    for name in IMPORTANCE_NAMES:
-        if name in scores.index:
-            values = scores.loc[name].to_numpy(float)
-            limit = max(float(np.nanmax(np.abs(values))), 1e-9)
-            importance[name] = {"limit": limit, "values": quantise(values, -limit, limit)}
+    for name, values in zip(scores.index, scores.to_numpy(float), strict=True):
+        limit = max(float(np.nanmax(np.abs(values))), 1e-9)
+        importance[name] = {"limit": limit, "values": quantise(values, -limit, limit)}
     return importance
 
 
@@ -260,7 +247,7 @@ def _contributions(documents: Sequence[str], run: Run) -> Data:
     size = 0
     for document in documents:
         entries = {}
-        for checkpoint in CHECKPOINT_NAMES:
+        for checkpoint in names.CHECKPOINT_NAMES:
             if stored := run.matrices(checkpoint, document):
                 methods = [method for method in MATRICES if method in stored]
                 shares = [largest_shares(run.matrix(checkpoint, document, method), SOURCES) for method in methods]
@@ -320,13 +307,12 @@ def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: ra
 
     cosines: dict[str, npt.NDArray[np.float64]] = {}
     for layer in layers:
-        before, names = layer_input(layer, sites), steps.loc[steps["layer"] == layer, "step"].tolist()
-        points = {step: STEP_POINTS[step] for step in names}
-        if "ffn_skip" in names and "ffn_norm" not in names:
-            points["ffn_skip"] = "layer_output"  # where no norm follows
-        after = {step: Site(layer, point) for step, point in points.items() if point and Site(layer, point) in sites}
-        start = unit(before) if before in sites and after else None
-        for step, site in after.items():
-            if start is not None and (end := unit(site)).shape == start.shape:
+        if (before := layer_input(layer, sites)) not in sites:
+            continue
+        start, layer_steps = unit(before), steps.loc[steps["layer"] == layer, "step"].unique().tolist()
+        for step in layer_steps:
+            is_last = step == "ffn_skip" and "ffn_norm" not in layer_steps
+            site = Site(layer, "layer_output" if is_last else names.STEP_POINTS[step] or "")
+            if site in sites and (end := unit(site)).shape == start.shape:
                 cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
     return {step: quantise(each, -1, 1) for step, each in cosines.items()}
