@@ -111,12 +111,19 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     a, b, out = (_for_blas(each).detach().numpy() for each in (first, second, result))
     batched = a.ndim == 3  # products, of which each is the same wherever it is computed; else blocks of one
     size = max(1, -(-len(a) // cores()))
-    parts = [(slice(start, start + size),) for start in range(0, len(a), size)] if batched else _blocks(*out.shape)
+    products: list[tuple[slice, ...]] = [(slice(start, start + size),) for start in range(0, len(a), size)]
+    parts = products if batched else _blocks(*out.shape)
+    in_one_thread = out.size * a.shape[-1] < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_part")
+    threads = 1 if in_one_thread else cores()
 
-    def compute(part: tuple[slice, ...]) -> None:
-        np.matmul(a[part[0]], b[part[0]] if batched else b[:, part[1]], out=out[part])
+    def compute(thread: int) -> None:
+        for part in parts[thread::threads]:
+            np.matmul(a[part[0]], b[part[0]] if batched else b[:, part[1]], out=out[part])
 
-    _share(compute, parts, out.size * a.shape[-1])
+    futures = [_pool("products").submit(compute, thread) for thread in range(1, min(threads, len(parts)))]
+    compute(0)
+    for future in futures:
+        future.result()
     return result
 
 
@@ -127,22 +134,6 @@ def _blocks(rows: int, columns: int) -> list[tuple[slice, ...]]:
         return [(slice(start, start + size), slice(columns)) for start in range(0, rows, size)]
     half = columns // 2
     return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
-
-
-def _share(compute: Callable[[Part], None], parts: Sequence[Part], multiplications: int) -> None:
-    """Compute all parts of a product, this thread those that it does not leave to the other cores."""
-    in_one_thread = multiplications < ONE_THREAD_MULTIPLICATIONS or hasattr(_thread, "has_part")
-    threads = 1 if in_one_thread else cores()
-
-    def compute_all(thread_parts: Sequence[Part]) -> None:
-        for part in thread_parts:
-            compute(part)
-
-    starts = range(1, min(threads, len(parts)))
-    futures = [_pool("products").submit(compute_all, parts[start::threads]) for start in starts]
-    compute_all(parts[::threads])
-    for future in futures:
-        future.result()
 
 
 def _for_blas(matrices: Tensor) -> Tensor:
@@ -162,10 +153,6 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
     return _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors).squeeze(-1)
-
-
-def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
-    return _product(matrix, vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
@@ -283,7 +270,7 @@ def _register() -> None:
     kernels |= {f"{name}_": _in_place(kernel) for name, kernel in kernels.items()}
     kernels |= {"mm": _product, "bmm": _product}
     kernels |= {f"{name}.out": _into(kernel) for name, kernel in kernels.items() if not name.endswith("_")}
-    kernels |= {"mv": _mv, "dot": _dot, "vdot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
+    kernels |= {"dot": _dot, "linalg_qr": _qr, "_linalg_eigh": _eigh}
     kernels |= {fused: _attention, f"{fused}_backward": _attention_backward}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced
