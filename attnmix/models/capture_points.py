@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -74,14 +74,10 @@ def recording(
     with each tensor as soon as that is computed.
     """
     features: dict[Site, Tensor] = {}
-    recorder = _Recorder(points, started, finished, taken or features.__setitem__)
-    try:
-        recorder.handles.append(base.register_forward_pre_hook(lambda *_: features.clear()))
-        recorder.attach(base)
+    with ExitStack() as hooks:
+        hooks.enter_context(base.register_forward_pre_hook(lambda *_: features.clear()))
+        _Recorder(points, started, finished, taken or features.__setitem__, hooks).attach(base)
         yield features
-    finally:
-        for handle in recorder.handles:
-            handle.remove()
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
@@ -99,14 +95,14 @@ class _Recorder:
     started: Listener
     finished: Listener
     taken: Callable[[Site, Tensor], None]
-    handles: list[Any] = field(default_factory=list)
+    hooks: ExitStack  # the registered ones, each of which is a context
     layer: LayerCall | None = None
     pausing: bool = False
 
     def attach(self, base: PreTrainedModel) -> None:
         """Register the hooks."""
         family = family_of(base.config)
-        self.handles.append(base.register_forward_pre_hook(lambda *_: setattr(self, "layer", None)))
+        self.hooks.enter_context(base.register_forward_pre_hook(lambda *_: setattr(self, "layer", None)))
         self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
@@ -137,14 +133,14 @@ class _Recorder:
                 self.finished(self.layer)
                 self.pausing = False
 
-        self.handles.append(layer.register_forward_pre_hook(begins, with_kwargs=True))
+        self.hooks.enter_context(layer.register_forward_pre_hook(begins, with_kwargs=True))
         for name in ("attention", "cross_attention"):
             if path := getattr(stack, name):
-                module = layer.get_submodule(path)
-                self.handles.append(module.register_forward_pre_hook(partial(attends, name), with_kwargs=True))
+                register = layer.get_submodule(path).register_forward_pre_hook
+                self.hooks.enter_context(register(partial(attends, name), with_kwargs=True))
         for point, (path, side) in stack.places().items():
             self._keep(layer.get_submodule(path), point, side)
-        self.handles.append(layer.register_forward_hook(ends))
+        self.hooks.enter_context(layer.register_forward_hook(ends))
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         def hook(_module: Module, arguments: tuple[Any, ...], output: Any = None) -> None:
@@ -153,7 +149,7 @@ class _Recorder:
 
         if point in self.points:
             register = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-            self.handles.append(register(hook))
+            self.hooks.enter_context(register(hook))
 
     def _take(self, site: Site, feature: Tensor) -> None:
         if site.point in self.points and not self.pausing:
@@ -163,10 +159,9 @@ class _Recorder:
 
 
 def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
-    if arguments:
-        return ModuleCall(module, arguments[0], arguments[1:], options)
-    others = {name: value for name, value in options.items() if name != "hidden_states"}
-    return ModuleCall(module, options["hidden_states"], (), others)
+    others = dict(options)
+    hidden = arguments[0] if arguments else others.pop("hidden_states")
+    return ModuleCall(module, hidden, arguments[1:], others)
 
 
 def first_of(output: Any) -> Tensor:
