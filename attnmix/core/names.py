@@ -30,7 +30,7 @@ METRIC_NAMES = (
 )
 """The metrics of umap-learn for dense real vectors that need no parameters of their own."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text."""
+"""`cls` and `sep`: the tokens that a tokenizer adds at the start and the end of a text; `subword`: a part of a word."""
 
 # Characters in the labels of tokens
 SPACE = "␣"  # a token without one continues where the token before it ended

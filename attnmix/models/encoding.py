@@ -68,8 +68,7 @@ def tokenize_texts(
 def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> tuple[list[int], list[str]]:
     """Return the number of each token's word, from 0 on (-1 for special tokens), and each token as a person reads it.
 
-    A word has the space that leads it, no other, and no punctuation. What a tokenizer itself calls a word differs: for
-    some it is a digit, for some the whole text.
+    A word has the space that leads it, no other, and no punctuation; what a tokenizer calls a word may be a whole text.
     A label is the token's part of the text, with `SPACE` for the spaces that lead it. WordPiece names its tokens in
     letters already (`##ing`); those, special and unknown tokens keep their names. Of tokens that share a character,
     which byte-level BPE may part, the first has it and the others have `SAME_CHARACTER`.
@@ -96,11 +95,7 @@ def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: A
 
 
 def _token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
-    """Return the class of each token, one of `TOKEN_CLASSES`: a word of several tokens is `subword` in each of them.
-
-    A special token is `cls` where it starts the text (its cls or bos), else `sep`; one of nothing but spaces that
-    leads no word is `punctuation`.
-    """
+    """Return the class of each token, one of `TOKEN_CLASSES`; spaces that lead no word are `punctuation`."""
     pieces = Counter(words)
     start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id

@@ -295,10 +295,7 @@ def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -
 
 
 def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: range) -> dict[str, str]:
-    """Return the cosine of each token's vector after a step with its layer input, `[layers, tokens]`, -1 to 1.
-
-    Only the `steps` of a layer whose vectors were captured and are as wide as the layer's input have one.
-    """
+    """Return the cosine of each vector after a step with its layer's input, where both are captured and as wide."""
     sites, rows = set(run.sites), tokens["row"].to_numpy(np.int64)
 
     def unit(site: Site) -> npt.NDArray[np.float64]:
@@ -311,8 +308,8 @@ def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: ra
             continue
         start, layer_steps = unit(before), steps.loc[steps["layer"] == layer, "step"].unique().tolist()
         for step in layer_steps:
-            is_last = step == "ffn_skip" and "ffn_norm" not in layer_steps
-            site = Site(layer, "layer_output" if is_last else names.STEP_POINTS[step] or "")
+            no_norm_follows = step == "ffn_skip" and "ffn_norm" not in layer_steps
+            site = Site(layer, "layer_output" if no_norm_follows else names.STEP_POINTS[step] or "")
             if site in sites and (end := unit(site)).shape == start.shape:
                 cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
     return {step: quantise(each, -1, 1) for step, each in cosines.items()}
