@@ -1,6 +1,6 @@
 """Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out.
 
-Importing the package loads nothing; the functions of `attnmix.api` load what they need when they are first used.
+Importing the package loads nothing; its functions load what they need when they are first used.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnmix import interventions
-    from attnmix.api import Measures, Model, capture, compare, layout, load, measure
+    from attnmix.api import Measures, capture, compare, layout, measure
+    from attnmix.model import Model, load
     from attnmix.store.runs import open_run
 
 MODULES = {
-    **dict.fromkeys(("load", "measure", "capture", "compare", "layout", "Model", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("measure", "capture", "compare", "layout", "Measures"), "attnmix.api"),
+    **dict.fromkeys(("load", "Model"), "attnmix.model"),
     "open_run": "attnmix.store.runs",
 }
 __all__ = ["Measures", "Model", "capture", "compare", "interventions", "layout", "load", "measure", "open_run"]

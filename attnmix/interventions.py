@@ -79,8 +79,10 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
 
     Layers are counted as they are called in a forward pass, through all stacks.
     """
-    layers = [(each, stack) for stack in family_of(base.config).stacks for each in _layers(base, stack)]
-    attentions = {layer.get_submodule(stack.attention) for layer, stack in layers}
+    attentions = set()
+    for stack in family_of(base.config).stacks:
+        layers = (module for path, module in base.named_modules() if stack.is_layer(path))
+        attentions |= {layer.get_submodule(stack.attention) for layer in layers}
     called = 0
 
     def begin(*_: Any) -> None:
@@ -102,7 +104,3 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
             yield
     finally:
         handle.remove()
-
-
-def _layers(base: PreTrainedModel, stack: Any) -> list[torch.nn.Module]:
-    return [module for path, module in base.named_modules() if stack.is_layer(path)]

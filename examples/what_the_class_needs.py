@@ -1,9 +1,9 @@
-"""What the fine-tuned class needs of attention: values of single tokens, edges into [CLS], edges between the others?
+"""Measure how often the predicted class stays when values, or edges of attention, are taken away in all layers.
 
     python examples/what_the_class_needs.py
 
-Reads what `make repro` left in the current folder. Prints, for each edit of attention in all layers, the test accuracy
-and the share of reviews whose predicted class stays. With the default parameters, 101 reviews:
+Reads what `make repro` left in the current folder. Prints, for each edit, the test accuracy and the share of
+reviews whose predicted class stays. With the default parameters, 101 reviews:
 
                                              accuracy  class kept
     none                                        0.881       1.000

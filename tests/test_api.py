@@ -29,7 +29,7 @@ from stages.common.parameters import read_parameters
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
-    *(api.load, api.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
+    *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
     *(api.capture, api.compare, api.layout),
 ]
 PROGRAM = "import sys, attnmix; print({'torch', 'numpy', 'transformers'} & set(sys.modules), dir(attnmix))"
@@ -110,6 +110,24 @@ def test_a_model_at_hand_is_left_as_it_was(tiny_bert: Path, tmp_path: Path, dtyp
     assert all(torch.equal(weights[name], tensor) for name, tensor in classifier.state_dict().items())
     same = attnmix.measure(attnmix.load(str(tiny_bert)), TEXTS)
     assert np.abs(same.ratios["ratio"] - result.ratios["ratio"]).max() < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+def test_a_decoder_beside_an_encoder_has_the_tokens_that_it_reads(tmp_path: Path) -> None:
+    result = attnmix.measure(attnmix.load(str(write_family("bart", tmp_path / "bart"))), TEXTS)
+    tokens = result.tokens.query("text == 1")["token"].tolist()
+    start = result.model.tokenizer.convert_ids_to_tokens(result.model.network.config.decoder_start_token_id)
+    layers = result.ratios.query("text == 1 and method == 'attn_w'").groupby("layer")["token"].agg(list)
+    half = len(layers) // 2
+    assert layers.tolist() == half * [tokens] + half * [[start, *tokens[:-1]]]
+    assert result.matrix("attention", layer=len(layers), text=1)["source"].values.tolist() == [start, *tokens[:-1]]
+    with pytest.raises(InputError, match=r"^layer: None; allowed: 1 to "):
+        result.matrix("attention")
+
+
+def test_an_interrupted_capture_can_be_made_again(model: attnmix.Model, tmp_path: Path) -> None:
+    (tmp_path / "run/unfinished/done").mkdir(parents=True)
+    attnmix.capture(model, TEXTS, tmp_path / "run", points=["layer_output"])
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["features"]
 
 
 def test_token_ids_and_any_sequence_of_texts_are_measured_alike(model: attnmix.Model) -> None:

@@ -33,17 +33,11 @@ from stages.common.resume import UNFINISHED
 PIPELINE: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].items()}
 CODE = ("attnmix", "stages")
-# `show` is no stage; the two packages hold a docstring.
+# What users call themselves, and packages that hold a docstring.
 RUN_BY_NO_STAGE = {
-    *(
-        "attnmix/__init__.py",
-        "attnmix/__main__.py",
-        "attnmix/api.py",
-        "attnmix/interventions.py",
-        "attnmix/runs/__init__.py",
-        "attnmix/runs/show.py",
-    ),
-    *("stages/__init__.py", "stages/show.py"),
+    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "interventions", "model")),
+    *(f"attnmix/runs/{name}.py" for name in ("__init__", "show")),
+    *(f"stages/{name}.py" for name in ("__init__", "show")),
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}

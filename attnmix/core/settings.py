@@ -34,6 +34,8 @@ def _one_of(allowed: Iterable[str]) -> AfterValidator:
 
 
 class Section(BaseModel):
+    """A group of settings that cannot be changed; an unknown key, a wrong type or a repeated item is an error."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="after")

@@ -51,12 +51,13 @@ class DocumentMeasures:
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
     identities: npt.NDArray[np.float64]  # [levels, identities], from the embedding on; NaN where one was not checked
     counted: Mapping[str, npt.NDArray[np.floating]]
-    """Of a document in the statistics, by name: `geometry` [sites, measures], and sums over the tokens:
+    """Arrays by name, for a document in the statistics; all but `geometry` are sums over its tokens.
 
-    `unit_sums`  [sites, largest width]: of the vectors of norm 1, then zeros
+    `geometry`   [sites, measures]
+    `unit_sums`  [sites, largest width]: vectors of norm 1, then zeros
     `steps`      [layers, steps, measures]
-    `by_head`    [heads, layers]: of each head's ratio
-    and of each control of `SAME_PASS` [layers, methods]: of its ratios
+    `by_head`    [heads, layers]: each head's ratio
+    and for each control of `SAME_PASS` [layers, methods]: its ratios
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:

@@ -27,7 +27,7 @@ from attnmix.store.runs import Run
 from attnmix.store.writers import write_by_site, write_metrics, write_plot
 
 OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # in some families than the residual stream's
-NEAREST_VECTORS = 5  # of each vector, in the full space
+NEAREST_VECTORS = 5  # neighbours in the full space that are stored for each vector
 METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a person compares runs by
 
 

@@ -19,7 +19,7 @@ from attnmix.store.runs import Run
 
 CHECKPOINT = "pretrained"
 RESULTS = ("index.html", "plots", "features")
-"""What `publish_page` leaves."""
+"""Names in the folder that `publish_page` writes to."""
 
 
 def show_texts(

