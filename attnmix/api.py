@@ -155,7 +155,7 @@ class Measures:
 
         `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
         `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the layer. Raise `InputError` for
-        a matrix, a layer or a text that is not there, and where encoder and decoder read other tokens without a `layer`.
+        a matrix, layer or text that is not there, and without a `layer` where encoder and decoder read other tokens.
 
         >>> matrix = result.matrix("alti", layer=6)
         >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
