@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from attnmix.core.errors import InputError
 from attnmix.models.attention import attend, attention_by
 from attnmix.models.families import family_of
 
@@ -71,6 +73,107 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
         return weights, value
 
     return edit
+
+
+def replaced_values(values: Mapping[int, Tensor]) -> Edit:
+    """Return the edit that puts other values in the place of a layer's: `values[layer]` broadcasts to `[B, H, T, d]`.
+
+    A mean over texts or a donor's mean is `[B, H, 1, d]`: the same for every source of a text.
+    """
+
+    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return weights, values[layer].to(value).expand_as(value) if layer in values else value
+
+    return edit
+
+
+def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
+    """Return the edit that maps a layer's values, heads side by side `[B, T, H * d]`: by `maps[layer]`, an `Eraser`."""
+
+    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in maps:
+            mapped = maps[layer](value.transpose(1, 2).flatten(-2))
+            value = mapped.unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
+        return weights, value
+
+    return edit
+
+
+def chained(*edits: Edit) -> Edit:
+    """Return the edit that applies `edits` one after the other."""
+
+    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        for each in edits:
+            weights, value = each(layer, weights, value)
+        return weights, value
+
+    return edit
+
+
+def recorded(values: dict[int, Tensor]) -> Edit:
+    """Return the edit that changes nothing, and leaves each layer's values `[B, H, T, d]` in `values`."""
+
+    def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        values[layer] = value
+        return weights, value
+
+    return edit
+
+
+@dataclass(frozen=True)
+class Eraser:
+    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, in float64 within."""
+
+    mean_D: Tensor
+    readout_DK: Tensor  # what is read off a vector
+    directions_KD: Tensor  # and taken away along these
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        read = (vectors.double() - self.mean_D) @ self.readout_DK
+        return vectors - (read @ self.directions_KD).to(vectors)
+
+    def scaled(self, factor: float) -> Eraser:
+        """Return the map that leaves `factor` times what this one erases."""
+        return replace(self, readout_DK=(1 - factor) * self.readout_DK)
+
+
+def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
+    """Return the least change of vectors after which no linear map can tell their classes: LEACE's closed form.
+
+    With W the inverse root of the covariance S (on the span of the vectors) and Z the classes, one-hot,
+    x' = x - W^+ P W (x - mean), P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023,
+    theorem 4.2). Raise `InputError` for fewer than two classes.
+    """
+    names = classes_N.unique()
+    if len(names) < 2:
+        raise InputError("class_eraser: vectors of a single class; allowed: two classes or more")
+    onehot_NK = (classes_N[:, None] == names).double()
+    centred_ND = vectors_ND.double() - vectors_ND.double().mean(0)
+    whiten_DD, colour_DD = _whitening(centred_ND)
+    columns_DK = whiten_DD @ (centred_ND.T @ (onehot_NK - onehot_NK.mean(0)) / len(classes_N))
+    sizes_K, vectors_KK = torch.linalg.eigh(columns_DK.T @ columns_DK)
+    kept = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
+    basis_DR = columns_DK @ vectors_KK[:, kept] / sizes_K[kept].sqrt()
+    return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
+
+
+def random_eraser(vectors_ND: Tensor, seed: int) -> Eraser:
+    """Return the same along one random direction, which explains as much of the whitened vectors as a class of two."""
+    centred_ND = vectors_ND.double() - vectors_ND.double().mean(0)
+    whiten_DD, colour_DD = _whitening(centred_ND)
+    generator = torch.Generator().manual_seed(seed)
+    direction_D = whiten_DD @ (centred_ND.T @ torch.randn(len(centred_ND), generator=generator, dtype=torch.float64))
+    basis_D1 = (direction_D / direction_D.norm())[:, None]
+    return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_D1, basis_D1.T @ colour_DD)
+
+
+def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the root of the pseudo-inverse of the covariance, and the root of the covariance `[D, D]`."""
+    sizes_D, vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND / len(centred_ND))
+    kept = sizes_D > sizes_D.max() * 1e-10
+    roots_D = torch.where(kept, sizes_D, 1).sqrt()
+    scaled = [vectors_DD * torch.where(kept, each, 0) for each in (1 / roots_D, roots_D)]
+    return scaled[0] @ vectors_DD.T, scaled[1] @ vectors_DD.T
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -144,38 +144,17 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     ).correlations()
 
 
-def mean_product_across(documents: Callable[[], Iterable[tuple[npt.NDArray[Any], int]]]) -> Interval:
-    """Return the mean product of two unit vectors of different documents, over all such pairs `[...]`.
+def jackknife(whole: Doubles, without: Doubles) -> Interval:
+    """Return the 95 % jackknife interval of a statistic `[...]` of N documents, from its values `[N, ...]` without each.
 
-    `documents` is called twice, so that nothing is kept; it yields the sum s_d `[..., D]` and the number n_d of each
-    document's unit vectors. With S the sum of all s_d and N that of all n_d, the mean over pairs is
-
-        (|S|^2 - sum_d |s_d|^2) / (N^2 - sum_d n_d^2)
-
-    The interval is the jackknife's: each document is left out once, and Student's t has one degree of freedom less than
-    there are documents. A bootstrap would need the products of all pairs of documents. The interval is NaN with fewer
-    than three documents, the mean with fewer than two.
+    Student's t has one degree of freedom less than there are documents; NaN with fewer than three. For statistics of
+    pairs of documents, of which a bootstrap would draw pairs of a document with itself.
     """
-    total, squares, numbers = np.zeros(()), np.zeros(()), []
-    for vectors, number in documents():
-        total = total + vectors.astype(np.float64)
-        squares = squares + np.square(vectors, dtype=np.float64).sum(-1)
-        numbers.append(number)
-    counts = np.array(numbers, np.float64)
-    pairs = counts.sum() ** 2 - (counts**2).sum()
-    products = np.square(total).sum(-1) - squares
-    mean = _ratio(products, np.broadcast_to(pairs, products.shape))
-    if len(counts) < 3:
-        return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    change, changes_squared = np.zeros(()), np.zeros(())  # differences of the means without one document from `mean`
-    for vectors, number in documents():
-        square = np.square(vectors, dtype=np.float64).sum(-1)
-        with_total = np.einsum("...d,...d->...", vectors, total, dtype=np.float64)
-        without = (products - 2 * (with_total - square)) / (pairs - 2 * number * (counts.sum() - number))
-        change, changes_squared = change + (without - mean), changes_squared + (without - mean) ** 2
-    variance = np.maximum(changes_squared / len(counts) - (change / len(counts)) ** 2, 0)  # rounding can fall below 0
-    half = student.ppf((1 + LEVEL) / 2, len(counts) - 1) * np.sqrt((len(counts) - 1) * variance)
-    return Interval(mean, mean - half, mean + half)
+    documents = len(without)
+    if documents < 3:
+        return Interval(whole, np.full_like(whole, np.nan), np.full_like(whole, np.nan))
+    half = student.ppf((1 + LEVEL) / 2, documents - 1) * np.sqrt((documents - 1) * without.var(0))
+    return Interval(whole, whole - half, whole + half)
 
 
 def _ratio(sums: Doubles, counts: Doubles) -> Doubles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,22 +17,19 @@ from transformers import PreTrainedModel
 from attnmix.arithmetic.kernels import in_threads
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, PREACTIVATION, Site
-from attnmix.measures.controls import SAME_PASS, attended_without_bias, control_ratios
-from attnmix.measures.documents import CLASSES, Document
+from attnmix.measures.controls import SAME_PASS, ControlValues, CorpusValues, attended, control_ratios
+from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
-from attnmix.measures.ratios import mixing_ratios, ratio_points
+from attnmix.measures.ratios import all_parts, mixing_ratios, ratio_points
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of, optional_modules
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
-# Positions are split where they double: 0, 1, 2-3, 4-7, ...
-POSITION_STARTS = (0, *(2**power for power in range(16)))
-POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 """Groups of tokens by grouping."""
 # Lengths in tokens are split where they double.
@@ -57,6 +54,8 @@ class DocumentMeasures:
     `unit_sums`  [sites, largest width]: vectors of norm 1, then zeros
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: each head's ratio
+    `others`     [layers, D]: what other tokens give by attention, sum_{j!=i} F_ij
+    `lengths`    [layers, 3]: its squared length, its length, and that of the token's own part with the skip connection
     and for each control of `SAME_PASS` [layers, methods]: its ratios
     """
 
@@ -69,7 +68,7 @@ class DocumentMeasures:
         `label` are the review's.
         """
         tokens = len(self.document)
-        positions_T = np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
+        positions_T = position_groups(tokens)
         sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
         counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
         sums["geometry"], counts["geometry"] = np.nan_to_num(sums["geometry"]), ~np.isnan(sums["geometry"])
@@ -95,6 +94,12 @@ class BatchMeasurer:
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.sites = list(widths(base))
+        self.corpus: CorpusValues | None = None
+        """The values of the control `corpus_value`, which is NaN without them."""
+
+    def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
+        """Read `corpus` from documents, of which no more than a sample is needed."""
+        self.corpus = CorpusValues.of(self.base, self.folder, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
@@ -163,21 +168,37 @@ class _BatchPass:
             return
         factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
         bias_E = self.value_biases[layer_pass.number - 1]
-        unbiased_BTE, row_sums_BTH = attended_without_bias(layer_pass.attention, bias_E)
+        unbiased_BTE, row_sums_BTH = attended(layer_pass.attention, layer_pass.value - bias_E)
+        corpus_BTE = self._corpus_values(layer_pass)
+        attended_BTE, _ = attended(layer_pass.attention, corpus_BTE)
 
         def add(place: int) -> None:
             counted, tokens = self.counted[place], np.s_[place, : len(self.documents[place])]
             part = layer_pass.document(place, len(self.documents[place]))
             counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
-            attention = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
-            controls_CMT = control_ratios(self.measurer.methods, part, *attention).double()
+            rows = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens], corpus_BTE[tokens], attended_BTE[tokens])
+            controls_CMT = control_ratios(self.measurer.methods, part, ControlValues(*rows)).double()
+            parts = all_parts(part)
+            others_TD = parts.attention.others.double()
+            lengths_T = [others_TD.square().sum(-1), others_TD.norm(dim=-1), parts.residual.own.double().norm(dim=-1)]
             counted.layers.append(
                 dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True))
+                | {"others": others_TD.sum(0), "lengths": torch.stack(lengths_T).sum(-1)}
                 | {"steps": step_measures(part).double().sum(0)}
                 | {"by_head": head_ratios(part, factors_HdR).double().sum(0)}
             )
 
         in_threads(add, list(self.counted))
+
+    def _corpus_values(self, layer_pass: LayerPass) -> Tensor:
+        """Return the values of the control `corpus_value`, as the layer's own `[B, T, E]`; NaN without a corpus."""
+        value_BTE, corpus = layer_pass.value, self.measurer.corpus
+        corpus_BTE = torch.full_like(value_BTE, 0 if corpus else torch.nan)
+        for place in self.counted if corpus else ():
+            document = self.documents[place]
+            values_TE = value_BTE[place, : len(document)]
+            corpus_BTE[place, : len(document)] = corpus.of_others(layer_pass.number, document, values_TE)
+        return corpus_BTE
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document; `output` is the model's."""

@@ -1,16 +1,16 @@
 """Controls of the mixing ratios: the same ratios where something that they should depend on has been taken away.
 
-A ratio that a control reproduces says nothing of what the control took away. Two come from the forward pass that is
+A ratio that a control reproduces says nothing of what the control took away. Three come from the forward pass that is
 measured anyway, with other values v_j in place of x_j W_V + b_V: attention weights, skip connection and norms (with
 their deviations) stay as they are. `shuffled_words` and `random_weights` are forward passes of their own.
 
-Shapes: H heads, T tokens of a document, E = heads * head width, D hidden.
+Shapes: L layers, H heads, T tokens of a document, G groups of tokens, E = heads * head width, D hidden.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from attnmix.measures.documents import Document
-from attnmix.measures.layers import LayerPass
+from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
+from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
 from attnmix.models.attention import OBSERVED, AttentionCall, attend
 from attnmix.models.checkpoint import load_config
+from attnmix.models.encoding import padded
 
 Tensor = torch.Tensor
 
@@ -60,6 +61,12 @@ CONTROLS = {
             own_pass=False,
         ),
         Control(
+            "corpus_value",
+            "Corpus mean value",
+            "v_j = the mean of x_k W_V + b_V over tokens k of other texts that have j's token class and group of positions",
+            own_pass=False,
+        ),
+        Control(
             "without_value_bias",
             "Without value bias",
             "v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h",
@@ -74,14 +81,66 @@ RANDOM = "random"
 """The checkpoint of `random_weights`."""
 
 
-def control_ratios(
-    methods: Sequence[str], layer_pass: LayerPass, row_sums_TH: Tensor, value_bias_E: Tensor, unbiased_TE: Tensor
-) -> Tensor:
-    """Return the ratios of one document's T tokens by each control of `SAME_PASS`, `[controls, methods, T]`.
+class CorpusValues:
+    """The mean value of each layer in a sample of texts, by group of tokens: token class and position."""
 
-    The sums over a row, sum_j a^h_ij (1, but for a softmax with a sink) and sum_j a^h_ij (v_j - b_V), are those of
-    `attended_without_bias`; `value_bias_E` is b_V.
-    """
+    def __init__(self, values_LGE: Tensor, counts_G: Tensor, names: Collection[str]) -> None:
+        """Take sums of the values in float64, numbers of tokens, and the names of the texts that they are of."""
+        self.values_LGE, self.counts_G, self.names = values_LGE, counts_G, names
+
+    @classmethod
+    def of(cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int) -> CorpusValues:
+        """Return them from the forward passes of `batches` of documents."""
+        sums: list[Tensor] = []
+        counts_G, names = torch.zeros(len(TOKEN_GROUPS), dtype=torch.float64), set()
+        for documents in batches:
+            memberships = [_membership(document).to(base.device) for document in documents]
+            inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
+            for layer, value_BTE in enumerate(map_layers(lambda layer_pass: layer_pass.value, base, folder, inputs)):
+                tokens = zip(memberships, value_BTE, strict=True)
+                sum_GE = torch.stack([each.T @ value_TE[: len(each)].double() for each, value_TE in tokens]).sum(0)
+                sums[layer:] = [sums[layer] + sum_GE if layer < len(sums) else sum_GE, *sums[layer + 1 :]]
+            counts_G += torch.stack([each.sum(0) for each in memberships]).sum(0).cpu()
+            names |= {document.name for document in documents}
+        return cls(torch.stack(sums), counts_G.to(base.device), names)
+
+    def of_others(self, layer: int, document: Document, value_TE: Tensor) -> Tensor:
+        """Return the mean over the other texts for each token of a document, whose own values are given `[T, E]`.
+
+        Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
+        """
+        membership_TG = _membership(document).to(value_TE.device)
+        sums_GE, counts_G = self.values_LGE[layer - 1], self.counts_G
+        if document.name in self.names:
+            sums_GE = sums_GE - membership_TG.T @ value_TE.double()
+            counts_G = counts_G - membership_TG.sum(0)
+        by_class = [each.unflatten(0, (len(CLASSES), -1)) for each in (sums_GE, counts_G)]
+        class_mean_GE = (by_class[0].sum(1) / by_class[1].sum(1)[:, None]).repeat_interleave(len(POSITIONS), 0)
+        mean_GE = torch.where(counts_G[:, None] > 0, sums_GE / counts_G[:, None], class_mean_GE)
+        return mean_GE[membership_TG.argmax(-1)].to(value_TE)
+
+
+TOKEN_GROUPS = [(token_class, position) for token_class in CLASSES for position in POSITIONS]
+
+
+def _membership(document: Document) -> Tensor:
+    """Return the group of each token as rows with a single 1 `[T, G]`."""
+    groups_T = document.classes.astype(np.int64) * len(POSITIONS) + position_groups(len(document))
+    return torch.nn.functional.one_hot(torch.as_tensor(groups_T), len(TOKEN_GROUPS)).double()
+
+
+class ControlValues(NamedTuple):
+    """What the values of `SAME_PASS` need of one document in one layer."""
+
+    row_sums_TH: Tensor  # sum_j a^h_ij: 1, but for a softmax with a sink
+    bias_E: Tensor  # b_V
+    unbiased_TE: Tensor  # sum_j a^h_ij (v_j - b_V)
+    corpus_TE: Tensor  # the corpus values v_j
+    corpus_attended_TE: Tensor  # sum_j a^h_ij v_j of them
+
+
+def control_ratios(methods: Sequence[str], layer_pass: LayerPass, values: ControlValues) -> Tensor:
+    """Return the ratios of one document's T tokens by each control of `SAME_PASS`, `[controls, methods, T]`."""
     tokens, block, x_TD, projected_TD = len(layer_pass.x), layer_pass.block, layer_pass.x, layer_pass.projected
     diagonal_TH, value_TE = layer_pass.attention.diagonal()[:tokens], layer_pass.value[:tokens]
     W_HdD = block.output.W.unflatten(0, (diagonal_TH.shape[-1], -1))
@@ -89,10 +148,12 @@ def control_ratios(
     f_HD = (mean_Hd.unsqueeze(-2) @ W_HdD).squeeze(-2)
     # The others are summed without b_V too, not freed of it afterwards: where values are nothing but b_V, rounding
     # would be all that is left, and a ratio of 1 that means nothing.
-    own_TD = scaled_heads(diagonal_TH, value_TE - value_bias_E) @ block.output.W
+    own_TD = scaled_heads(diagonal_TH, value_TE - values.bias_E) @ block.output.W
+    own_corpus_TD = scaled_heads(diagonal_TH, values.corpus_TE) @ block.output.W
     projected = {
-        "text_mean_value": Split(diagonal_TH @ f_HD, (row_sums_TH - diagonal_TH) @ f_HD),
-        "without_value_bias": Split(own_TD, unbiased_TE @ block.output.W - own_TD),
+        "text_mean_value": Split(diagonal_TH @ f_HD, (values.row_sums_TH - diagonal_TH) @ f_HD),
+        "corpus_value": Split(own_corpus_TD, values.corpus_attended_TE @ block.output.W - own_corpus_TD),
+        "without_value_bias": Split(own_TD, values.unbiased_TE @ block.output.W - own_TD),
     }
     weight_T, ratios = 1 - diagonal_TH.mean(-1), []
     for name in SAME_PASS:
@@ -127,9 +188,9 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
     return model
 
 
-def attended_without_bias(call: AttentionCall, value_bias_E: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_j a^h_ij (v_j - b_V) `[B, T, E]`, exactly 0 where all values are b_V; and sum_j a^h_ij `[B, T, H]`."""
-    value_BHTd = call.value - value_bias_E.unflatten(-1, (call.value.shape[-3], 1, -1))
+def attended(call: AttentionCall, value_BTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_j a^h_ij v_j `[B, T, E]` of other values, exactly 0 where they are; and sum_j a^h_ij `[B, T, H]`."""
+    value_BHTd = value_BTE.unflatten(-1, (call.value.shape[-3], -1)).transpose(-3, -2)
     options = {"scaling": call.scaling, "is_causal": call.causal, "softcap": call.softcap}
     context_BHTd, without_sink = attend(None, call.query, call.key, value_BHTd, call.mask, **options)
     row_sums_BHT = (without_sink.log_sums - call.log_sums).exp()

@@ -16,6 +16,9 @@ from attnmix.store import texts as store
 from attnmix.store.runs import Run
 
 CLASSES = TOKEN_CLASSES
+# Positions are split where they double: 0, 1, 2-3, 4-7, ...
+POSITION_STARTS = (0, *(2**power for power in range(16)))
+POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
 COLUMNS = ["document", "token_id", "word", "token_class"]
 
 
@@ -40,6 +43,11 @@ class Document:
         closing = int((self.words[::-1] >= 0).argmax())
         kept = np.r_[: length - closing, len(self) - closing : len(self)]
         return replace(self, ids=self.ids[kept], classes=self.classes[kept], words=self.words[kept])
+
+
+def position_groups(tokens: int) -> npt.NDArray[np.int64]:
+    """Return the place in `POSITIONS` of each of a text's tokens."""
+    return np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:

@@ -186,6 +186,19 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     return ratios_MN.view(-1, *weight_T.shape)
 
 
+def all_parts(layer_pass: LayerPass) -> Parts:
+    """Return the parts of all tokens of a document, or of a batch of texts of one length, at once."""
+    output, x = layer_pass.block.output, layer_pass.x
+    diagonal_TH = layer_pass.attention.diagonal()[..., : x.shape[-2], :]
+    value, projected = layer_pass.value[..., : x.shape[-2], :], layer_pass.projected
+    vectors = [each.flatten(0, -2) for each in (diagonal_TH, value, x, projected)]
+    diagonal_NH, value_NE, x_ND, projected_ND = vectors
+    own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
+    features = {point: feature.flatten(0, -2) for point, feature in layer_pass.features.items()}
+    split = Split(own_ND, projected_ND - output.b - own_ND)
+    return Parts(layer_pass.block, 1 - diagonal_NH.mean(-1), x_ND, projected_ND, split, features)
+
+
 def ratio_points(methods: Iterable[str]) -> list[str]:
     """Return what `methods` read of a forward pass beyond attention's output."""
     return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))

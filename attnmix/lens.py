@@ -1,0 +1,60 @@
+"""What single token vectors tell: the classifier's own head applied to them, and linear probes on held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from attnmix.models.capture_points import first_of
+from attnmix.models.families import family_of
+
+Tensor = torch.Tensor
+
+BLOCK_VECTORS = 4096  # vectors that the head reads together
+REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
+ITERATIONS = 1000
+
+
+def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) -> Tensor:
+    """Return the logits `[N, C]` that the head gives when a vector after the last layer is all that it can read.
+
+    What follows the last layer (a final norm, the pooler, the head) is the model's own; each vector takes the place of
+    the only token, `token_id`, of a text. `token_id` must be one that the head reads, such as [CLS] or, where it looks for it,
+    the end token. The class lens is this, for the vectors of any token and layer (Vilas et al., NeurIPS 2023).
+    """
+    base: Any = classifier.base_model
+    stack = family_of(base.config).stacks[-1]
+    last = [module for path, module in base.named_modules() if stack.is_layer(path)][-1]
+    scores = []
+    for block_ND in vectors_ND.split(BLOCK_VECTORS):
+
+        def replaced(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
+            vectors = block_ND.unsqueeze(1).to(first_of(output))
+            return (vectors, *output[1:]) if isinstance(output, tuple) else vectors
+
+        ids = torch.full((len(block_ND), 1), token_id, device=classifier.device)
+        with last.register_forward_hook(replaced), torch.inference_mode():
+            logits = classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        scores.append(logits.flatten(1) if logits.ndim > 2 else logits)
+    return torch.cat(scores)
+
+
+def probe_accuracy(
+    train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
+) -> float:
+    """Return the accuracy on the test vectors of a logistic regression that is fitted to the training vectors.
+
+    The two must be of different texts, else a probe can tell the text instead of the label. A control task says what
+    a probe learns of nothing: the same with labels drawn at random for each text (Hewitt and Liang, EMNLP 2019).
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
+    return float(probe.fit(np.asarray(train_ND), train_N).score(np.asarray(test_ND), test_N))

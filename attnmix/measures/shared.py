@@ -1,0 +1,126 @@
+"""What the token vectors of a text have in common: with all texts, with those of its class, with their own text only.
+
+A token's vector is the sum of a corpus mean, what its class adds, what its text adds to that, and what is the token's
+own. The mean squared length of vectors v of N texts splits accordingly, by products of different texts and tokens, so
+that noise of a mean adds nothing (the mean squares of a nested analysis of variance, solved for their components):
+
+    token    E v.v - W        W   mean over texts of v.v' over two different tokens of the text
+    text     W - S            S   mean over texts of m.m' with the other texts of its class; m is a text's mean
+    class    S - C            C   |sum_k p_k m_k|^2, p_k the share of class k, by products of different texts only
+    corpus   C
+
+Every text counts once, whatever its length. Vectors of length 1 give mean cosines: W within a text, S with other texts
+of its class, O with texts of other classes. Shapes: N texts, T tokens, X sites or layers, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Doubles = npt.NDArray[np.float64]
+
+PARTS = ("corpus", "class", "text", "token")
+COSINES = ("within_text", "same_class", "other_class")
+MAX_TEXTS = 512  # products of all pairs of texts are in memory
+PERMUTATIONS = 200
+NULL_LEVEL = 0.95
+
+
+class Moments(NamedTuple):
+    """What the split needs of each text's vectors at each site."""
+
+    means_NXD: Doubles
+    within_NX: Doubles  # mean product of two different tokens of a text
+    squares_NX: Doubles  # mean squared length
+
+    @staticmethod
+    def of_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
+        """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens (2 or more)."""
+        sums, squares = np.asarray(sums_NXD, np.float64), np.asarray(squares_NX, np.float64)
+        tokens = np.asarray(tokens_N, np.float64)[:, None]
+        within = (np.square(sums).sum(-1) - squares) / (tokens * (tokens - 1))
+        return Moments(sums / tokens[..., None], within, squares / tokens)
+
+
+class Products(NamedTuple):
+    """Mean products of vectors `[..., X]`; a leading dimension counts samples that lack one text each."""
+
+    square: Doubles  # of a vector with itself
+    within: Doubles  # W
+    same: Doubles  # S
+    other: Doubles  # O; NaN with a single class
+    corpus: Doubles  # C
+
+    def shares(self) -> Doubles:
+        """Return the shares of `PARTS` in the mean squared length `[..., X, 4]`; unbiased, so one can be below 0."""
+        parts = (self.corpus, self.same - self.corpus, self.within - self.same, self.square - self.within)
+        return np.stack(parts, -1) / self.square[..., None]
+
+    def cosines(self) -> Doubles:
+        """Return `COSINES` `[..., X, 3]`, of vectors of length 1."""
+        return np.stack([self.within, self.same, self.other], -1)
+
+
+def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
+    """Return the mean products `[X]` of all texts, and `[N, X]` without each one of them.
+
+    Texts of a class with fewer than three are to be left out beforehand: without one of two there is no pair.
+    """
+    classes = np.asarray(classes_N)
+    gram_XNN = _gram(texts)
+    same_NN = classes[:, None] == classes
+    np.fill_diagonal(same_NN, False)
+    different_NN = ~np.eye(len(classes), dtype=bool)
+    in_class_XN, all_XN, size_N = (gram_XNN * same_NN).sum(-1), (gram_XNN * different_NN).sum(-1), same_NN.sum(-1)
+    columns = (texts.squares_NX.T, texts.within_NX.T)
+    whole = _products(in_class_XN, all_XN, size_N, *columns, np.ones(len(classes), bool))
+    # Without text u the sums of text t lack its product with u.
+    less = (in_class_XN[:, None] - gram_XNN * same_NN, all_XN[:, None] - gram_XNN, size_N - same_NN)
+    columns = tuple(each[:, None] for each in columns)
+    without = _products(*less, *columns, different_NN)
+    return Products(*(each.T for each in whole)), Products(*(each.T for each in without))
+
+
+def _products(in_class, all_texts, size, squares, within, kept) -> Products:  # type: ignore[no-untyped-def]
+    """Return the mean products over the `kept` texts of the last axis, from each text's sums over other texts."""
+    number = kept.sum(-1)
+    size = np.maximum(size, 1)  # of a text that is not kept it may be 0
+    mean_in_class = in_class / size  # with the other texts of its class
+    pairs_apart = (kept * (number[..., None] - 1 - size)).sum(-1)
+    apart = ((all_texts - in_class) * kept).sum(-1)
+    corpus = ((mean_in_class * (size + 1)) * kept).sum(-1) + apart
+    with np.errstate(invalid="ignore", divide="ignore"):
+        other = np.where(pairs_apart > 0, apart / pairs_apart, np.nan)
+    means = [(each * kept).sum(-1) / number for each in (squares, within, mean_in_class)]
+    return Products(means[0], means[1], means[2], other, corpus / number**2)
+
+
+def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
+    """Return the 95 % quantile of the share `class` `[X]` where classes are permuted over the texts."""
+    classes, gram_XNN = np.asarray(classes_N), _gram(texts)
+    generator, different_NN = np.random.default_rng(seed), ~np.eye(len(classes), dtype=bool)
+    all_XN, kept = (gram_XNN * different_NN).sum(-1), np.ones(len(classes), bool)
+    shares = []
+    for _ in range(PERMUTATIONS):
+        permuted = generator.permutation(classes)
+        same_NN = (permuted[:, None] == permuted) & different_NN
+        columns = (texts.squares_NX.T, texts.within_NX.T, kept)
+        sums = ((gram_XNN * same_NN).sum(-1), all_XN, same_NN.sum(-1))
+        shares.append(_products(*sums, *columns).shares()[..., PARTS.index("class")])
+    return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))
+
+
+def usable(classes: Sequence[int] | npt.NDArray[np.int64], limit: int = MAX_TEXTS) -> npt.NDArray[np.bool_]:
+    """Return a mask of the first `limit` texts, without those of a class that fewer than three of them have."""
+    classes = np.asarray(classes)
+    chosen = np.arange(len(classes)) < limit
+    sizes = {label: int((classes[chosen] == label).sum()) for label in np.unique(classes)}
+    return chosen & np.array([sizes[label] >= 3 for label in classes.tolist()], bool)
+
+
+def _gram(texts: Moments) -> Doubles:
+    return np.asarray(np.einsum("nxd,mxd->xnm", texts.means_NXD, texts.means_NXD, optimize=True))

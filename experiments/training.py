@@ -1,0 +1,161 @@
+"""Classifiers whose task is known, for the question what fine-tuning mixes: one base model, the same texts, other labels.
+
+A rare word is put into a random half of all reviews, whatever their sentiment, so that there are two messages that a
+review can carry and each setting needs one of them, both, or none. Every text is cut to the same number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.models.bert.modeling_bert import BertPooler
+
+from attnmix.core.errors import InputError
+from attnmix.data.source import read_splits
+from attnmix.models.attention import OBSERVED
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.loading import load_classifier
+
+TOKENS = 96
+RARE_WORD = "zebra"  # one token of the model; reviews that hold it already are left out
+WORDS_BEFORE = 60  # the rare word is put among the first words of a review
+REVIEWS = 600
+TEST_REVIEWS = 160
+BATCH, STEPS, LEARNING_RATE, WARMUP, WEIGHT_DECAY = 8, 150, 1e-4, 30, 0.01
+CAPITALISED = "capitalised"
+
+
+class Setting(NamedTuple):
+    """What a model is fine-tuned for; all take the same number of steps."""
+
+    task: str  # the labels: `sentiment`, `permuted` sentiment, `word`, `both` (four classes), or `capitalised` tokens
+    seeds: int = 3
+    reviews: int = REVIEWS
+    frozen: int = 0  # lower layers whose weights stay, with the embeddings
+    pooling: str = "cls"  # or `mean`: what the head reads
+    courses: tuple[int, ...] = ()  # steps after which it is measured
+
+
+SETTINGS = {
+    "true labels": Setting("sentiment", seeds=5, courses=(10, 20, 30, 45, 60, 90, 120, 150)),
+    "permuted labels": Setting("permuted", seeds=5),
+    "rare word": Setting("word"),
+    "four classes": Setting("both"),
+    "token task": Setting(CAPITALISED),
+    "mean pooling": Setting("sentiment", pooling="mean"),
+    "layers 1-3 frozen": Setting("sentiment", frozen=3),
+    "layers 1-5 frozen": Setting("sentiment", frozen=5),
+    "100 reviews": Setting("sentiment", reviews=100),
+    "300 reviews": Setting("sentiment", reviews=300),
+}
+
+
+@dataclass(frozen=True)
+class Reviews:
+    """Reviews of one length as token ids, with every label."""
+
+    texts: list[str]
+    ids_NT: torch.Tensor
+    labels: dict[str, npt.NDArray[np.int64]]
+    """`sentiment`, `word` and `both` `[N]`, and `capitalised` `[N, T]`, -100 for special tokens."""
+
+
+def read_reviews(dataset: str, checkpoint: Path, seed: int, limit: int) -> tuple[Reviews, Reviews]:
+    """Return `limit` training reviews, which the seed draws, and the test reviews, the same for every seed."""
+    tokenizer = load_tokenizer(checkpoint)
+    if len(tokenizer.tokenize(RARE_WORD)) != 1:
+        raise InputError(f"model: its tokenizer has no single token for {RARE_WORD!r}")
+    chosen = []
+    for split, number, draw in (("train", limit, seed), ("test", TEST_REVIEWS, 0)):
+        tables, _ = read_splits(dataset, seed=draw, train_limit=4 * limit + 400, test_limit=3 * TEST_REVIEWS)
+        chosen.append(_reviews(tables[split], tokenizer, np.random.default_rng([draw, split == "test"]), number))
+    return chosen[0], chosen[1]
+
+
+def _reviews(table: pd.DataFrame, tokenizer: Any, generator: np.random.Generator, number: int) -> Reviews:
+    """Return as many reviews of each sentiment, each with and without the rare word, that are long enough."""
+    texts, kept = [], []
+    for sentiment, text in zip(table["label"], table["text"], strict=True):
+        words = text.replace("<br />", " ").split()
+        has_word = bool(generator.integers(2))
+        wanted = sum(each == (sentiment, has_word) for each in kept) < number // 4
+        if wanted and RARE_WORD not in text.lower() and len(words) >= TOKENS:  # a word has one token or more
+            place = generator.integers(WORDS_BEFORE)
+            texts.append(" ".join([*words[:place], *[RARE_WORD] * has_word, *words[place:]]))
+            kept.append((sentiment, has_word))
+    if len(texts) < number:
+        raise InputError(f"the data set has {len(texts)} reviews that are long enough; {number} are needed")
+    order = generator.permutation(len(texts))
+    texts, flags = [texts[place] for place in order], np.array(kept, np.int64)[order]
+    encoded = tokenizer(texts, truncation=True, max_length=TOKENS, return_offsets_mapping=True)
+    capitals = np.array(
+        [
+            [-100 if start == end else int(text[start].isupper()) for start, end in offsets]
+            for text, offsets in zip(texts, encoded["offset_mapping"], strict=True)
+        ]
+    )
+    labels = {"sentiment": flags[:, 0], "word": flags[:, 1], "both": 2 * flags[:, 0] + flags[:, 1]}
+    return Reviews(texts, torch.tensor(encoded["input_ids"]), labels | {CAPITALISED: capitals})
+
+
+class MeanPooler(BertPooler):
+    """The pooler of the mean of all tokens, of texts without padding."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = super().forward(hidden_states.mean(1, keepdim=True))
+        return pooled
+
+
+def new_model(setting: Setting, checkpoint: Path) -> PreTrainedModel:
+    """Return the base model with a new head, which torch's seed draws."""
+    if setting.task == CAPITALISED:
+        kind = transformers.AutoModelForTokenClassification
+        return kind.from_pretrained(checkpoint, num_labels=2, attn_implementation=OBSERVED)  # type: ignore[no-any-return]
+    classes = 4 if setting.task == "both" else 2
+    model: Any = load_classifier(checkpoint, {k: f"class {k}" for k in range(classes)}, attn_implementation=OBSERVED)
+    if setting.pooling == "mean":
+        pooler = MeanPooler(model.config)
+        pooler.load_state_dict(model.base_model.pooler.state_dict())
+        model.base_model.pooler = pooler
+    return model  # type: ignore[no-any-return]
+
+
+def train(
+    setting: Setting, model: PreTrainedModel, reviews: Reviews, seed: int, visit: Callable[[int], None] | None = None
+) -> None:
+    """Fine-tune by AdamW, with a constant rate after the warm-up; `visit` is called after the steps of `courses`."""
+    generator = np.random.default_rng(seed)
+    labels = reviews.labels["sentiment" if setting.task == "permuted" else setting.task]
+    labels = torch.as_tensor(generator.permutation(labels) if setting.task == "permuted" else labels)
+    base: Any = model.base_model
+    for module in [base.embeddings, *base.encoder.layer[: setting.frozen]] if setting.frozen else ():
+        module.requires_grad_(False)
+    weights = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARMUP))
+    for step, rows in enumerate(_batches(setting.reviews, generator), start=1):
+        model.train()
+        loss = model(input_ids=reviews.ids_NT[rows], labels=labels[rows]).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        model.eval()
+        if visit is not None and step in setting.courses:
+            visit(step)
+
+
+def _batches(reviews: int, generator: np.random.Generator) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the rows of each step: all reviews in random order, again and again."""
+    rows = np.concatenate([generator.permutation(reviews) for _ in range(-(-STEPS * BATCH // reviews))])
+    yield from rows[: STEPS * BATCH].reshape(STEPS, BATCH)
