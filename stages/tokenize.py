@@ -36,9 +36,8 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     capture, folder = parameters.capture, run.reviews
     reviews = store.read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
-    numbers = capture.documents
-    if capture.typical:
-        numbers = typical_reviews(read_table(run.test_predictions_file, "finetune"))
+    predictions = read_table(run.test_predictions_file, "finetune")
+    numbers = typical_reviews(predictions) if capture.typical else capture.documents
     named = np.array(numbers, np.int64)
     drawn, measured, removed = (
         stratified_draw(reviews["label"].to_numpy(), size, parameters.seed) if size else named[:0]
@@ -47,7 +46,8 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     captured = np.union1d(named, drawn)
     chosen = {"captured": captured, "measured": measured, "removed": removed}
     flags = {name: reviews.index.isin(rows) for name, rows in chosen.items()}
-    reviews = reviews.assign(document="test/" + reviews.index.astype(str), **flags)
+    names = "test/" + reviews.index.astype(str)
+    reviews = reviews.assign(document=names, predicted_label=predictions["predicted"], **flags)
 
     by_number = dict(zip(sorted(numbers), _with_texts(np.sort(named), reviews, folder), strict=True))
     yield from (by_number[number] for number in numbers)

@@ -40,7 +40,7 @@ from attnmix.models.encoding import tokenize_texts
 from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import write_tokenized
+from attnmix.store.texts import read_split, write_tokenized
 from attnmix.store.writers import write_metrics
 from stages import tokenize
 from stages.common.parameters import read_parameters
@@ -141,12 +141,16 @@ def digest(folder: Path) -> str:
 def tokenize_in(folder: Path) -> None:
     """Run the stage `tokenize` in `folder`."""
     with chdir(folder):
-        tokenize.main(read_parameters())
+        run_tokenized()
 
 
-def run_tokenized(stage: Any) -> None:
-    """Run `tokenize` and then `stage`, a module, in the current folder."""
-    for each in (tokenize, stage):
+def run_tokenized(*stages: Any) -> None:
+    """Run `tokenize` and then `stages`, modules, in the current folder; without predictions they are the labels."""
+    run = Run(Path())
+    if not run.test_predictions_file.exists():
+        labels = read_split("test", run.reviews, ["label"])["label"]
+        write_table(run.test_predictions_file, pd.DataFrame({"label": labels, "predicted": labels}))
+    for each in (tokenize, *stages):
         each.main(read_parameters())
 
 
@@ -169,7 +173,7 @@ def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
     """Return documents of the named texts, in the statistics."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
-    table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0)
+    table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
     return documents_of(table.assign(measured=True), pd.concat([each.table for each in tokenized]))
 
 
@@ -196,7 +200,14 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
     """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
     run = Run(folder or Path())
-    captured = {"captured": True, "measured": False, "removed": False, "label": -1, "label_name": None}
+    captured = {
+        "captured": True,
+        "measured": False,
+        "removed": False,
+        "label": -1,
+        "label_name": None,
+        "predicted_label": -1,
+    }
     table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured, unknown_tokens=0)
     table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}

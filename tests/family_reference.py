@@ -291,13 +291,15 @@ class ReferenceLayer:
             values["layer_n"] = mixing_ratio(self.layer_parts()[0])
         return values
 
-    def controls(self) -> dict[str, dict[str, Array]]:
-        """The ratios with other values in the place of the layer's own."""
+    def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
+        """The ratios with other values in the place of the layer's own; `corpus` are those of other texts."""
         values = {}
         if self.plain and not self.parallel:
             self.layer_parts()  # the copies keep the activation's slopes of the true pass
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
-        for name, value in {"text_mean_value": common, "without_value_bias": self.value - self.value_bias}.items():
+        replaced = {"text_mean_value": common, "corpus_value": corpus}
+        replaced["without_value_bias"] = self.value - self.value_bias
+        for name, value in replaced.items():
             other = copy(self)
             other.split(value)
             values[name] = other.ratios()

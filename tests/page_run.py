@@ -12,6 +12,7 @@ import pytest
 from browser import Opened
 from conftest import (
     REPOSITORY,
+    run_tokenized,
     write_captured_texts,
     write_captured_tokens,
     write_download_metrics,
@@ -31,7 +32,7 @@ from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run, contributions_folder, heads_folder
 from attnmix.store.writers import write_by_site, write_heads, write_matrix
-from stages import capture, measure, reduce, tokenize
+from stages import capture, measure, reduce
 from stages.common.parameters import read_parameters
 from stages.render import page_subject
 
@@ -66,8 +67,7 @@ def make_run(folder: Path) -> Path:
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for stage in (tokenize, capture, measure, reduce):
-            stage.main(read_parameters())
+        run_tokenized(capture, measure, reduce)
         write_captured_texts(["test/0", "test/1", "text/0"])
         write_download_metrics()
         run = Run(Path())

@@ -242,18 +242,19 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
     margin = tokens + ratio / 2 + generator.normal(size=30) * 8
     table = pd.DataFrame({"margin": margin, "tokens": tokens, "finetuned": ratio, "pretrained": np.ones(30)})
     table["predicted"] = ["good"] * 8 + ["bad"] * 19 + ["rare"] * 3
-    correlated = margin_correlation(table, ["pretrained", "finetuned"]).set_index(["checkpoint", "predicted"])
-    correlated = correlated.rename(columns={"ci_low": "spearman_low", "ci_high": "spearman_high"})
+    correlated = margin_correlation(table, ["pretrained", "finetuned"], 6).set_index(
+        ["checkpoint", "quantity", "group"]
+    )
 
     def row(predicted: str, column: str) -> Any:
-        return correlated.loc[("finetuned", predicted), [column, f"{column}_low", f"{column}_high"]].tolist()
+        return correlated.loc[("finetuned", column, predicted), ["mean", "ci_low", "ci_high"]].tolist()
 
-    for column, lost in (("spearman", 3), ("given_length", 4)):
+    for column, lost in (("margin_spearman", 3), ("margin_given_length", 4)):
         correlations, freedom = [], []
         for name in ("bad", "good"):
             group = table[table["predicted"] == name]
             ranks = group[["finetuned", "margin", "tokens"]].rank().to_numpy()
-            if column == "given_length":  # of what the ranks of length do not explain, by least squares
+            if column == "margin_given_length":  # of what the ranks of length do not explain, by least squares
                 x = np.column_stack([np.ones(len(ranks)), ranks[:, 2]])
                 ranks = ranks - x @ np.linalg.lstsq(x, ranks, rcond=None)[0]
             correlations.append(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])
@@ -264,10 +265,10 @@ def test_margins_correlation_is_the_mean_of_fishers_z_over_predicted_classes() -
         mean = np.average(np.arctanh(correlations), weights=freedom)
         half = 1.959964 * np.sqrt(np.dot(freedom, 1 + np.square(correlations) / 2)) / sum(freedom)
         assert row("all", column) == pytest.approx(np.tanh([mean, mean - half, mean + half]).tolist())
-    values = correlated.drop(columns="documents")
+    values = correlated[["mean", "ci_low", "ci_high"]]
     assert values.loc["pretrained"].isna().all(axis=None)
-    assert values.loc[("finetuned", "rare")].isna().all()
-    assert correlated["documents"].tolist() == [19, 8, 3, 0, 19, 8, 3, 27]
+    assert values.xs("rare", level="group").isna().all(axis=None)
+    assert correlated["documents"].tolist() == [19, 19, 8, 8, 3, 3, 0, 0, 19, 19, 8, 8, 3, 3, 27, 27]
 
 
 def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -> None:
@@ -290,7 +291,12 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     margins = run.table("faithfulness/margins")
     assert len(margins) == 8
     assert (margins["margin"] >= 0).all()
-    assert {*run.table("faithfulness/margin_correlation")["predicted"]} == {*margins["predicted"], "all"}
+    class_use = run.table("faithfulness/class_use").set_index("quantity")
+    assert {*class_use.loc["margin_spearman", "group"]} == {*margins["predicted"], "all"}
+    last = class_use.query("layer == 3").set_index("group", append=True)["mean"]
+    assert last["lens_agreement", "read"] == 1  # the token that the head reads, after the last layer
+    assert 0 <= last["lens_agreement", "others"] <= 1
+    assert {*class_use.loc["class_kept", "group"]} <= {"text_mean", "corpus_mean", "other_class"}
     captured = pd.read_parquet(run.predictions_file)
     assert captured["document"].tolist() == ["test/3", "text/0"]
     text = run.documents.set_index("document").loc["text/0"]

@@ -63,7 +63,19 @@ def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeas
     for number, ids in enumerate(texts):
         words, classes = np.arange(len(ids), dtype=np.int32), np.zeros(len(ids), np.int8)
         documents.append(Document(f"test/{number}", np.array(ids, np.int32), classes, words))
+    measurer.read_corpus([documents])
     return measurer, list(measurer.measures(documents))
+
+
+def corpus_values(values: list[Any], number: int) -> Any:
+    """The mean of the other texts' values `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ...; else of all."""
+    others = [each for place, each in enumerate(values) if place != number]
+    everything, means = np.concatenate(others, axis=1).mean(1), []
+    for position in range(values[number].shape[1]):
+        start = 1 << (position.bit_length() - 1) if position else 0
+        group = np.concatenate([each[:, start : max(2 * start, 1)] for each in others], axis=1)
+        means.append(group.mean(1) if group.shape[1] else everything)
+    return np.stack(means, axis=1)
 
 
 def close(values: Any, true: Any, what: object) -> None:
@@ -124,9 +136,9 @@ def test_controls_of_the_same_pass_follow_their_definition(
     base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
 ) -> None:
     measurer, measures = measured(base, folder, texts)
-    for each, reference, ids in zip(measures, references, texts, strict=True):
+    for place, (each, reference, ids) in enumerate(zip(measures, references, texts, strict=True)):
         for number, layer in enumerate(reference.layers):
-            controls = layer.controls()
+            controls = layer.controls(corpus_values([other.layers[number].value for other in references], place))
             for control in SAME_PASS:
                 for method, values in zip(measurer.methods, each.counted[control][number], strict=True):
                     expected = controls[control][method].sum()

@@ -18,7 +18,6 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.core.statistics import (
     Draws,
     Resampled,
-    mean_product_across,
     rank_correlation,
     resample,
     spearman_with_depth,
@@ -131,48 +130,6 @@ def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) ->
     assert np.isnan(actual["cka_input"])
     assert np.isnan(actual["mean_cosine"]) if tokens == 1 else actual["mean_cosine"] == pytest.approx(1)
     assert np.isnan(measured(other[:3], other[:3], other[:3], torch.arange(len(other[:3])))["cka_input"])
-
-
-def test_mean_product_across_documents_is_that_of_all_their_pairs() -> None:
-    generator = np.random.default_rng(0)
-    counts = [3, 1, 5, 2]
-    vectors = [generator.normal(size=(count, 2, 4)) + 0.5 for count in counts]
-    units = [each / np.linalg.norm(each, axis=-1, keepdims=True) for each in vectors]
-
-    def by_pairs(documents: list[int], site: int) -> float:
-        pairs = [
-            (a, b) for d in documents for e in documents if d != e for a in units[d][:, site] for b in units[e][:, site]
-        ]
-        return float(np.mean([a @ b for a, b in pairs]))
-
-    actual = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units))
-    for site in (0, 1):
-        assert actual.mean[site] == pytest.approx(by_pairs([0, 1, 2, 3], site))
-        without = np.array([by_pairs([e for e in range(4) if e != d], site) for d in range(4)])
-        error = np.sqrt(3 / 4 * ((without - without.mean()) ** 2).sum())
-        assert actual.high[site] - actual.mean[site] == pytest.approx(3.182446 * error, rel=1e-6)
-        assert actual.mean[site] - actual.low[site] == pytest.approx(3.182446 * error, rel=1e-6)
-    two = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:2]))
-    assert two.mean[0] == pytest.approx(by_pairs([0, 1], 0))
-    one = mean_product_across(lambda: ((each.sum(0), len(each)) for each in units[:1]))
-    assert np.isnan([two.low, two.high, one.mean, one.low, one.high]).all()
-
-
-def test_the_interval_across_documents_covers() -> None:
-    # Unit vectors around directions of their documents' own: the mean over other documents is |mean direction|^2.
-    generator = np.random.default_rng(0)
-    covered = 0
-    truth = float(np.mean(_circle(generator, 200_000, 1)[:, 0, 0]) ** 2)
-    for _ in range(300):
-        units = _circle(generator, 25, 4)
-        actual = mean_product_across(partial(zip, units.sum(1), [4] * 25))
-        covered += bool(actual.low <= truth <= actual.high)
-    assert 0.91 < covered / 300 < 0.985
-
-
-def _circle(generator: np.random.Generator, documents: int, tokens: int) -> Any:
-    angles = generator.normal(0, 1, (documents, 1)) + generator.normal(0, 0.3, (documents, tokens))
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:

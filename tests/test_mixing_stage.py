@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
+from family_reference import run_reference
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import STEP_MEASURES
@@ -20,6 +21,7 @@ from attnmix.measures.controls import random_base, shuffled_words
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.matrices import LAYER_MATRICES, with_rollouts
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.shared import PARTS
 from attnmix.measures.tables import COLUMNS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
@@ -156,7 +158,7 @@ def test_weighted_means_are_over_tokens_or_reviews_and_over_all_layers(finished:
 
 def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     table = Run(Path()).table("measure/mixing_controls")
-    controls = ["shuffled_words", "text_mean_value", "without_value_bias"]
+    controls = ["shuffled_words", "text_mean_value", "corpus_value", "without_value_bias"]
     pairs = {("random", "random_weights"), *product(("pretrained", "finetuned", "difference"), controls)}
     assert set(zip(table["checkpoint"], table["control"], strict=True)) == pairs
     assert len(table) == len(pairs) * 3 * len(RATIOS)
@@ -164,7 +166,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert set(table["tokens"]) == set(mixing["tokens"])
     assert set(table["documents"]) == {6}
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
-    assert len(both) == 3 * 3 * 3 * len(RATIOS)
+    assert len(both) == 3 * 4 * 3 * len(RATIOS)
     np.testing.assert_allclose(both["below"], both["mean"] - both["mean_control"], atol=3e-6)
     # Weights do not depend on values; those of shuffled words do depend on their order.
     weights = both[both["method"] == "attn_w"].set_index("control")["below"]
@@ -230,7 +232,7 @@ def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> Non
         assert layers.tolist() == [[1, 2, 3], [1, 2, 3]]
     assert len(Run(Path()).steps) == 2 * 3 * 7 * 4
     clouds = table[~table["measure"].isin(STEP_MEASURES) & (table["point"] != "attention")]
-    assert len(clouds) == 2 * (3 + 6 * 3) * 7
+    assert len(clouds) == 2 * (3 + 6 * 3) * 9
     identity = clouds.query("point == 'word_embedding' and measure in ['own_nearest', 'cka_input']")
     np.testing.assert_allclose(identity["mean"], 1)
     assert (clouds.query("measure != 'own_nearest'")["documents"] == 6).all()
@@ -317,11 +319,42 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
     table = Run(Path()).table("measure/geometry").query("measure == 'mean_cosine_across' and checkpoint == 'finetuned'")
     for layer, point in enumerate(["embedding_output", *["layer_output"] * 3]):
-        pairs = [a[layer] @ b[layer].T for a in clouds for b in clouds if a is not b]
+        pairs = [(a[layer] @ b[layer].T).mean() for a in clouds for b in clouds if a is not b]
         (row,) = table.query(f"layer == {layer} and point == '{point}'").itertuples()
-        assert row.mean == pytest.approx(np.concatenate([pair.ravel() for pair in pairs]).mean(), abs=3e-6)
+        assert row.mean == pytest.approx(np.mean(pairs), abs=3e-6)
         assert row.ci_low < row.mean < row.ci_high
         assert row.documents == 6
+
+
+def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(finished: Path) -> None:
+    rows = (
+        Run(Path())
+        .table("measure/geometry")
+        .query("point == 'attention'")
+        .pivot(index=["checkpoint", "layer"], columns="measure", values="mean")
+    )
+    shares = rows[[f"share_{part}" for part in PARTS]]
+    np.testing.assert_allclose(shares.loc[["pretrained", "finetuned"]].sum(axis=1), 1, atol=4e-6)
+    np.testing.assert_allclose(shares.loc["difference"].sum(axis=1), 0, atol=4e-6)
+    base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
+    reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
+    names, means, squares, within = Run(Path()).table("measure/mixing_by_review")["document"].unique(), [], [], []
+    numbers = [int(name.removeprefix("test/")) for name in names]
+    for number in numbers:
+        ids = tokenizer(reviews["text"][number], truncation=True, max_length=20)["input_ids"]
+        F_ijD = run_reference("bert", base, ids).layers[1].F
+        others = F_ijD.sum(1) - F_ijD[np.arange(len(ids)), np.arange(len(ids))]
+        means.append(others.mean(0))
+        squares.append((others**2).sum(-1).mean())
+        products = others @ others.T
+        within.append((products.sum() - np.trace(products)) / (len(ids) * (len(ids) - 1)))
+    labels = reviews["label"].to_numpy()[numbers]
+    same = [
+        np.mean([a @ b for b, own in zip(means, labels, strict=True) if own == k and b is not a])
+        for a, k in zip(means, labels, strict=True)
+    ]
+    expected = [1 - np.mean(within) / np.mean(squares), (np.mean(within) - np.mean(same)) / np.mean(squares)]
+    assert shares.loc[("finetuned", 2), ["share_token", "share_text"]].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:

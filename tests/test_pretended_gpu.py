@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel
 
 from attnmix.core.names import POINTS, PREACTIVATION, Site
 from attnmix.measures.contributions import contributions, layer_contributions
-from attnmix.measures.controls import attended_without_bias, control_ratios
+from attnmix.measures.controls import ControlValues, attended, control_ratios
 from attnmix.measures.derivatives import document_chains
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.identities import identity_errors, vector_errors
@@ -52,8 +52,9 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
         words = Words(document.x, np.arange(5, dtype=np.int32))
         made.append(geometry(Cloud(document.features["layer_output"]), Cloud(document.x), words))
         bias = seen.value.new_zeros(seen.value.shape[-1])
-        unbiased, row_sums = attended_without_bias(seen.attention, bias)
-        made += [unbiased, control_ratios(methods, document, row_sums[0, :5], bias, unbiased[0, :5])]
+        unbiased, row_sums = attended(seen.attention, seen.value - bias)
+        rows = (row_sums[0, :5], bias, unbiased[0, :5], seen.value[0, :5], unbiased[0, :5])
+        made += [unbiased, control_ratios(methods, document, ControlValues(*rows))]
         by_layer.append(layer_contributions(declared, seen.document(0)))
         assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
 

@@ -145,7 +145,7 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 
 
 def jackknife(whole: Doubles, without: Doubles) -> Interval:
-    """Return the 95 % jackknife interval of a statistic `[...]` of N documents, from its values `[N, ...]` without each.
+    """Return the 95 % jackknife interval of a statistic `[...]` of N documents; `without` each it is `[N, ...]`.
 
     Student's t has one degree of freedom less than there are documents; NaN with fewer than three. For statistics of
     pairs of documents, of which a bootstrap would draw pairs of a document with itself.

@@ -24,6 +24,7 @@ from attnmix.core.statistics import (
     resample,
 )
 from attnmix.faithfulness.attributions import RANDOM, Review
+from attnmix.faithfulness.class_use import COLUMNS
 
 Doubles = npt.NDArray[np.float64]
 
@@ -97,13 +98,14 @@ def _columns(names: str, interval: Interval) -> dict[str, Doubles]:
     return {name: part.ravel() for name, part in zip(names.split(), interval, strict=True)}
 
 
-def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
-    """Return `margin_correlation.csv`: of each checkpoint's ratio with the margin, over reviews of one predicted class.
+def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
+    """Return rows of `class_use.csv`: each checkpoint's ratio with the margin, over reviews of one predicted class.
 
     Two classes may have other levels of the ratio, and reviews of both together would mix that difference with the
-    correlation (Simpson's paradox). So there is a row for each class, and one named `all` for their mean. Plain, and
-    given the number of tokens, which takes one degree of freedom. A class of too few reviews for a standard error has
-    no correlation and is no part of the mean; `documents` counts the reviews that are.
+    correlation (Simpson's paradox). So there is a row for each class, and one named `all` for their mean: of
+    `margin_spearman`, and of `margin_given_length`, given the number of tokens, which takes one degree of freedom.
+    A class of too few reviews for a standard error has no correlation and is no part of the mean; `documents` counts
+    the reviews that are.
     """
     classes = {str(name): group for name, group in margins.groupby("predicted")}
     sizes_K = np.array([len(group) for group in classes.values()])
@@ -113,11 +115,10 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str]) -> pd.
         counted = sizes_K[~np.isnan(plain_K) & (sizes_K > 3)].sum()
         parts = [(name, slice(k, k + 1), sizes_K[k]) for k, name in enumerate(classes)]
         for name, part, documents in (*parts, (ALL, slice(None), counted)):
-            plain = _fisher_mean(plain_K[part], sizes_K[part] - 3)
-            given_length = _fisher_mean(given_length_K[part], sizes_K[part] - 4)
-            rows.append((checkpoint, name, *plain, *given_length, documents))
-    intervals = ["spearman", "ci_low", "ci_high", "given_length", "given_length_low", "given_length_high"]
-    return pd.DataFrame(rows, columns=["checkpoint", "predicted", *intervals, "documents"])
+            for quantity, values, used in (("margin_spearman", plain_K, 3), ("margin_given_length", given_length_K, 4)):
+                mean = _fisher_mean(values[part], sizes_K[part] - used)
+                rows.append((checkpoint, quantity, name, layer, *mean, documents))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:

@@ -64,8 +64,8 @@ class DocumentMeasures:
 
         `token_class` and `position`   of the ratios `[groups, layers, methods]`
         `to_first`   of attention's weight on the first token `[layers]`, of all tokens but that
-        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `document` and
-        `label` are the review's.
+        `<name>_counts` holds the number of tokens of each, in a shape that broadcasts to the sums. `document`,
+        `label` and `predicted` are the review's.
         """
         tokens = len(self.document)
         positions_T = position_groups(tokens)
@@ -78,7 +78,9 @@ class DocumentMeasures:
             counts[grouping] = membership_TG.sum(0)[:, None, None]
         for name, count in counts.items():
             sums[f"{name}_counts"] = np.array(count, dtype=np.float64, ndmin=sums[name].ndim)
-        return sums | {"document": np.array(self.document.name), "label": np.array(self.document.label)}
+        document = self.document
+        names = {"document": document.name, "label": document.label, "predicted": document.predicted}
+        return sums | {name: np.array(value) for name, value in names.items()}
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -193,8 +195,10 @@ class _BatchPass:
     def _corpus_values(self, layer_pass: LayerPass) -> Tensor:
         """Return the values of the control `corpus_value`, as the layer's own `[B, T, E]`; NaN without a corpus."""
         value_BTE, corpus = layer_pass.value, self.measurer.corpus
-        corpus_BTE = torch.full_like(value_BTE, 0 if corpus else torch.nan)
-        for place in self.counted if corpus else ():
+        if corpus is None:
+            return torch.full_like(value_BTE, torch.nan)
+        corpus_BTE = torch.zeros_like(value_BTE)
+        for place in self.counted:
             document = self.documents[place]
             values_TE = value_BTE[place, : len(document)]
             corpus_BTE[place, : len(document)] = corpus.of_others(layer_pass.number, document, values_TE)

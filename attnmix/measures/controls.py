@@ -63,7 +63,7 @@ CONTROLS = {
         Control(
             "corpus_value",
             "Corpus mean value",
-            "v_j = the mean of x_k W_V + b_V over tokens k of other texts that have j's token class and group of positions",
+            "v_j = the mean of x_k W_V + b_V over tokens k of other texts with j's token class and group of positions",
             own_pass=False,
         ),
         Control(
@@ -89,8 +89,10 @@ class CorpusValues:
         self.values_LGE, self.counts_G, self.names = values_LGE, counts_G, names
 
     @classmethod
-    def of(cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int) -> CorpusValues:
-        """Return them from the forward passes of `batches` of documents."""
+    def of(
+        cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int
+    ) -> CorpusValues | None:
+        """Return them from the forward passes of `batches` of documents; None without any."""
         sums: list[Tensor] = []
         counts_G, names = torch.zeros(len(TOKEN_GROUPS), dtype=torch.float64), set()
         for documents in batches:
@@ -102,7 +104,7 @@ class CorpusValues:
                 sums[layer:] = [sums[layer] + sum_GE if layer < len(sums) else sum_GE, *sums[layer + 1 :]]
             counts_G += torch.stack([each.sum(0) for each in memberships]).sum(0).cpu()
             names |= {document.name for document in documents}
-        return cls(torch.stack(sums), counts_G.to(base.device), names)
+        return cls(torch.stack(sums), counts_G.to(base.device), names) if sums else None
 
     def of_others(self, layer: int, document: Document, value_TE: Tensor) -> Tensor:
         """Return the mean over the other texts for each token of a document, whose own values are given `[T, E]`.

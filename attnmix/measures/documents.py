@@ -32,6 +32,7 @@ class Document:
     words: npt.NDArray[np.int32]  # the number of each token's word, from 0 on; -1 for special tokens
     measured: bool = True  # True if its tokens enter the statistics
     label: int = 0  # the class of a review
+    predicted: int = -1  # the class that the classifier gives it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -56,7 +57,9 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
     columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
     arrays = (np.split(column, ends) for column in columns)
-    rows = zip(texts["document"], *arrays, map(bool, texts["measured"]), texts["label"], strict=True)
+    rows = zip(
+        texts["document"], *arrays, map(bool, texts["measured"]), texts["label"], texts["predicted_label"], strict=True
+    )
     return [Document(*row) for row in rows]
 
 

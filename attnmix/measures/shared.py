@@ -15,8 +15,7 @@ of its class, O with texts of other classes. Shapes: N texts, T tokens, X sites 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ Doubles = npt.NDArray[np.float64]
 
 PARTS = ("corpus", "class", "text", "token")
 COSINES = ("within_text", "same_class", "other_class")
-MAX_TEXTS = 512  # products of all pairs of texts are in memory
+MAX_TEXTS = 256  # products of all pairs of texts are in memory
 PERMUTATIONS = 200
 NULL_LEVEL = 0.95
 
@@ -34,15 +33,16 @@ class Moments(NamedTuple):
     """What the split needs of each text's vectors at each site."""
 
     means_NXD: Doubles
-    within_NX: Doubles  # mean product of two different tokens of a text
+    within_NX: Doubles  # mean product of two different tokens of a text; NaN with a single token
     squares_NX: Doubles  # mean squared length
 
     @staticmethod
     def of_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
-        """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens (2 or more)."""
+        """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens."""
         sums, squares = np.asarray(sums_NXD, np.float64), np.asarray(squares_NX, np.float64)
         tokens = np.asarray(tokens_N, np.float64)[:, None]
-        within = (np.square(sums).sum(-1) - squares) / (tokens * (tokens - 1))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            within = (np.square(sums).sum(-1) - squares) / (tokens * (tokens - 1))
         return Moments(sums / tokens[..., None], within, squares / tokens)
 
 
@@ -76,27 +76,26 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     np.fill_diagonal(same_NN, False)
     different_NN = ~np.eye(len(classes), dtype=bool)
     in_class_XN, all_XN, size_N = (gram_XNN * same_NN).sum(-1), (gram_XNN * different_NN).sum(-1), same_NN.sum(-1)
-    columns = (texts.squares_NX.T, texts.within_NX.T)
-    whole = _products(in_class_XN, all_XN, size_N, *columns, np.ones(len(classes), bool))
-    # Without text u the sums of text t lack its product with u.
+    squares_XN, within_XN = texts.squares_NX.T, texts.within_NX.T
+    whole = _products(in_class_XN, all_XN, size_N, squares_XN, within_XN, np.ones(len(classes), bool))
+    # Without text u, the sums of text t lack its product with u.
     less = (in_class_XN[:, None] - gram_XNN * same_NN, all_XN[:, None] - gram_XNN, size_N - same_NN)
-    columns = tuple(each[:, None] for each in columns)
-    without = _products(*less, *columns, different_NN)
+    without = _products(*less, squares_XN[:, None], within_XN[:, None], different_NN)
     return Products(*(each.T for each in whole)), Products(*(each.T for each in without))
 
 
 def _products(in_class, all_texts, size, squares, within, kept) -> Products:  # type: ignore[no-untyped-def]
     """Return the mean products over the `kept` texts of the last axis, from each text's sums over other texts."""
     number = kept.sum(-1)
-    size = np.maximum(size, 1)  # of a text that is not kept it may be 0
-    mean_in_class = in_class / size  # with the other texts of its class
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_in_class = np.where(kept, in_class / size, 0)  # with the other texts of its class; NaN without any
     pairs_apart = (kept * (number[..., None] - 1 - size)).sum(-1)
     apart = ((all_texts - in_class) * kept).sum(-1)
     corpus = ((mean_in_class * (size + 1)) * kept).sum(-1) + apart
     with np.errstate(invalid="ignore", divide="ignore"):
         other = np.where(pairs_apart > 0, apart / pairs_apart, np.nan)
-    means = [(each * kept).sum(-1) / number for each in (squares, within, mean_in_class)]
-    return Products(means[0], means[1], means[2], other, corpus / number**2)
+        means = [(each * kept).sum(-1) / number for each in (squares, within, mean_in_class)]
+        return Products(means[0], means[1], means[2], other, corpus / number**2)
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
@@ -114,12 +113,12 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
     return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))
 
 
-def usable(classes: Sequence[int] | npt.NDArray[np.int64], limit: int = MAX_TEXTS) -> npt.NDArray[np.bool_]:
-    """Return a mask of the first `limit` texts, without those of a class that fewer than three of them have."""
-    classes = np.asarray(classes)
-    chosen = np.arange(len(classes)) < limit
+def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the texts of two tokens or more, with a class (-1: none) that three of them or more have."""
+    classes, chosen = classes_N, (classes_N >= 0) & (tokens_N > 1)
     sizes = {label: int((classes[chosen] == label).sum()) for label in np.unique(classes)}
-    return chosen & np.array([sizes[label] >= 3 for label in classes.tolist()], bool)
+    enough = np.array([sizes.get(label, 0) >= 3 for label in classes.tolist()], bool)
+    return np.asarray(chosen & enough)
 
 
 def _gram(texts: Moments) -> Doubles:

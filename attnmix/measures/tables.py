@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS, Site
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled, mean_product_across, spearman_with_depth
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled, jackknife, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.derivatives import FORMS, REFERENCES
@@ -27,6 +27,7 @@ from attnmix.measures.geometry import GEOMETRY_MEASURES
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 
 Doubles = npt.NDArray[np.float64]
 Block = Callable[[str], npt.NDArray[Any]]
@@ -38,7 +39,11 @@ Labels = dict[str, Any]
 """The values of columns."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
-ACROSS = "mean_cosine_across"  # mean over pairs of tokens of different documents (Ethayarajh, EMNLP 2019)
+ACROSS = "mean_cosine_across"  # mean over pairs of texts (Ethayarajh, EMNLP 2019)
+BY_CLASS = ("mean_cosine_same_class", "mean_cosine_other_class")  # the same of texts by their predicted class
+LENGTHS_OF = ("others_length", "own_length")
+SHARES = tuple(f"share_{part}" for part in PARTS)
+PERMUTED = "share_class_permuted"
 TOKENS_OF: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
@@ -121,6 +126,7 @@ def mixing_tables(
     methods: Sequence[str],
     sites: Sequence[Site],
     draws: Draws,
+    seed: int,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
@@ -155,19 +161,74 @@ def mixing_tables(
     means.append(geometry_mean({"site": sites, "measure": GEOMETRY_MEASURES}, partial(_stored, "geometry")))
     means.append(geometry_mean(steps, partial(_stored, "steps"), complete=False))
     means.append(geometry_mean(to_first, partial(_stored, "to_first")))
+    means.append(Mean("geometry", attention | {"measure": LENGTHS_OF}, _lengths))
     tables = mean_tables(means, blocks, draws)
     frames, errors = [tables["geometry"]], []
     for name in checkpoints:
-        across = mean_product_across(partial(_unit_sums, blocks[name]))
-        documents = sum(len(block("label")) for block in blocks[name]())
-        columns = dict(zip(_INTERVAL, across, strict=True)) | {"documents": np.full(len(sites), documents)}
-        frames.append(_rows("geometry", name, {"site": sites, "measure": [ACROSS]}, columns))
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))
         largest, checked = identities[name]
         levels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
         columns = {"largest_error_ppm": 1e6 * largest, "documents": checked}
         errors.append(_rows("identities", name, levels, columns).query("documents > 0"))
+    frames += [*cosine_rows({name: blocks[name] for name in checkpoints}, sites)]
+    frames += [*share_rows({name: blocks[name] for name in checkpoints}, attention, seed)]
     return tables | {"geometry": pd.concat(frames), "identities": pd.concat(errors)}
+
+
+def cosine_rows(blocks: Mapping[str, Blocks], sites: Sequence[Site]) -> Iterator[pd.DataFrame]:
+    """Yield the rows of `geometry` on mean cosines of tokens of different texts: of all, and by predicted class."""
+    for checkpoint, each in blocks.items():
+        sums_NXD, tokens_N, classes_N = _first_texts(each, "unit_sums")
+        intervals = []
+        for place in range(len(sites)):
+            units = Moments.of_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
+            of_all = jackknife(*(each.same for each in products(units, np.zeros(len(tokens_N)))))
+            kept = usable(classes_N, tokens_N)
+            by_class = products(Moments(*(part[kept] for part in units)), classes_N[kept])
+            of_classes = [jackknife(*(getattr(each, name) for each in by_class)) for name in ("same", "other")]
+            intervals.append(np.stack([np.ravel(interval) for interval in (of_all, *of_classes)], -1))
+        columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
+        columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
+        rows = _rows("geometry", checkpoint, {"site": sites, "measure": [ACROSS, *BY_CLASS]}, columns)
+        yield rows[rows["mean"].notna() | (rows["measure"] == ACROSS)]
+
+
+def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
+    """Yield the rows of `geometry` on what other tokens give: its shares by corpus, predicted class, text and token.
+
+    And their difference between the checkpoints; nothing where there are no two classes of three texts or more.
+    """
+    shares: dict[str, tuple[Doubles, Doubles]] = {}
+    for checkpoint, each in blocks.items():
+        sums_NLD, tokens_N, classes_N = _first_texts(each, "others")
+        kept = usable(classes_N, tokens_N)
+        if len(np.unique(classes_N[kept])) < 2:
+            return
+        squares_NL = np.concatenate([block("lengths")[..., 0] for block in each()])[: len(kept)]
+        texts = Moments(*(part[kept] for part in Moments.of_sums(sums_NLD, squares_NL, tokens_N)))
+        whole, without = products(texts, classes_N[kept])
+        shares[checkpoint] = whole.shares(), without.shares()
+        null_L = class_share_null(texts, classes_N[kept], seed)
+        columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
+        yield _rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
+    if len(shares) == 2:
+        pairs = zip(shares["finetuned"], shares["pretrained"], strict=True)
+        shares[DIFFERENCE] = tuple(after - before for after, before in pairs)  # type: ignore[assignment]
+    for checkpoint, statistics in shares.items():
+        columns = dict(zip(_INTERVAL, jackknife(*statistics), strict=True))
+        columns["documents"] = np.full(statistics[0].shape, kept.sum())
+        yield _rows("geometry", checkpoint, attention | {"measure": SHARES}, columns)
+
+
+def _first_texts(blocks: Blocks, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
+    """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
+    parts, number = [], 0
+    for block in blocks():
+        if number < MAX_TEXTS:
+            parts.append([block(each) for each in (name, f"{name}_counts", "predicted")])
+            number += len(parts[-1][0])
+    sums, counts, classes = (np.concatenate(each)[:MAX_TEXTS] for each in zip(*parts, strict=True))
+    return sums, counts.ravel(), classes
 
 
 def _stored(name: str, block: Block) -> Totals:
@@ -175,9 +236,9 @@ def _stored(name: str, block: Block) -> Totals:
     return block(name), block(f"{name}_counts")
 
 
-def _unit_sums(blocks: Blocks) -> Iterator[tuple[Doubles, int]]:
-    for block in blocks():
-        yield from zip(block("unit_sums"), block("unit_sums_counts").ravel().tolist(), strict=True)
+def _lengths(block: Block) -> Totals:
+    """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
+    return block("lengths")[:, :, 1:], block("lengths_counts")
 
 
 def _ratios(tokens_of: str, block: Block) -> Totals:

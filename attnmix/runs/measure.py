@@ -39,9 +39,11 @@ from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.shared import MAX_TEXTS
 from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
+from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.store import writers
@@ -94,6 +96,7 @@ def measure(
         _check_room(base, methods, matrices, len(checkpoints), corpus, folder, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
+        batches.read_corpus(_corpus_batches(corpus, reviews, batch_tokens, seed))
         work.measure(batches, sampled)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         documents = DocumentMeasurer(base, path, methods, matrices)
@@ -112,7 +115,7 @@ def measure(
     with TemporaryFile(dir=folder) as file:
         draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
         all_blocks = blocks | {RANDOM: random.blocks}
-        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws)
+        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)
@@ -125,6 +128,16 @@ def measure(
     publish(folder / "mixing", run.measured)
     clear(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
+
+
+def _corpus_batches(
+    corpus: Corpus, reviews: npt.NDArray[np.int64], batch_tokens: int, seed: int
+) -> Iterator[list[Document]]:
+    """Yield batches of at most `MAX_TEXTS` measured reviews, from which the control `corpus_value` takes its values."""
+    drawn = np.sort(reviews[stratified_draw(corpus.labels[reviews], min(len(reviews), MAX_TEXTS), seed)])
+    if len(drawn) > 1:
+        for batch in batches_by_tokens(corpus.lengths[drawn].tolist(), batch_tokens):
+            yield [corpus.document(number) for number in drawn[batch].tolist()]
 
 
 def _check_room(
@@ -146,7 +159,7 @@ def _check_room(
     matrices_T = len(with_rollouts(matrices)) * captured_T**2
     of_captured = int((vectors_T + queries_and_keys_T + matrices_T).sum())
     of_texts = len(methods) * int(corpus.lengths.sum(dtype=int))
-    groups = 2 * layers * len(methods) * sum(map(len, GROUPS.values()))  # in float64
+    groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
     numbers = layers * (of_captured + of_texts) + measured * (groups + len(sites) * max(sites.values()))
     check_disk(
         f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",

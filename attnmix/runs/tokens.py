@@ -22,9 +22,10 @@ Text = dict[str, Any]
 
 def free_texts(texts: Iterable[str], measured: bool = False) -> Iterator[Text]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
+    labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"captured": True, "measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        yield {"document": f"text/{number}", "text": text, "label": -1, "label_name": None, **flags}
+        yield {"document": f"text/{number}", "text": text, **labels, **flags}
 
 
 def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Run) -> None:

@@ -3,8 +3,9 @@
 Reviews are one parquet file for each split, with the columns text, label (from 0 on) and label_name.
 
 `features/tokenize/texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a
-free text), text, label (-1 of a free text), label_name, captured (its vectors are stored), measured (it is in the
-statistics), removed (tokens are removed from it), tokens, whole_tokens (before it was truncated), unknown_tokens.
+free text), text, label (-1 of a free text), label_name, predicted_label (of the fine-tuned classifier, -1 of a free
+text), captured (its vectors are stored), measured (it is in the statistics), removed (tokens are removed from it),
+tokens, whole_tokens (before it was truncated), unknown_tokens.
 `features/tokenize/tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person
 reads it), start and end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and
 `decoder_token` where there is a decoder next to an encoder. Captured texts come first, in the order of the stores'
@@ -29,6 +30,7 @@ DECODER_TOKEN = "decoder_token"
 
 TEXT_FIELDS = [
     *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
+    ("predicted_label", pa.int64()),
     *((name, pa.bool_()) for name in ("captured", "measured", "removed")),
     *((name, pa.int32()) for name in ("tokens", "whole_tokens", "unknown_tokens")),
 ]

@@ -1,0 +1,170 @@
+"""What the class needs of attention's values, and what single tokens tell of it: interventions and the class lens.
+
+`interventions` replace the values of all layers from one on, in every text at once, by a vector that all sources share:
+
+    text_mean     the mean of the text's own values: which token gave what is lost
+    corpus_mean   the mean over the other texts: what the text says is lost too
+    other_class   the mean over the texts that have this text's second most probable class
+
+`lens` applies the classifier's head to other tokens and lower layers (`attnmix.lens.head_scores`).
+Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.interventions import Edit, recorded, replaced_values
+from attnmix.lens import head_scores
+from attnmix.measures.documents import Document
+from attnmix.model import Model
+from attnmix.models.capture_points import first_of
+from attnmix.models.encoding import batches_by_tokens, padded
+
+Tensor = torch.Tensor
+Doubles = npt.NDArray[np.float64]
+
+LENS_TOKENS = 16  # tokens of each text under the lens, at equal steps
+COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
+
+
+class Predictions(NamedTuple):
+    """Logits `[N, C]` of texts, and the mean value of each text by layer `[N, H, d]`."""
+
+    logits_NC: Tensor
+    means: dict[int, Tensor]
+
+
+def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
+    """Return `COLUMNS` for each edit (`group`) from each layer on.
+
+    `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
+    change of the predicted class's probability; intervals resample texts.
+    """
+    predictions = _predictions(classifier, documents)
+    logits_NC = predictions.logits_NC
+    predicted_N, second_N = logits_NC.topk(2).indices.T
+    weights = {"text_mean": torch.eye(len(documents)), "corpus_mean": 1 - torch.eye(len(documents))}
+    weights["other_class"] = (second_N[:, None] == predicted_N).float()
+    labels_N = torch.tensor([document.label for document in documents])
+    chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
+    rows = [_row("accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
+    for name, weights_NN in weights.items():
+        known = weights_NN.sum(-1) > 0  # no other text has the second class of some
+        if not known.any() or len(documents) < 2:
+            continue
+        shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
+        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, means) for layer, means in predictions.means.items()}
+        for first in sorted(values):
+            from_first = {layer: each for layer, each in values.items() if layer >= first}
+            edited_NC = _edited_logits(classifier, documents, from_first)[known]
+            named_N = edited_NC.argmax(-1)
+            probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
+            rows += [
+                _row("class_kept", name, first, (named_N == predicted_N[known]).double(), seed),
+                _row("accuracy", name, first, (named_N == labels_N[known]).double(), seed),
+                _row("probability", name, first, probability_N - chosen_N[known], seed),
+            ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def lens(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
+    """Return `COLUMNS` of `lens_agreement`: on how many tokens the head names the class that it names for the text.
+
+    `group` is `read`, the token whose vector the head reads, or `others`: at most `LENS_TOKENS` others of each text. A
+    head that pools all tokens reads none of its own.
+    """
+    predicted_N = classifier.logits([document.ids.tolist() for document in documents]).argmax(-1)
+    read = _read_position(classifier, documents[0])
+    agreement: dict[tuple[str, int], list[float]] = {}
+    for document, predicted in zip(documents, predicted_N, strict=True):
+        vectors_LTD = _layer_vectors(classifier, document)
+        positions = np.linspace(0, len(document) - 1, min(LENS_TOKENS + 1, len(document))).round().astype(int)
+        own = [] if read is None else [read % len(document)]
+        groups = {"read": own, "others": np.setdiff1d(positions, own).tolist()}
+        for layer, vectors_TD in enumerate(vectors_LTD, start=1):
+            chosen_TD = vectors_TD[groups["read"] + groups["others"]]
+            scores_TC = head_scores(classifier.model, chosen_TD, _lens_token(classifier, document))
+            named = (scores_TC.argmax(-1).cpu() == predicted).double()
+            for name, values in zip(groups, named.split([len(each) for each in groups.values()]), strict=True):
+                if len(values):
+                    agreement.setdefault((name, layer), []).append(float(values.mean()))
+    rows = [_row("lens_agreement", *key, torch.tensor(values), seed) for key, values in sorted(agreement.items())]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
+    values = values_N.double().numpy()
+    interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
+    return ["finetuned", quantity, group, layer, *(float(each) for each in interval), len(values)]
+
+
+def _batches(classifier: Classifier, documents: Sequence[Document]) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Yield the numbers of documents in each padded batch, and the model's input."""
+    for batch in batches_by_tokens([len(document) for document in documents], classifier.batch_tokens):
+        ids = [documents[number].ids.tolist() for number in batch]
+        yield batch, padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
+
+
+def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predictions:
+    model = Model(classifier.model, classifier.tokenizer, str(classifier.folder))
+    logits: dict[int, Tensor] = {}
+    means: dict[int, dict[int, Tensor]] = {}
+    for batch, inputs in _batches(classifier, documents):
+        values: dict[int, Tensor] = {}
+        with torch.inference_mode(), model.intervene(recorded(values)) as network:
+            logits |= zip(batch, network(**inputs).logits.double().cpu(), strict=True)
+        mask = inputs["attention_mask"].to(classifier.model.dtype)[:, None, :, None]
+        for layer, value in values.items():
+            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
+            means.setdefault(layer, {}).update(zip(batch, mean_BHd, strict=True))
+    order = range(len(documents))
+    stacked = {layer: torch.stack([each[number] for number in order]) for layer, each in means.items()}
+    return Predictions(torch.stack([logits[number] for number in order]), stacked)
+
+
+def _edited_logits(classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]) -> Tensor:
+    """Return the logits `[N, C]` where the values of some layers are one vector for each text, `[N, H, d]`."""
+    model = Model(classifier.model, classifier.tokenizer, str(classifier.folder))
+    logits: dict[int, Tensor] = {}
+    for batch, inputs in _batches(classifier, documents):
+        edit: Edit = replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
+        with torch.inference_mode(), model.intervene(edit) as network:
+            logits |= zip(batch, network(**inputs).logits.double().cpu(), strict=True)
+    return torch.stack([logits[number] for number in range(len(documents))])
+
+
+def _layer_vectors(classifier: Classifier, document: Document) -> Tensor:
+    """Return what leaves each layer of the stack that the head reads `[L, T, D]`."""
+    outputs: list[Tensor] = []
+    with ExitStack() as hooks:
+        for layer in classifier.layers:
+            hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(first_of(output)))
+            hooks.enter_context(hook)
+        classifier.logits([document.ids.tolist()])
+    return torch.cat(outputs)
+
+
+def _read_position(classifier: Classifier, document: Document) -> int | None:
+    """Return the position of the token whose vector the head reads, from the end if it is the last; None if several."""
+    read_T = classifier.gradients(document.ids.tolist(), 0).read_T
+    positions = read_T.nonzero()[:, 0].tolist()
+    if len(positions) != 1:
+        return None
+    return int(positions[0]) if positions[0] == 0 else int(positions[0]) - len(document)
+
+
+def _lens_token(classifier: Classifier, document: Document) -> int:
+    """Return a token that every head reads in a text of one token: a decoder beside an encoder looks for the end."""
+    if len(classifier.family.stacks) > 1:
+        return int(classifier.model.config.eos_token_id)
+    return int(document.ids[0])

@@ -1,0 +1,155 @@
+"""What token vectors have in common: products of pairs by loops, planted parts, and intervals that cover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnmix.core.errors import InputError
+from attnmix.core.statistics import jackknife
+from attnmix.interventions import class_eraser, random_eraser
+from attnmix.lens import probe_accuracy
+from attnmix.measures.shared import PARTS, Moments, class_share_null, products, usable
+
+
+def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
+    """Vectors `[tokens, 2 sites, 4]` of each text."""
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=(length, 2, 4)) + 0.5 for length in lengths]
+
+
+def moments(vectors: list[Any]) -> Moments:
+    sums = np.stack([each.sum(0) for each in vectors])
+    squares = np.stack([(each**2).sum((0, -1)) for each in vectors])
+    return Moments.of_sums(sums, squares, [len(each) for each in vectors])
+
+
+def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, float]:
+    """The mean products, pair by pair."""
+    means = [each[:, site].mean(0) for each in vectors]
+    texts, pairs = range(len(vectors)), [(s, t) for s in range(len(vectors)) for t in range(len(vectors)) if s != t]
+    tokens = [
+        [a @ b for i, a in enumerate(v) for j, b in enumerate(v) if i != j] for v in (each[:, site] for each in vectors)
+    ]
+    same = [np.mean([means[s] @ means[t] for t in texts if t != s and classes[t] == classes[s]]) for s in texts]
+    other = [means[s] @ means[t] for s, t in pairs if classes[s] != classes[t]]
+    corpus = 0.0
+    for first in set(classes):
+        for second in set(classes):
+            products_ = [means[s] @ means[t] for s, t in pairs if (classes[s], classes[t]) == (first, second)]
+            corpus += classes.count(first) * classes.count(second) / len(classes) ** 2 * np.mean(products_)
+    return {
+        "square": np.mean([(each[:, site] ** 2).sum(-1).mean() for each in vectors]),
+        "within": np.mean([np.mean(each) for each in tokens]),
+        "same": np.mean(same),
+        "other": np.mean(other),
+        "corpus": corpus,
+    }
+
+
+def test_mean_products_are_those_of_all_pairs_and_without_each_text() -> None:
+    vectors, classes = texts_of([3, 2, 5, 4, 2, 6, 3]), [0, 1, 0, 1, 1, 0, 1]
+    whole, without = products(moments(vectors), classes)
+    for site in (0, 1):
+        for name, value in by_loops(vectors, classes, site).items():
+            assert getattr(whole, name)[site] == pytest.approx(value), name
+        for left_out in range(len(vectors)):
+            rest = [place for place in range(len(vectors)) if place != left_out]
+            expected = by_loops([vectors[place] for place in rest], [classes[place] for place in rest], site)
+            for name, value in expected.items():
+                assert getattr(without, name)[left_out, site] == pytest.approx(value), name
+
+
+def planted(generator: np.random.Generator, lengths: dict[str, float], texts: int = 60) -> tuple[Moments, Any]:
+    """Texts of 8 tokens, each vector a sum of parts of these squared lengths in 50 dimensions; and their classes."""
+
+    def part(name: str, *shape: int) -> Any:
+        vectors = generator.normal(size=(*shape, 50))
+        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True) * lengths[name] ** 0.5
+
+    classes = np.arange(texts) % 2
+    of_class = part("class") * np.where(classes, 1, -1)[:, None, None]
+    vectors = part("corpus") + of_class + part("text", texts, 1) + part("token", texts, 8)
+    return moments([each[:, None] for each in vectors]), classes
+
+
+def test_planted_parts_are_found_in_any_combination() -> None:
+    generator = np.random.default_rng(0)
+    for lengths in (
+        {"corpus": 3.0, "class": 2.0, "text": 1.0, "token": 4.0},
+        {"corpus": 0.0, "class": 0.0, "text": 2.0, "token": 2.0},
+        {"corpus": 1.0, "class": 3.0, "text": 0.0, "token": 0.0},
+    ):
+        shares = np.mean([products(*planted(generator, lengths))[0].shares()[0] for _ in range(20)], axis=0)
+        expected = np.array([lengths[name] for name in PARTS]) / sum(lengths.values())
+        np.testing.assert_allclose(shares, expected, atol=0.02)
+
+
+def test_a_share_of_the_class_is_told_from_permuted_classes() -> None:
+    generator = np.random.default_rng(0)
+    place, above = PARTS.index("class"), []
+    for share in (0.0, 0.5):
+        texts, classes = planted(generator, {"corpus": 1.0, "class": share, "text": 1.0, "token": 1.0})
+        above.append(products(texts, classes)[0].shares()[0, place] > class_share_null(texts, classes, 0)[0])
+    assert above == [False, True]
+
+
+def test_the_jackknife_interval_covers() -> None:
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(200):
+        texts, classes = planted(generator, {"corpus": 1.0, "class": 1.0, "text": 1.0, "token": 1.0}, texts=24)
+        _, low, high = jackknife(*(each.shares()[..., 0, PARTS.index("class")] for each in products(texts, classes)))
+        covered += bool(low <= 0.25 <= high)
+    assert 0.9 < covered / 200 < 0.99
+
+
+def test_texts_without_a_partner_or_a_class_are_left_out() -> None:
+    classes, tokens = np.array([0, 0, 0, 1, 1, -1, 2, 2, 2]), np.array([3, 3, 3, 3, 3, 3, 1, 3, 3])
+    assert usable(classes, tokens).tolist() == [True] * 3 + [False] * 6
+    whole, without = products(moments(texts_of([2, 3])), [0, 0])
+    assert np.isfinite(whole.same).all()
+    assert np.isnan(without.same).all()
+    assert np.isnan(products(moments(texts_of([4])), [0])[0].same).all()
+    assert np.isnan(jackknife(whole.same, without.same).low).all()
+
+
+def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> None:
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.arange(90) % 3
+    directions = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    vectors = (
+        torch.randn(90, 12, generator=generator, dtype=torch.float64)
+        @ torch.randn(12, 12, generator=generator).double()
+    )
+    vectors += 2 * directions[classes]
+    erased = class_eraser(vectors, classes)(vectors)
+    means = torch.stack([erased[classes == each].mean(0) for each in range(3)])
+    torch.testing.assert_close(means, means[:1].expand(3, -1), atol=1e-9, rtol=0)  # so no line tells them apart
+    moved = erased - vectors
+    assert torch.linalg.matrix_rank(moved, tol=1e-8) == 2
+    # The least change: of the projections with that kernel, in the metric of the inverse covariance.
+    centred = (vectors - vectors.mean(0)).numpy()
+    covariance = centred.T @ centred / 90
+    onehot = np.eye(3)[classes.numpy()]
+    crossed = centred.T @ (onehot - onehot.mean(0)) / 90
+    inverse = np.linalg.pinv(covariance)
+    projection = crossed @ np.linalg.pinv(crossed.T @ inverse @ crossed) @ crossed.T @ inverse
+    np.testing.assert_allclose(erased.numpy(), vectors.numpy() - centred @ projection.T, atol=1e-9)
+    doubled = class_eraser(vectors, classes).scaled(2)(vectors)
+    torch.testing.assert_close(doubled, vectors - moved, atol=1e-9, rtol=0)
+    random = random_eraser(vectors, 0)(vectors)
+    assert torch.linalg.matrix_rank(random - vectors, tol=1e-8) == 1
+    with pytest.raises(InputError, match="a single class"):
+        class_eraser(vectors, torch.zeros(90))
+
+
+def test_a_probe_reads_what_is_there_and_chance_where_nothing_is() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    vectors = generator.normal(size=(400, 6))
+    assert 0.4 < probe_accuracy(vectors[:200], labels[:200], vectors[200:], labels[200:]) < 0.6
+    vectors[:, 2] += 4 * labels
+    assert probe_accuracy(vectors[:200], labels[:200], vectors[200:], labels[200:]) > 0.95
