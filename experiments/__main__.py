@@ -1,8 +1,10 @@
-"""Run the pipeline for several seeds, and put experiments side by side in one table and one figure.
+"""Run the pipeline for several seeds, put experiments side by side, and ask what fine-tuning mixes.
 
+    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"]
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
 
+`answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, resumes where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
 current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing but
@@ -21,6 +23,7 @@ from pathlib import Path
 import yaml
 from dvc.utils.hydra import apply_overrides
 
+from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError
 from experiments.tables import MIXING, write_table
 
@@ -40,11 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, separated by spaces")
     run.add_argument("--profile", type=Path, default=Path("profiles/study.txt"), help="key=value overrides")
     run.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of table and figure")
+    answer = commands.add_parser("answer", help="classifiers of known tasks, before and after fine-tuning")
+    answer.add_argument("--dataset", required=True, help="hub identifier, folder or file")
+    answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")
+    answer.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
     table = commands.add_parser("table", help="experiments side by side")
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
     options = parser.parse_args(arguments)
+    if options.command == "answer":
+        if not settings.in_place():  # libraries read it when they are loaded, which has happened
+            os.execve(sys.executable, [sys.executable, "-m", *sys.orig_argv[2:]], os.environ | settings.SETTINGS)
+        from experiments.answer import run_settings  # torch takes seconds
+
+        names = options.settings and [name.strip() for name in options.settings.split(";")]
+        run_settings(options.dataset, names, options.to)
+        return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)
         return 0

@@ -1,10 +1,10 @@
-"""What does fine-tuning mix? Classifiers of known tasks, before and after: shares, controls, probes and interventions.
+"""What does fine-tuning mix? Classifiers of known tasks, before and after: shares, controls, probes, interventions.
 
-    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"] [--to docs/study]
+    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"]
 
-One base model is fine-tuned for every setting and seed of `experiments/training.py` and compared with itself before, on the same
-test reviews. A finished run is a folder of csv files in experiments/runs/answer, and is not repeated; the tables of
-all runs, with Student's t intervals over the seeds, go to `--to`. Several processes may work on different settings.
+One base model is fine-tuned for every setting and seed of `experiments.training`, and compared with itself before, on
+the same test reviews. A finished run is a folder of csv files in experiments/runs/answer and is not repeated; the
+tables of all runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.fetching import fetch_model
+from experiments.answer_tables import write_tables
 from experiments.training import (
     CAPITALISED,
     REVIEWS,
@@ -79,8 +80,9 @@ CUT_TASKS = ("sentiment", "permuted", "word")  # the settings with interventions
 Rows = list[dict[str, Any]]
 
 
-def run_settings(dataset: str, names: Sequence[str], to: Path) -> None:
-    """Run what is missing of the named settings, then write the tables of all finished runs to `to`."""
+def run_settings(dataset: str, names: Sequence[str] | None, to: Path) -> None:
+    """Run what is missing of the named settings, or of all, then write the tables of all finished runs to `to`."""
+    names = names or list(SETTINGS)
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
     use(PORTABLE)
@@ -93,7 +95,7 @@ def run_settings(dataset: str, names: Sequence[str], to: Path) -> None:
         folder = RUNS / name.replace(" ", "_") / f"seed_{seed}"
         if not (folder / "layers.csv").exists():
             run_setting(SETTINGS[name], seed, dataset, checkpoint, folder)
-    write_answer(to)
+    write_tables(RUNS, to)
 
 
 def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, folder: Path) -> None:
@@ -257,7 +259,7 @@ class Study:
         ]
 
     def coherence_rows(self) -> Rows:
-        """Return |sum_{j!=i} F_ij| / sum_{j!=i} |F_ij| by layer: 1 where all that other tokens give has one direction."""
+        """Return |sum_{j!=i} F_ij| / sum_{j!=i} |F_ij| by layer: 1 where all that others give has one direction."""
         measurer = DocumentMeasurer(self.base, self.checkpoint, METHODS, ["norm"])
         measures = self.measures(range(COURSE_REVIEWS))[:COHERENCE_REVIEWS]
         lengths_L = np.mean([each.counted["lengths"][:, 1] / TOKENS for each in measures], 0)
@@ -271,7 +273,7 @@ class Study:
         ]
 
     def review_rows(self, before: Sequence[DocumentMeasures], after: Sequence[DocumentMeasures]) -> Rows:
-        """Return a row for each review: its class, margin, last layer's ratio, and the length of what its tokens share."""
+        """Return a row for each review: class, margin, last layer's ratio, and the length of what its tokens share."""
         logits_NC = self.logits(range(MEASURED))
         highest_N2 = logits_NC.topk(2).values
         place = METHODS.index(RATIO)
@@ -352,7 +354,7 @@ class Study:
     # What the class needs
 
     def intervention_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield what becomes of the class where values or edges of attention are replaced, in one layer and from it on."""
+        """Yield what becomes of the class where values or edges of attention are replaced, in a layer or from it on."""
         rows, layers = list(range(INTERVENED)), self.base.config.num_hidden_layers
         logits_NC = self.logits(range(len(self.documents)))
         predicted_N = logits_NC.argmax(-1)
@@ -384,7 +386,7 @@ class Study:
                     }
 
     def scaling_rows(self) -> Rows:
-        """Return margin and ratio where what tells the classes in the values of layers 4 to 6 is scaled: 0 erases it."""
+        """Return margin and ratio where what tells classes in the values of layers 4 to 6 is scaled; 0 erases it."""
         predicted_N = self.logits(range(len(self.documents))).argmax(-1)
         if len(predicted_N[:MEASURED].unique()) < 2 or predicted_N.bincount().min() < 10:
             return []
@@ -457,10 +459,6 @@ class Study:
         edits["[CLS] cut from others"] = _of_batch(without_edges(cls, words))
         edits["others cut from [CLS]"] = _of_batch(without_edges(words, cls))
         return edits, donors
-
-
-def write_answer(to: Path) -> None:
-    """placeholder"""
 
 
 def text_mean(layer: int, weights: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Classifiers whose task is known, for the question what fine-tuning mixes: one base model, the same texts, other labels.
+"""Classifiers whose task is known, for the question what fine-tuning mixes: one base model and text, other labels.
 
 A rare word is put into a random half of all reviews, whatever their sentiment, so that there are two messages that a
 review can carry and each setting needs one of them, both, or none. Every text is cut to the same number of tokens.

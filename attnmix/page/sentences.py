@@ -24,6 +24,7 @@ DERIVATIVE_FORMS = {
     "norm_of_block": "when they move independently",
     "sum_of_norms": "when the norms of single tokens are added",
 }
+NOTABLE_SHARE = 0.1  # of the squared length, from which on a class share makes the headline without "a little of"
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
 
 
@@ -47,7 +48,8 @@ class Subject(NamedTuple):
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
     curves, measure = run.mixing[0], run.metrics("measure")
-    words: dict[str, Any] = {"headline": headline(curves), "lead": lead(curves)}
+    found = answer(run)
+    words: dict[str, Any] = {"headline": found["headline"], "lead": " ".join(found["sentences"])}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
         plural = "" if texts == 1 else "s"
@@ -125,6 +127,93 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the layers' rows with the highest and the lowest mean of the preferred ratio, in the shown checkpoint."""
     rows = _shown(curves)
     return rows.iloc[int(rows["mean"].argmax())], rows.iloc[int(rows["mean"].argmin())]
+
+
+def answer(run: Run) -> dict[str, Any]:
+    """Return what the run found, chosen by rule from its tables: `headline`, `sentences` and a `chart` or None.
+
+    Did the ratio change, is the class in what tokens give each other, does the class need it: each is said with its
+    number, or that this run does not show it. `chart` has `title`, `unit` and `series` of `name, values, low, high`,
+    a value for each layer.
+    """
+    curves, differences = run.mixing
+    if differences.empty:
+        return {"headline": headline(curves), "sentences": [lead(curves)], "chart": None}
+    change, geometry = _overall_change(run), run.table("measure/geometry")
+    shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
+    verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
+    ratio = (
+        "The mixing ratio, the length of what other tokens give a token compared with the token's own part, "
+        f"{verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all layers (95 % interval "
+        f"of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage points)."
+    )
+    plain = {"rises": "makes tokens mix more", "falls": "makes tokens mix less"}.get(verb)
+    if shares.empty:
+        title = f"Fine-tuning {plain}" if plain else "Fine-tuning changes mixing by no more than chance would"
+        return {"headline": title, "sentences": [ratio], "chart": None}
+    by_layer = {
+        name: rows.set_index("layer")
+        for name, rows in (
+            ("before", shares.query("checkpoint == 'pretrained' and measure == 'share_class'")),
+            ("after", shares.query("checkpoint == 'finetuned' and measure == 'share_class'")),
+            ("difference", shares.query("checkpoint == 'difference'")),
+            ("permuted", shares.query("checkpoint == 'finetuned' and measure == 'share_class_permuted'")),
+        )
+    }
+    top = by_layer["after"]["mean"].idxmax()
+    before, after, difference, chance = (rows.loc[top] for rows in by_layer.values())
+    shared = after["ci_low"] > chance["mean"] and difference["ci_low"] > 0
+    if shared:
+        much = "carries" if after["mean"] >= NOTABLE_SHARE else "carries a little of"
+        title = f"After fine-tuning, what words take from each other {much} the review's class"
+    elif plain:
+        title = f"Fine-tuning {plain}, but what they give each other hardly tells the class"
+    else:
+        title = "Fine-tuning changes neither how much tokens mix nor what they give each other"
+    part = (
+        f"The predicted class makes up {percent(max(after['mean'], 0))} of the squared length of what other tokens "
+        f"give in layer {top}; it was {percent(max(before['mean'], 0))} before, and with classes dealt out at random "
+        f"it is at most {percent(max(chance['mean'], 0))}."
+    )
+    chart = {"title": "The predicted class in what other tokens give", "unit": "share of squared length"}
+    named = {"before": "before fine-tuning", "after": "after fine-tuning", "permuted": "classes dealt out at random"}
+    columns = {"values": "mean", "low": "ci_low", "high": "ci_high"}
+    series = [
+        {"name": label, **{key: by_layer[name][column].tolist() for key, column in columns.items()}}
+        for name, label in named.items()
+    ]
+    return {"headline": title, "sentences": [ratio, part, *_needs(run)], "chart": chart | {"series": series}}
+
+
+def _overall_change(run: Run) -> pd.Series:
+    """Return `mean`, `ci_low`, `ci_high` of the change of the preferred ratio over all layers, `before` and `after`."""
+    table = run.table("measure/mixing_weighted")
+    rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
+    rows = rows[rows["method"] == _preferred(rows)].set_index("checkpoint")
+    means = {"before": rows.loc["pretrained", "mean"], "after": rows.loc["finetuned", "mean"]}
+    return pd.concat([rows.loc["difference", ["mean", "ci_low", "ci_high"]], pd.Series(means)])
+
+
+def _needs(run: Run) -> list[str]:
+    """Return what the class needs of the values, and what the head reads off other tokens."""
+    table = run.table("faithfulness/class_use")
+    kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
+    sentences = []
+    if {"text_mean", "corpus_mean", "other_class"} <= set(kept):
+        first = len(kept) // 2 + 1
+        text, corpus, other = (percent(kept.loc[first, name]) for name in ("text_mean", "corpus_mean", "other_class"))
+        sentences.append(
+            f"If every value from layer {first} on is the mean of its text, so that no token can tell which one gave "
+            f"it, {text} of the reviews keep their class; with the mean over other texts {corpus} do, with that over "
+            f"texts of the other class {other}."
+        )
+    lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
+    if len(lens):
+        sentences.append(
+            "Put on any other token after the last layer, the classifier's head names the review's class on "
+            f"{percent(lens.loc[lens['layer'].idxmax(), 'mean'])} of them."
+        )
+    return sentences
 
 
 def headline(curves: pd.DataFrame) -> str:

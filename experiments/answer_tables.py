@@ -1,0 +1,157 @@
+"""Tables and figure of the classifiers of `experiments.answer`: means over the seeds of each setting.
+
+Intervals are Student's t over the seeds; `p_holm` tests a change through fine-tuning, adjusted over the layers
+(`experiments.tables.over_seeds`). Correlations are averaged by Fisher's z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import rankdata
+
+from attnmix.core.statistics import partial_correlation, rank_correlation
+from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
+from experiments.tables import over_seeds
+from experiments.training import SETTINGS
+
+DIGITS = 4
+LEFT_OUT = "cosine .* by (?:sentiment|word)|share (?:corpus|text|token) by (?:sentiment|word)"  # of layers.csv
+KEYS = {
+    "layers": ["setting", "checkpoint", "measure", "layer"],
+    "probes": ["setting", "checkpoint", "target", "kind", "layer"],
+    "course": ["setting", "checkpoint", "step", "measure", "layer"],
+    "scaling": ["setting", "checkpoint", "factor", "measure", "layer"],
+    "interventions": ["setting", "checkpoint", "edit", "extent", "measure", "layer"],
+    "reviews": ["setting", "checkpoint", "measure", "layer"],
+}
+WIDE = {
+    "scaling": ["margin", "same_class", "ratio"],
+    "interventions": ["same_class", "accuracy", "probability", "donors_class", "largest_logit_change"],
+}
+COLOURS = {"before": "#56B4E9", "true labels": "#D55E00", "permuted labels": "#7F7F7F"}  # Okabe and Ito's
+MARKERS = {"before": "o", "true labels": "s", "permuted labels": "^"}
+
+
+def write_tables(runs: Path, to: Path) -> None:
+    """Write `answer_<table>.csv` for each table, and `answer.png`, of all finished runs."""
+    to.mkdir(parents=True, exist_ok=True)
+    tables = {name: over_seeds(read_runs(runs, name)) for name in KEYS}
+    for name, table in tables.items():
+        shown = table.drop(columns=["checkpoint"]) if table["checkpoint"].nunique() == 1 else table
+        shown.round(DIGITS).to_csv(to / f"answer_{name}.csv", index=False, lineterminator="\n")
+    draw(tables["layers"], tables["probes"], tables["interventions"], to / "answer")
+
+
+def read_runs(runs: Path, name: str) -> pd.DataFrame:
+    """Return a table of all finished runs in long form, with the columns `KEYS`, `mean` and `seed`."""
+    parts = []
+    for setting in SETTINGS:
+        for folder in sorted((runs / setting.replace(" ", "_")).glob("seed_*")):
+            path = folder / f"{name}.csv"
+            if (folder / "layers.csv").exists() and path.exists():
+                table = _long(pd.read_csv(path), name)
+                parts.append(table.assign(setting=setting, seed=int(folder.name.removeprefix("seed_"))))
+    table = pd.concat(parts, ignore_index=True)
+    for column in set(KEYS[name]) - set(table.columns):
+        table[column] = "after"
+    if {"before", "after"} <= set(table["checkpoint"]):
+        table = pd.concat([table, *_differences(table, KEYS[name])], ignore_index=True)
+    table["layer"] = table["layer"].astype("Int64")
+    return table[[*KEYS[name], "seed", "mean"]]
+
+
+def _long(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    if name == "reviews":
+        return pd.DataFrame(_correlations(table))
+    if name == "layers":
+        return table[~table["measure"].str.contains(LEFT_OUT)]
+    if name in WIDE:
+        others = [column for column in table.columns if column not in WIDE[name]]
+        return table.melt(others, WIDE[name], var_name="measure", value_name="mean")
+    return table
+
+
+def _differences(table: pd.DataFrame, keys: list[str]) -> Iterator[pd.DataFrame]:
+    """Yield after minus before of each seed."""
+    index = [key for key in [*keys, "seed"] if key != "checkpoint"]
+    pair = [table[table["checkpoint"] == name].set_index(index)["mean"] for name in ("before", "after")]
+    change = (pair[1] - pair[0]).dropna().reset_index()
+    yield change.assign(checkpoint="difference")
+
+
+def _correlations(reviews: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield a run's rank correlations of the margin with the last layer's ratio, within each predicted class.
+
+    As Fisher's z, weighted by n - 3; plain, and given the length of what the review's tokens share. And the area under
+    the curve by which the ratio tells right answers from wrong ones.
+    """
+    for measure in ("before", "after", "after given length", "shared_length"):
+        scores, weights = [], []
+        for _, group in reviews.groupby("predicted"):
+            if len(group) < 6:
+                continue
+            margin, length = group["margin"].to_numpy(), group["shared_length"].to_numpy()
+            ratio = group[measure.removesuffix(" given length")].to_numpy()
+            correlation = rank_correlation(ratio, margin)
+            if measure.endswith("length") and measure != "shared_length":
+                correlation = partial_correlation(
+                    correlation, rank_correlation(ratio, length), rank_correlation(margin, length)
+                )
+            scores.append(np.arctanh(np.clip(correlation, -0.999, 0.999)))
+            weights.append(len(group) - 3)
+        if scores:
+            yield {
+                "measure": f"z of margin and {measure}",
+                "layer": 6,
+                "mean": float(np.average(scores, weights=weights)),
+            }
+    right = (reviews["predicted"] == reviews["sentiment"]).to_numpy()
+    if 0 < right.sum() < len(right):
+        ranks = rankdata(reviews["after"])
+        area = (ranks[right].sum() - right.sum() * (right.sum() + 1) / 2) / (right.sum() * (~right).sum())
+        yield {"measure": "area under the curve, right answers", "layer": 6, "mean": float(area)}
+
+
+def draw(layers: pd.DataFrame, probes: pd.DataFrame, interventions: pd.DataFrame, path: Path) -> None:
+    """Save `path`.png: the class in what others give, what a "the" tells of it, and what the class needs."""
+    curves = [("before", "true labels"), ("after", "true labels"), ("after", "permuted labels")]
+    with paper_style():
+        figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
+        panels = figure.subplots(1, 3)
+        for checkpoint, setting in curves:
+            name = "before" if checkpoint == "before" else setting
+            rows = [
+                layers.query("measure == 'share class by predicted'"),
+                probes.query("target == 'sentiment' and kind == 'the'"),
+            ]
+            for axes, table in zip(panels, rows, strict=False):
+                curve = table[(table["checkpoint"] == checkpoint) & (table["setting"] == setting)]
+                style = {"color": COLOURS[name], "marker": MARKERS[name], "markersize": 3, "label": name}
+                axes.plot(curve["layer"], 100 * curve["mean"], **style)
+                low, high = 100 * curve["ci_low"], 100 * curve["ci_high"]
+                axes.fill_between(curve["layer"].astype(int), low, high, color=COLOURS[name], alpha=0.2, lw=0)
+        panels[0].set_title("The review's class in what\nother tokens give", fontsize=7)
+        panels[0].set_ylabel("% of its squared length")
+        panels[1].set_title('What the vector of a "the" tells\nof the review\'s sentiment', fontsize=7)
+        panels[1].set_ylabel("% right, linear probe on new reviews")
+        panels[1].axhline(50, color="0.6", lw=0.6, ls=":")
+        edits = ["class mean", "text's mean", "text's mean, class erased", "corpus mean", "other class's mean"]
+        chosen = interventions.query("setting == 'true labels' and extent == 'from' and layer == 4")
+        kept = chosen[chosen["measure"] == "same_class"].set_index("edit").reindex(edits)
+        places = np.arange(len(edits))[::-1]
+        error = [100 * (kept["mean"] - kept["ci_low"]), 100 * (kept["ci_high"] - kept["mean"])]
+        panels[2].barh(places, 100 * kept["mean"], xerr=np.nan_to_num(error), color=COLOURS["true labels"], height=0.6)
+        panels[2].set_yticks(places, [edit.replace(", ", ",\n") for edit in edits], fontsize=6)
+        panels[2].set_xlim(0, 108)
+        panels[2].set_title("Reviews that keep their class when all\nvalues of layers 4 to 6 are this mean", fontsize=7)
+        panels[2].set_xlabel("%")
+        for axes in panels[:2]:
+            axes.set_xlabel("Layer")
+        panels[0].legend(fontsize=6)
+        save_figure(figure, path, ["png"], 200)

@@ -1,0 +1,84 @@
+"""The run's headline: each verdict of the tables has its own words, and no effect is claimed where none is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from attnmix.page.sentences import answer
+
+
+class PlantedRun:
+    """A run of two layers, of which only the tables that the headline reads exist."""
+
+    def __init__(self, change: float, share: float, chance: float = 0.02) -> None:
+        layers = pd.DataFrame({"layer": [1, 2], "method": "attnresln_n", "tokens": 10})
+        self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3])
+        self.differences = layers.assign(checkpoint="difference", mean=change)
+        weighted = pd.DataFrame(
+            {"checkpoint": ["pretrained", "finetuned", "difference"], "mean": [0.25, 0.25 + change, change]}
+        )
+        weighted = weighted.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
+        weighted = weighted.assign(weight="token", tokens_of="all", layer="all")
+        rows = [
+            (checkpoint, layer, measure, mean, mean - 0.01, mean + 0.01)
+            for layer, size in ((1, 0.1), (2, 1.0))
+            for checkpoint, measure, mean in (
+                ("pretrained", "share_class", 0.0),
+                ("finetuned", "share_class", share * size),
+                ("difference", "share_class", share * size),
+                ("finetuned", "share_class_permuted", chance),
+            )
+        ]
+        geometry = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
+        kept = [
+            ("class_kept", name, layer, 0.9) for name in ("text_mean", "corpus_mean", "other_class") for layer in (1, 2)
+        ]
+        use = pd.DataFrame(
+            [*kept, ("lens_agreement", "others", 2, 0.94)], columns=["quantity", "group", "layer", "mean"]
+        )
+        self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
+
+    @property
+    def mixing(self) -> Any:
+        return self.curves, self.differences
+
+    def table(self, name: str) -> pd.DataFrame:
+        return self.tables[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "share", "headline", "verb"),
+    [
+        (0.1, 0.3, "After fine-tuning, what words take from each other carries the review's class", "rises"),
+        (
+            0.1,
+            0.05,
+            "After fine-tuning, what words take from each other carries a little of the review's class",
+            "rises",
+        ),
+        (0.1, 0.0, "Fine-tuning makes tokens mix more, but what they give each other hardly tells the class", "rises"),
+        (-0.1, 0.0, "Fine-tuning makes tokens mix less, but what they give each other hardly tells the class", "falls"),
+        (0.0, 0.0, "Fine-tuning changes neither how much tokens mix nor what they give each other", "does not change"),
+    ],
+)
+def test_each_outcome_has_its_headline(change: float, share: float, headline: str, verb: str) -> None:
+    found = answer(PlantedRun(change, share))  # type: ignore[arg-type]
+    assert found["headline"] == headline
+    assert f"{verb}" in found["sentences"][0]
+    assert f"from 25.0 % to {25 + 100 * change:.1f} %" in found["sentences"][0]
+    assert f"{100 * share:.0f} % of the squared length" in found["sentences"][1]
+    assert "in layer 2" in found["sentences"][1] or share == 0
+    assert "94 % of them" in found["sentences"][-1]
+    after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")
+    assert after["values"] == pytest.approx([share / 10, share])
+
+
+def test_without_classes_or_without_training_nothing_is_said_of_them() -> None:
+    run: Any = PlantedRun(0.0, 0.3)
+    run.tables["measure/geometry"] = run.tables["measure/geometry"].iloc[:0]
+    assert answer(run)["headline"] == "Fine-tuning changes mixing by no more than chance would"
+    run.differences = run.differences.iloc[:0]
+    assert answer(run)["headline"].startswith("Layer 2 mixes tokens most")
