@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification
 from attnmix.core.errors import InputError
 from attnmix.faithfulness import classifier as classifiers
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
+from attnmix.faithfulness.class_use import interventions, lens
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.tables import (
     SHARES,
@@ -310,3 +311,60 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     written = [digest(path) for path in (run.tables, run.predictions_file.parent)]
     faithfulness.main(read_parameters())
     assert [digest(path) for path in (run.tables, run.predictions_file.parent)] == written
+
+
+def test_interventions_and_lens_are_those_of_hooks_on_the_model_s_own_modules(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_tiny_bert(folder, seed=3)
+    classifier = Classifier(folder, torch.device("cpu"), 60)
+    texts = {
+        f"test/{n}": text for n, text in enumerate(["the film was good .", "time flies", "so good", "an arrow flies ."])
+    }
+    documents = tokenized_documents(classifier.tokenizer, {f"test/{n}": text for n, text in texts.items()}, 16)
+    model: Any = library(folder)
+    modules = [layer.attention.self.value for layer in model.bert.encoder.layer]
+    inputs = [{"input_ids": torch.tensor(document.ids[None].astype(np.int64))} for document in documents]
+
+    def logits(number: int, values: dict[int, Any] | None = None) -> torch.Tensor:
+        def replaced(value: torch.Tensor) -> Any:
+            return lambda _module, _inputs, output: value.expand_as(output)
+
+        hooks = [modules[layer].register_forward_hook(replaced(each)) for layer, each in (values or {}).items()]
+        with torch.no_grad():
+            result: torch.Tensor = model(**inputs[number]).logits[0].double()
+        for hook in hooks:
+            hook.remove()
+        return result
+
+    seen: list[torch.Tensor] = []
+    hooks = [module.register_forward_hook(lambda _m, _i, output: seen.append(output.mean(1))) for module in modules]
+    whole = torch.stack([logits(number) for number in range(4)])
+    for hook in hooks:
+        hook.remove()
+    means = [seen[number * len(modules) :][: len(modules)] for number in range(4)]
+    predicted = whole.argmax(-1)
+    table = interventions(classifier, documents, 0).set_index(["quantity", "group", "layer"])["mean"]
+    for name in ("text_mean", "corpus_mean"):
+        for first in range(len(modules)):
+            edited = []
+            for number in range(4):
+                chosen = [number] if name == "text_mean" else [other for other in range(4) if other != number]
+                values = {
+                    layer: torch.stack([means[other][layer] for other in chosen]).mean(0)
+                    for layer in range(first, len(modules))
+                }
+                edited.append(logits(number, values))
+            after = torch.stack(edited)
+            kept = (after.argmax(-1) == predicted).double().mean()
+            assert table["class_kept", name, first + 1] == pytest.approx(float(kept))
+            change = after.softmax(-1).gather(1, predicted[:, None]) - whole.softmax(-1).gather(1, predicted[:, None])
+            assert table["probability", name, first + 1] == pytest.approx(float(change.mean()), abs=1e-6)
+    named = []
+    for number in range(4):
+        with torch.no_grad():
+            states = model.bert(**inputs[number], output_hidden_states=True).hidden_states[2][0]
+            scores = torch.cat([model.classifier(model.bert.pooler(vector[None, None])) for vector in states[1:]])
+        named.append(float((scores.argmax(-1) == predicted[number]).double().mean()))
+    agreement = lens(classifier, documents, 0).set_index(["group", "layer"])["mean"]
+    assert agreement["others", 2] == pytest.approx(np.mean(named))
+    assert agreement["read", len(modules)] == 1

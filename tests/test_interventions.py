@@ -11,7 +11,15 @@ from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import attnmix
-from attnmix.interventions import text_mean_values, without_edges, without_heads
+from attnmix.interventions import (
+    chained,
+    mapped_values,
+    recorded,
+    replaced_values,
+    text_mean_values,
+    without_edges,
+    without_heads,
+)
 
 TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
 
@@ -104,3 +112,34 @@ def test_an_edit_that_changes_nothing_gives_the_model_s_own_output(tmp_path: Pat
         own = AutoModel.from_pretrained(folder)(**inputs).last_hidden_state
     torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
     assert layers == set(range(1, model.layers + 1))
+
+
+def test_values_are_recorded_replaced_and_mapped_as_a_hook_on_their_module_does(tiny_bert: Path) -> None:
+    model, inputs = at_hand(tiny_bert)
+    recorded_values: dict[int, torch.Tensor] = {}
+    with model.intervene(recorded(recorded_values)) as network:
+        untouched = logits(network, inputs)
+    torch.testing.assert_close(untouched, logits(model.network, inputs), rtol=0, atol=1e-12)
+    module, heads = model.network.bert.encoder.layer[1].attention.self, model.network.config.num_attention_heads
+    seen: list[torch.Tensor] = []
+    handle = module.value.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    logits(model.network, inputs)
+    handle.remove()
+    torch.testing.assert_close(recorded_values[2].transpose(1, 2).flatten(-2), seen[0], rtol=0, atol=1e-12)
+
+    donors = torch.randn(2, heads, 1, seen[0].shape[-1] // heads, dtype=torch.float64)
+    mapping = torch.randn(seen[0].shape[-1], seen[0].shape[-1], dtype=torch.float64)
+    by_hand = {
+        replaced_values({2: donors}): lambda value: donors.transpose(1, 2).flatten(-2).expand_as(value),
+        mapped_values({2: lambda value: value @ mapping}): lambda value: value @ mapping,
+        chained(replaced_values({2: donors}), mapped_values({2: lambda value: value @ mapping})): (
+            lambda value: donors.transpose(1, 2).flatten(-2).expand_as(value) @ mapping
+        ),
+    }
+    for edit, change in by_hand.items():
+        with model.intervene(edit) as network:
+            edited = logits(network, inputs)
+        handle = module.value.register_forward_hook(lambda _module, _inputs, output, change=change: change(output))
+        torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-12)
+        handle.remove()
+        assert (edited - untouched).abs().max() > 1e-6
