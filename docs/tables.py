@@ -29,9 +29,12 @@ from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from stages.common.parameters import Parameters
 
-DOCUMENTS = ("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md")
-"""The documents whose tables are made here; those of docs/study/README.md are committed results."""
-PLOTS = "reports/plots/"
+DOCUMENTS = (
+    *("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md"),
+    "docs/study/README.md",
+)
+"""The documents whose tables are made here."""
+PLOTS, STUDY = "reports/plots/", "docs/study/"
 Read = Callable[[str], Any]
 """Return a table or metrics file by its path from the repository's root."""
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -97,8 +100,9 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """Return the tables of the default run."""
-    return {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    """Return the tables of the default run and of the study."""
+    tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    return tables | {"settings": _settings(read), "by_layer": _by_layer(read), "edits": _edits(read)}
 
 
 def _overall(read: Read) -> str:
@@ -143,6 +147,75 @@ def _movement(read: Read) -> str:
                     cells = (f"{mean:.2f}" for mean in means.loc[(against, measure, step, layout)])
                     rows.append((label, step, layout.replace("_", " "), *cells))
     return _markdown(("against", "step", "layout", *map(str, means.columns)), rows)
+
+
+def _settings(read: Read) -> str:
+    """Return a row for each setting of the study: what it learned, and what its tokens share."""
+    layers, probes = (read(f"{STUDY}answer_{name}.csv") for name in ("layers", "probes"))
+    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"])["mean"]
+    change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"])
+    told = probes.query("checkpoint == 'after' and kind == 'the' and layer == 6").set_index(["target", "setting"])[
+        "mean"
+    ]
+    rows = []
+    for setting in layers["setting"].unique():
+        ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
+        cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)].iloc[0], 0)]
+        cells.append(f"{100 * ratio['mean']:+.1f}" + _interval(ratio))
+        for kind in ("predicted", "sentiment", "word"):
+            key = (f"share class by {kind}", setting, 6)
+            cells.append(_percent(after[key], 0) if key in after.index else "")
+        cells += [_percent(told[target, setting], 0) for target in ("sentiment", "word")]
+        rows.append(cells)
+    head = ("setting", "seeds", "accuracy", "change of the ratio, points", "predicted", "sentiment", "rare word")
+    return _markdown((*head, '"the" tells sentiment', '"the" tells the rare word'), rows)
+
+
+STUDY_MEASURES = {
+    "ratio attnresln_n": "mixing ratio",
+    "text_mean_value attnresln_n": "with the text's mean value",
+    "corpus_value attnresln_n": "with the corpus mean value",
+    "ratio attn_w": "attention weight on others",
+    "share corpus by predicted": "share: the same in all texts",
+    "share class by predicted": "share: the class",
+    "share text by predicted": "share: the text",
+    "share token by predicted": "share: the token",
+    "cosine attention_output within_text by predicted": "cosine within a text",
+    "cosine attention_output same_class by predicted": "cosine to texts of the class",
+    "cosine attention_output other_class by predicted": "cosine to texts of the other class",
+}
+
+
+def _by_layer(read: Read) -> str:
+    """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
+    table = read(f"{STUDY}answer_layers.csv").set_index(["measure", "setting", "checkpoint", "layer"])["mean"]
+    rows = []
+    columns = [("true labels", "before"), ("true labels", "after"), ("permuted labels", "after")]
+    for measure, label in STUDY_MEASURES.items():
+        for (setting, checkpoint), name in zip(columns, ("before", "true labels", "permuted labels"), strict=True):
+            means = table.loc[(measure, setting, checkpoint)]
+            rows.append((label, name, *(f"{100 * mean:.0f}" for mean in means.sort_index())))
+    return _markdown(("in %", "labels", *map(str, range(1, 7))), rows)
+
+
+def _edits(read: Read) -> str:
+    """Return the share of reviews that keep their class, and the accuracy, by edit."""
+    table = read(f"{STUDY}answer_interventions.csv").query("extent == 'from' and setting == 'true labels'")
+    kept = table.pivot(index="edit", columns=["measure", "layer"], values="mean")
+    rows = [
+        (edit, *(_percent(kept.loc[edit, ("same_class", layer)], 0) for layer in (4, 5, 6)), _percent(row, 0))
+        for edit, row in kept["accuracy", 4].items()
+    ]
+    return _markdown(("values or edges", "from layer 4", "from 5", "in 6", "accuracy, from 4"), rows)
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _interval(row: Any) -> str:
+    """Return the interval of a change in percentage points; nothing for a single seed."""
+    return "" if pd.isna(row["ci_low"]) else f" [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:

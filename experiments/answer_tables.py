@@ -22,6 +22,7 @@ from experiments.training import SETTINGS
 
 DIGITS = 4
 LEFT_OUT = "cosine .* by (?:sentiment|word)|share (?:corpus|text|token) by (?:sentiment|word)"  # of layers.csv
+AVERAGED = "^(?:ratio|corpus_value|text_mean_value)"  # also as means over the layers
 KEYS = {
     "layers": ["setting", "checkpoint", "measure", "layer"],
     "probes": ["setting", "checkpoint", "target", "kind", "layer"],
@@ -70,7 +71,10 @@ def _long(table: pd.DataFrame, name: str) -> pd.DataFrame:
     if name == "reviews":
         return pd.DataFrame(_correlations(table))
     if name == "layers":
-        return table[~table["measure"].str.contains(LEFT_OUT)]
+        table = table[~table["measure"].str.contains(LEFT_OUT)]
+        by_layer = table[table["layer"].notna() & table["measure"].str.contains(AVERAGED)]
+        means = by_layer.groupby(["checkpoint", "measure"], sort=False)["mean"].mean().reset_index()
+        return pd.concat([table, means.assign(measure=means["measure"] + ", all layers")], ignore_index=True)
     if name in WIDE:
         others = [column for column in table.columns if column not in WIDE[name]]
         return table.melt(others, WIDE[name], var_name="measure", value_name="mean")
