@@ -1,4 +1,4 @@
-"""The wheel holds what the library reads, the source archive what the pipeline reads, and both the version of the tag."""
+"""The wheel holds what the library reads, the source archive what the pipeline reads; the version is that of the tag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conftest import REPOSITORY
 from stage_process import run_to_its_end
 
-BUILD = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
+BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_sdist(to); build_wheel(to)"
 NEEDED = {
     *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),
     *("data/sample/train.jsonl", "data/sample/test.jsonl", "attnmix/models/families.yaml", "stages/download.py"),
