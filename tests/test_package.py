@@ -1,4 +1,4 @@
-"""The wheel holds what the library reads, the source archive what the pipeline reads; the version is that of the tag."""
+"""Wheel and source archive hold what library and pipeline read, and have the version of the git tag."""
 
 from __future__ import annotations
 
