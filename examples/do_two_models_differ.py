@@ -2,7 +2,8 @@
 
     python examples/do_two_models_differ.py [BEFORE AFTER]
 
-Without arguments, the default model is compared with its own architecture under random weights. After `make repro`, try `models/pretrained models/finetuned`. With twenty reviews of the sample:
+Without arguments, the default model is compared with its own architecture under random weights. After `make repro`, try
+`models/pretrained models/finetuned`. With twenty reviews of the sample:
 
      layer  before  after  difference  ci_low  ci_high  differs
          1   0.078  0.261       0.183   0.179    0.188     True

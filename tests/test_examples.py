@@ -67,3 +67,13 @@ def test_snippet_of_the_guide_writes_what_other_programs_read(
     assert (load_file("layer_3.safetensors")["layer_3"] == vectors).all()
     assert (load_from_disk("tokens").with_format("numpy")["vector"][:] == vectors).all()
     assert pd.read_parquet("map.parquet").columns[-2:].tolist() == ["x", "y"]
+
+
+@pytest.mark.long
+def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "llms.txt").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(snippet, names)
+    assert {"model", "result", "run"} <= names.keys()
+    assert "flies" in Path("page.html").read_text(encoding="utf-8")
