@@ -66,6 +66,7 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) pip check
 	@$(IN_VENV) deptry . tests
 	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	@$(IN_VENV) zizmor --offline --quiet --pedantic .github
 
 format: $(INSTALLED_DEV) ## Format the code

@@ -1,7 +1,8 @@
 """Say as Markdown what changed since a commit in metrics, parameters and plots: `python .ci/report.py BASE FOLDER`.
 
 FOLDER gets the plots that changed, before and after, as `dvc plots diff` draws them; it is not made where none did.
-A job's summary shows pictures by address alone, so the workflow keeps the folder as an artifact and links it.
+GitHub shows pictures by address alone: `--pictures ADDRESS` is where those in FOLDER/static will be found. Without it
+they are named, not shown.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", help="the commit to compare the working tree with")
     parser.add_argument("folder", type=Path, help="where the plots that changed are drawn")
+    parser.add_argument("--pictures", metavar="ADDRESS", help="show the pictures in FOLDER/static from there")
     arguments = parser.parse_args()
     base = output("git", "rev-parse", "--short", f"{arguments.base}^{{commit}}").strip()
     for what in ("metrics", "params"):
@@ -32,6 +34,16 @@ def main() -> None:
     print(*(f"- {plot}" for plot in plots), sep="\n")
     if plots:
         output("dvc", "plots", "diff", base, "--out", str(arguments.folder), "--targets", *plots)
+    for plot in plots if arguments.pictures else ():
+        if plot.startswith(FIGURES):
+            cells = (picture(f"{revision}_{plot.replace('/', '_')}", arguments) for revision in (base, "workspace"))
+            print(f"\n**{plot.removeprefix(FIGURES)}**\n\n| {base} | now |\n|---|---|\n| {' | '.join(cells)} |")
+
+
+def picture(name: str, arguments: argparse.Namespace) -> str:
+    """Return the Markdown of a picture in the folder; DVC draws none that neither its cache nor its remote has."""
+    found = (arguments.folder / "static" / name).is_file()
+    return f"![]({arguments.pictures}/{name})" if found else "not in the cache"
 
 
 def output(*command: str) -> str:

@@ -221,8 +221,12 @@ class Measures:
         if "ipykernel" in sys.modules:
             from IPython.display import HTML
 
-            source = html.escape(page.read_text(encoding="utf-8"), quote=True)
-            return HTML(f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>')
+            # Links within the page would otherwise lead to the notebook's address.
+            text = page.read_text(encoding="utf-8").replace("<head>", '<head><base href="about:srcdoc">', 1)
+            source = html.escape(text, quote=True)
+            # In a div, as IPython warns of a bare iframe.
+            frame = f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>'
+            return HTML(f"<div>{frame}</div>")
         webbrowser.open(page.as_uri())
         return None
 

@@ -214,8 +214,24 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
         monkeypatch.setitem(sys.modules, name, module)
     frame = result.show()
-    (source,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', frame)
-    assert html.unescape(source) == page
+    (source,) = re.findall(r'^<div><iframe srcdoc="([^"]*)" style="[^"]*"></iframe></div>$', frame)
+    assert html.unescape(source).replace('<base href="about:srcdoc">', "") == page
+
+
+def test_links_within_the_page_stay_in_the_frame_of_a_notebook(
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
+) -> None:
+    notebook = ModuleType("IPython.display")
+    notebook.__dict__["HTML"] = str
+    for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
+        monkeypatch.setitem(sys.modules, name, module)
+    Path(tmp_path, "notebook.html").write_text(attnmix.measure(model, TEXTS[0]).show(), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto((tmp_path / "notebook.html").as_uri())
+    page.frame_locator("iframe").locator("nav a[href='#heads']").click()
+    page.wait_for_timeout(200)
+    assert page.frames[1].url == "about:srcdoc#heads"
+    page.close()
 
 
 def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     author.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
     author.dvc("push")
     author.commit("The run and its remote")
+    author.git("tag", "--annotate", "--message", "A version", "maps@v1.0.0")
+    author.dvc("artifacts", "get", str(author.folder), "maps", "--out", str(tmp_path / "maps"))
+    assert (tmp_path / "maps/digest.txt").read_bytes() == (author.folder / "features/reduce/digest.txt").read_bytes()
     reader = author.clone(tmp_path / "reader")
     reader.dvc("pull", *PAGE)
     assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models", "features") == list(PAGE)
@@ -84,13 +87,14 @@ def pull_request(author: Repository, folder: Path, change: Callable[[Path], obje
     return checkout
 
 
-def summary_of(checkout: Repository, script: str, succeeds: bool = True) -> str:
+def summary_of(checkout: Repository, script: str, succeeds: bool = True, **environment: str) -> str:
     """Run a step's script as GitHub does with `shell: bash`, and return the step's summary."""
     assert WORKFLOW["defaults"]["run"]["shell"] == "bash"
     summary = checkout.home / "summary.md"
     summary.unlink(missing_ok=True)
     command = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
-    assert "Traceback" not in checkout.run(*command, succeeds=succeeds, GITHUB_STEP_SUMMARY=str(summary)).stderr
+    environment["GITHUB_STEP_SUMMARY"] = str(summary)
+    assert "Traceback" not in checkout.run(*command, succeeds=succeeds, **environment).stderr
     return summary.read_text(encoding="utf-8")
 
 
@@ -116,6 +120,33 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(author: Repos
     assert "## Of plots, 1 changed" in text
     assert "- Mixing ratio by layer" in text
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
+
+
+def test_comment_of_a_pull_request_shows_the_pictures_on_its_branch(author: Repository, tmp_path: Path) -> None:
+    def change(folder: Path) -> None:
+        change_metric(folder)
+        author._replace(folder=folder).dvc("repro")
+
+    checkout = pull_request(author, tmp_path, change)
+    text = summary_of(checkout, REPORT, PICTURES="https://example.org/pictures/abc")
+    assert "\n| umap.metric" in text.replace("| params.yaml ", "\n")
+    shown = re.findall(r"!\[\]\(https://example.org/pictures/(\S+)\)", text)
+    assert len(shown) == 2 * text.count(".png**") + 2 * text.count(".gif**") > 0
+
+    remote, programs, said = (tmp_path / name for name in ("remote.git", "programs", "said.txt"))
+    checkout.git("init", "--quiet", "--bare", str(remote))
+    programs.mkdir()
+    (programs / "gh").write_text(f'#!/bin/sh\necho "$*" > {said}\n', encoding="utf-8")
+    (programs / "gh").chmod(0o755)
+    given = {"GITHUB_SHA": "abc", "GITHUB_REPOSITORY": "owner/name", "REMOTE": str(remote)}
+    checkout.run(".ci/comment", "12", **given, PATH=f"{programs}:{checkout.environment()['PATH']}")
+    assert said.read_text().split() == [
+        *("pr", "comment", "12", "--repo", "owner/name", "--edit-last", "--create-if-none"),
+        *("--body-file", "report.md"),
+    ]
+    assert (checkout.folder / "report.md").read_text(encoding="utf-8") == text
+    listed = checkout.git("--git-dir", str(remote), "ls-tree", "-r", "--name-only", "ci-pictures/12").split()
+    assert set(listed) == set(shown)
 
 
 def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: Path) -> None:

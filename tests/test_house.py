@@ -105,6 +105,11 @@ def test_every_file_of_the_code_makes_a_stage_run_again() -> None:
     assert {path.as_posix() for path in paths if not is_in(path, watched)} == RUN_BY_NO_STAGE
 
 
+def test_every_artifact_is_an_output_that_dvc_keeps() -> None:
+    kept = {out for stage in STAGES.values() for out in stage["outs"] if isinstance(out, str)}
+    assert {artifact["path"] for artifact in PIPELINE["artifacts"].values()} <= kept
+
+
 def test_drawing_imports_nothing_that_computes() -> None:
     program = "import sys, stages.render; print(*(each for each in sys.argv[1:] if each in sys.modules))"
     heavy = ("torch", "transformers", "sklearn", "numba", "umap")

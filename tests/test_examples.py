@@ -1,0 +1,79 @@
+"""Examples and snippets run as they are printed, on the packaged model, and print what their text shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Workspace, prepared_for_capture
+from stage_process import run_to_its_end
+
+import attnmix
+
+SCRIPTS = sorted((REPOSITORY / "examples").glob("*.py"))
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def printed(script: Path, folder: Path) -> str:
+    """Return what a script prints; it must warn of nothing."""
+    command = (sys.executable, "-W", "error::UserWarning", str(script))
+    run = run_to_its_end(command, folder, {"PYTHONPATH": str(REPOSITORY)})
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "script", [each for each in SCRIPTS if each.stem != "what_the_class_needs"], ids=lambda path: path.stem
+)
+def test_example_prints_what_its_docstring_shows(script: Path, tmp_path: Path) -> None:
+    shown = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").rpartition(":\n\n")[2]
+    lines = [line.strip() for line in shown.splitlines() if line.strip()]
+    output = [line.strip() for line in printed(script, tmp_path).splitlines() if line.strip()][: len(lines)]
+    assert lines
+    assert [NUMBER.sub("#", line).split() for line in output] == [NUMBER.sub("#", line).split() for line in lines]
+    numbers = [float(number) for number in NUMBER.findall(" ".join(output))]
+    assert numbers == pytest.approx([float(number) for number in NUMBER.findall(" ".join(lines))], abs=0.0101)
+
+
+@pytest.mark.long
+def test_example_on_a_run_prints_a_row_for_each_edit(workspace: Workspace, tiny_bert: Path) -> None:
+    folder = prepared_for_capture(workspace(capture={"documents": [0], "max_length": 40}), tiny_bert)
+    rows = printed(REPOSITORY / "examples/what_the_class_needs.py", folder).splitlines()[2:]
+    assert len(rows) == 4
+    assert rows[0].split()[0] == "none"
+    assert float(rows[0].split()[-1]) == 1
+
+
+def test_snippet_of_the_guide_writes_what_other_programs_read(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas as pd
+    from datasets import load_from_disk
+    from safetensors.numpy import load_file
+
+    guide = (REPOSITORY / "docs/guide.md").read_text(encoding="utf-8")
+    (snippet,) = (each for each in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "safetensors" in each)
+    monkeypatch.chdir(tmp_path)
+    model = attnmix.load(str(tiny_bert))
+    run = attnmix.capture(
+        model, ["time flies like an arrow", "the film was good ."] * 4, "run", points=["layer_output"]
+    )
+    exec(snippet.replace("6", str(model.layers)), {"attnmix": attnmix})
+    vectors = run.features("layer_output", layers=[model.layers]).numpy()[0]
+    assert (load_file("layer_3.safetensors")["layer_3"] == vectors).all()
+    assert (load_from_disk("tokens").with_format("numpy")["vector"][:] == vectors).all()
+    assert pd.read_parquet("map.parquet").columns[-2:].tolist() == ["x", "y"]
+
+
+@pytest.mark.long
+def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "llms.txt").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(snippet, names)
+    assert {"model", "result", "run"} <= names.keys()
+    assert "flies" in Path("page.html").read_text(encoding="utf-8")
