@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.models.attention import attend, attention_by
-from attnmix.models.families import family_of
+from attnmix.models.families import attention_modules
 
 Tensor = torch.Tensor
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -178,14 +178,11 @@ def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
-    """Let the self-attention of a model with `attn_implementation=OBSERVED` pass through `edit`.
+    """Let the self-attention of a model with `implementation_of` its configuration pass through `edit`.
 
     Layers are counted as they are called in a forward pass, through all stacks.
     """
-    attentions = set()
-    for stack in family_of(base.config).stacks:
-        layers = (module for path, module in base.named_modules() if stack.is_layer(path))
-        attentions |= {layer.get_submodule(stack.attention) for layer in layers}
+    attentions = attention_modules(base)
     called = 0
 
     def begin(*_: Any) -> None:
@@ -203,7 +200,7 @@ def edited_attention(base: PreTrainedModel, edit: Edit) -> Iterator[None]:
 
     handle = base.register_forward_pre_hook(begin)
     try:
-        with attention_by(function):
+        with attention_by(function, base):
             yield
     finally:
         handle.remove()

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from attnmix.core.errors import InputError
 from attnmix.interventions import Edit, edited_attention
-from attnmix.models.attention import OBSERVED
+from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import family_of
@@ -83,7 +83,7 @@ def _observable(network: PreTrainedModel) -> Iterator[None]:
     modes = {module: module.training for module in network.modules()}
     implementation, use_cache = base.config._attn_implementation, getattr(base.config, "use_cache", None)
     try:
-        base.set_attn_implementation(OBSERVED)
+        base.set_attn_implementation(implementation_of(base.config))
         base.config.use_cache = False
         network.eval()
         yield

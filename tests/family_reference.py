@@ -93,18 +93,39 @@ OPT = """
     input_norm=self_attn_layer_norm query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
     out=self_attn.out_proj feed_forward_norm=final_layer_norm up=fc1 down=fc2
 """
+MPNET = """
+    query=attention.attn.q key=attention.attn.k value=attention.attn.v out=attention.attn.o
+    attention_norm=attention.LayerNorm
+"""
+DEBERTA_V2 = """
+    query=attention.self.query_proj key=attention.self.key_proj value=attention.self.value_proj
+"""
+DEBERTA = (
+    "query_key_value=attention.self.in_proj place_key=attention.self.pos_proj place_query=attention.self.pos_q_proj"
+)
+GPT_NEO = """
+    layer=h.{number}. word=wte position=wpe input_norm=ln_1 query=attn.attention.q_proj key=attn.attention.k_proj
+    value=attn.attention.v_proj out=attn.attention.out_proj feed_forward_norm=ln_2 up=mlp.c_fc down=mlp.c_proj
+"""
+BLOOM = """
+    layer=h.{number}. word=word_embeddings embedding_norm=word_embeddings_layernorm input_norm=input_layernorm
+    query_key_value=self_attention.query_key_value out=self_attention.dense
+    feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
+"""
 NAMES = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
     **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
-    "nomic_bert": roles(NOMIC, **BERT),
+    **{"nomic_bert": roles(NOMIC, **BERT), "mpnet": {**BERT, **roles(MPNET)}, "deberta": {**BERT, **roles(DEBERTA)}},
+    **{"deberta-v2": {**BERT, **roles(DEBERTA_V2)}, "gpt_neo": roles(GPT_NEO), "bloom": roles(BLOOM)},
     **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
     "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),
     **{"gemma3_text": GEMMA, "olmo2": GEMMA},
 }
 RMS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
-CAUSAL = ("gpt2", "gpt_neox", "opt", *RMS)
-ROBERTA = ("roberta", "xlm-roberta", "camembert")  # positions start behind the padding's
+CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *RMS)
+BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value of one head, then those of the next
+ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")  # positions start behind the padding's
 OFFSETS = {"opt": 2, "bart": 2}
 
 
@@ -132,7 +153,11 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
             # Gemma's norms keep how far they are from one.
             weight = weight + (weight.ndim == 1 and name == "gemma3_text")
             arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
-    return Weights(name, config, arrays)
+    weights = Weights(name, config, arrays)
+    for role, key in (("query", "q_bias"), ("value", "v_bias")):
+        if (bias := state.get(f"{prefix}attention.self.{key}")) is not None:
+            weights.arrays[role] = np.vstack([weights.arrays[role][:-1], bias])
+    return weights
 
 
 @dataclass
@@ -152,7 +177,7 @@ class Weights:
         self.head_size = (len(self.arrays["out"]) - 1) // self.heads if "out" in self.arrays else 0
         if "query_key_value" in self.arrays:
             fused, width = self.arrays["query_key_value"], self.heads * self.head_size
-            if self.name == "gpt_neox":  # query, key and value of one head, then those of the next
+            if self.name in BY_HEAD:
                 fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
             parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
             self.arrays |= zip(("query", "key", "value"), parts, strict=True)
@@ -185,7 +210,7 @@ class Weights:
     @property
     def activation(self) -> Callable[[Array], Array]:
         keys = ("hidden_act", "hidden_activation", "activation_function", "activation")
-        activation: Callable[[Array], Array] = ACTIVATIONS[first_of(self.config, *keys)]
+        activation: Callable[[Array], Array] = ACTIVATIONS[first_of(self.config, *keys, default="gelu_new")]
         return activation
 
     def feed_forward(self, x: Array) -> Array:
@@ -211,6 +236,60 @@ def softmax(scores: Array, visible: Bools) -> Array:
     return normalised(np.exp(scores - scores.max(-1, keepdims=True)))
 
 
+Places = Callable[[Weights, Array, Array], Array]
+
+
+def places_of(name: str, config: Any, state: dict[str, Array]) -> Places | None:
+    """What the places of two tokens add to their score [heads, tokens, tokens], before it is scaled."""
+    if name == "mpnet":
+        table = state["encoder.relative_attention_bias.weight"]
+        return lambda w, query, _key: np.sqrt(w.head_size) * pairs(query, lambda i, j: table[bucket(j - i)])
+    if name == "bloom":
+        return lambda w, query, _key: (
+            np.sqrt(w.head_size)
+            * pairs(query, lambda _i, j: np.array([j * 2 ** (-8 * (head + 1) / w.heads) for head in range(w.heads)]))
+        )
+    if not name.startswith("deberta"):
+        return None
+    table, norm = state["encoder.rel_embeddings.weight"], "encoder.LayerNorm"
+    if f"{norm}.weight" in state:
+        centred = table - table.mean(-1, keepdims=True)
+        table = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.layer_norm_eps)
+        table = table * state[f"{norm}.weight"] + state[f"{norm}.bias"]
+    middle = len(table) // 2
+
+    def disentangled(w: Weights, query: Array, key: Array) -> Array:
+        place_query, place_key = (
+            w.split(role if f"place_{role}" not in w.arrays else f"place_{role}", table) for role in ("query", "key")
+        )
+
+        def score(i: int, j: int) -> Array:
+            distance = i - j
+            if getattr(config, "position_buckets", -1) > 0 and abs(distance) > middle // 2:
+                half, furthest = middle // 2, config.max_position_embeddings
+                steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
+                distance = int(np.sign(distance) * (half + np.ceil(steps)))
+            row = min(max(distance + middle, 0), 2 * middle - 1)
+            content = (query[:, i] * place_key[:, row]).sum(-1)
+            return content + (key[:, j] * place_query[:, row]).sum(-1)
+
+        return pairs(query, score)
+
+    return disentangled
+
+
+def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
+    tokens = query.shape[1]
+    return np.array([[score(i, j) for j in range(tokens)] for i in range(tokens)]).transpose(2, 0, 1)
+
+
+def bucket(distance: int) -> int:
+    """T5's bucket of a distance, in both directions: 8 exact ones, then 8 that widen up to 128."""
+    far = abs(distance)
+    number = far if far < 8 else min(15, 8 + int(np.log(far / 8) / np.log(128 / 8) * 8))
+    return number + 16 * (distance > 0)
+
+
 @dataclass
 class ReferenceLayer:
     """One layer run by hand on `x` [tokens, width]; in BART's decoder `memory` is what the encoder gave."""
@@ -220,6 +299,7 @@ class ReferenceLayer:
     visible: Bools
     rotary: dict[str, Any] | None
     memory: Array | None = None
+    places: Places | None = None
 
     def __post_init__(self) -> None:
         w, config = self.weights, self.weights.config
@@ -229,8 +309,14 @@ class ReferenceLayer:
         query, key, self.value = (w.split(role, u) for role in ("query", "key", "value"))
         if self.rotary is not None:
             query, key = rotated(query, self.rotary), rotated(key, self.rotary)
-        scale = first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
-        self.attention = softmax(query @ key.transpose(0, 2, 1) * scale, self.visible)
+        scores = query @ key.transpose(0, 2, 1)
+        if self.places is not None:
+            scores = scores + self.places(w, query, key)
+        if w.name != "gpt_neo":
+            scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
+        if w.name.startswith("deberta"):
+            scores = scores / np.sqrt(1 + len(config.pos_att_type))
+        self.attention = softmax(scores, self.visible)
         self.value_bias = w.split("value", np.zeros_like(u[:1]))
         self.points = self.rest(self.value)
         self.split(self.value)
@@ -425,6 +511,8 @@ def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool)
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
     window = getattr(config, "sliding_window", None)
+    if name == "gpt_neo" and config.attention_layers[number] == "local":
+        window = config.window_size
     if window is not None and kind in (None, "sliding_attention"):
         visible &= distance < window if causal else np.abs(distance) <= window
     rotary = getattr(config, "rope_parameters", None)
@@ -454,7 +542,8 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
             group = number * getattr(config, "num_hidden_groups", 1) // count
             weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
-            layer = ReferenceLayer(weights, x, *surroundings(name, config, number, len(ids), causal), memory)
+            seen = surroundings(name, config, number, len(ids), causal)
+            layer = ReferenceLayer(weights, x, *seen, memory, places_of(name, config, state))
             reference.layers.append(layer)
             reference.features |= {(len(reference.layers), point): array for point, array in layer.points.items()}
             x = layer.points["layer_output"]

@@ -19,6 +19,7 @@ from attnmix.measures.controls import SAME_PASS, random_base
 from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.documents import Document
 from attnmix.measures.identities import IDENTITIES
+from attnmix.measures.layers import run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models import families
@@ -224,6 +225,11 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
         ("electra", "embedding", ["embeddings.LayerNorm"], "embedding_output"),
         ("distilbert", "output", "attention.v_lin", "attention_output"),
         ("opt", "final_norm", None, "hidden_states"),
+        ("mpnet", "attention_norm", None, "attention_residual"),
+        ("deberta-v2", "output", "attention.self.value_proj", "attention_output"),
+        ("deberta", "output_norm", None, "layer_output"),
+        ("gpt_neo", "feed_forward_norm", "ln_1", "attention_residual"),
+        ("bloom", "final_norm", None, "hidden_states"),
         ("gpt_neox", "parallel", None, "attention_residual"),
     ],
 )
@@ -240,3 +246,14 @@ def test_a_wrong_entry_is_caught(
     monkeypatch.setitem(families.FAMILIES, model_type, entry)
     with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
         measured(base, folder, texts)
+
+
+@pytest.mark.parametrize("model_type", ["mpnet", "gpt_neo"])
+def test_attention_of_its_own_that_no_entry_names_is_one_error(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_family(model_type, tmp_path / model_type)
+    base = load_base(folder)
+    monkeypatch.setitem(families.FAMILIES, model_type, families.FAMILIES[model_type] | {"own_attention": False})
+    with pytest.raises(InputError, match=r"layer 1 did not call .* \(own_attention of the family in attnmix/models/"):
+        run_layers(base, folder, padded([[5, 6, 7]], 0), lambda *_: None)

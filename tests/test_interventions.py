@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from families import write_family
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 import attnmix
 from attnmix.interventions import (
@@ -20,7 +20,10 @@ from attnmix.interventions import (
     without_edges,
     without_heads,
 )
+from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.families import family_of
 
+OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families whose modules compute attention themselves
 TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
 
 
@@ -28,7 +31,7 @@ def at_hand(folder: Path) -> tuple[attnmix.Model, dict[str, torch.Tensor]]:
     """Return a classifier in double precision, and a padded batch of two texts."""
     torch.manual_seed(0)
     network = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
-    model = attnmix.load(network, AutoTokenizer.from_pretrained(folder))
+    model = attnmix.load(network, load_tokenizer(folder))
     return model, dict(model.tokenizer(TEXTS, padding=True, return_tensors="pt"))
 
 
@@ -94,7 +97,7 @@ def test_in_the_last_layer_only_what_the_first_token_receives_reaches_the_class(
         assert (logits(network, inputs) - untouched).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "llama", "bart", "gemma3_text"])
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "llama", "bart", "gemma3_text", *OWN])
 def test_an_edit_that_changes_nothing_gives_the_model_s_own_output(tmp_path: Path, family: str) -> None:
     folder = write_family(family, tmp_path / family)
     model, layers = attnmix.load(str(folder)), set[int]()
@@ -143,3 +146,20 @@ def test_values_are_recorded_replaced_and_mapped_as_a_hook_on_their_module_does(
         torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-12)
         handle.remove()
         assert (edited - untouched).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_heads_of_a_family_with_attention_of_its_own_are_silenced_too(tmp_path: Path, family: str) -> None:
+    model, inputs = at_hand(write_family(family, tmp_path / family))
+    inputs.pop("token_type_ids", None)
+    model.network.config.pad_token_id = model.tokenizer.pad_token_id
+    heads, stack = model.network.config.num_attention_heads, family_of(model.network.config).stacks[0]
+    with model.intervene(without_heads({2: [1]})) as network:
+        edited = logits(network, inputs)
+    untouched = logits(model.network, inputs)
+    (layer,) = (each for path, each in model.network.base_model.named_modules() if stack.is_layer(path) and "1" in path)
+    output = layer.get_submodule(stack.output)
+    width = output.weight.shape[1] // heads
+    output.weight.data[:, width : 2 * width] = 0
+    torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-6)  # some softmax in float32
+    assert (edited - untouched).abs().max() > 1e-3

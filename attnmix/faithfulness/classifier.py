@@ -24,9 +24,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
-from attnmix.models.attention import OBSERVED
+from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
-from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import PROJECTED, Family, family_of
 from attnmix.models.loading import load_classifier
@@ -65,7 +65,7 @@ class Classifier:
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int) -> None:
         self.folder, self.batch_tokens = folder, batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
-        model: Any = load_classifier(folder, attn_implementation=OBSERVED)
+        model: Any = load_classifier(folder, attn_implementation=implementation_of(load_config(folder)))
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
         self.classes: dict[int, str] = self.base.config.id2label

@@ -22,7 +22,7 @@ from transformers import AutoModel, PreTrainedModel
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
-from attnmix.models.attention import OBSERVED, AttentionCall, attend
+from attnmix.models.attention import AttentionCall, attend, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
 
@@ -181,10 +181,11 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
 
     As `load_base` gives it: without any head, in float32 and eval mode, its attention observed.
     """
-    options = {"attn_implementation": OBSERVED, "dtype": torch.float32}
+    config = load_config(folder)
+    options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModel.from_config(load_config(folder), **options)
+        model: PreTrainedModel = AutoModel.from_config(config, **options)
     model.config.use_cache = False
     model.eval()
     return model

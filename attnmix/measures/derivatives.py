@@ -22,13 +22,16 @@ Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch.func import jvp, vmap
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 
 from attnmix.core.names import Site
 from attnmix.models.attention import attention_by, explicit
@@ -70,7 +73,16 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
             layers = [call for call in calls if call.stack == stack]
             start = features.get(Site(layers[0].number - 1, point), layers[0].whole.hidden)[0]
             chains.append(Chain(start, torch.nn.Sequential(*optional_modules(base, stack.embedding)), layers))
-    return chains
+    return [chain._replace(layers=list(map(_differentiable, chain.layers))) for chain in chains]
+
+
+def _differentiable(call: LayerCall) -> LayerCall:
+    """Return the layer, with the library's activation of the same name for one that `torch.func` cannot take."""
+    if call.stack.activation is None:
+        return call
+    layer = copy.deepcopy(call.module, {id(each): each for each in call.module.parameters()})  # which both share
+    layer.set_submodule(call.stack.feed_forward[1], ACT2FN[call.stack.activation])
+    return replace(call, whole=replace(call.whole, module=layer))
 
 
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
@@ -140,6 +152,6 @@ def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
 
 def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
     """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
-    with attention_by(explicit):
+    with attention_by(explicit()):
         moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)
     return moved

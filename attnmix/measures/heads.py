@@ -26,7 +26,7 @@ from attnmix.measures.layers import Block, LayerPass, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED
+from attnmix.models.families import HEADS, PROJECTED, family_of
 from attnmix.store.heads import VECTOR_BYTES
 
 Tensor = torch.Tensor
@@ -58,10 +58,12 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 def record_heads(
     base: PreTrainedModel, folder: Path, ids: npt.NDArray[np.int32], layers: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return every part of one text by its name, of all `layers`.
+    """Return every part of one text by its name, of all `layers`; none of a family without queries and keys.
 
     `InputError` naming `folder` for scores that hold a bias.
     """
+    if HEADS in family_of(base.config).absent():
+        return {}
     batch = padded([ids.tolist()], 0, base.device)
     points = ("attention_heads", "attention_output", PROJECTED, *RESULTS)
 

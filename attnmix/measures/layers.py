@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
-from attnmix.models.attention import AttentionCall, attention_by, observed
+from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
 from attnmix.models.capture_points import LayerCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack
 
@@ -120,10 +120,10 @@ class Block:
             return no_norm(W)
         module: Any = self.layer.get_submodule(path)
         eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
-        if isinstance(module, LayerNorm):
+        bias: Tensor | None = getattr(module, "bias", None)
+        if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
             gamma = torch.ones(module.normalized_shape).to(W) if module.weight is None else module.weight.detach()
-            beta = torch.zeros_like(gamma) if module.bias is None else module.bias.detach()
-            return Norm(module, gamma, beta, eps, centred=True)
+            return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
         with torch.inference_mode():
             gamma = module(torch.ones_like(module.weight)).to(W) * (1 + eps) ** 0.5
         return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
@@ -292,7 +292,8 @@ def run_layers(
         if call.number not in attention_calls:
             raise InputError(
                 f"{folder}: layer {call.number} did not call the library's attention function; without its query, "
-                "key and value nothing can be measured"
+                "key and value nothing can be measured (own_attention of the family in attnmix/models/families.yaml "
+                "says whose function it should call)"
             )
         block, attention = Block(call.module, call.stack), attention_calls.pop(call.number)
         layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
@@ -305,7 +306,7 @@ def run_layers(
         if module is layer.module.get_submodule(layer.stack.attention):
             attention_calls[layer.number] = call
 
-    with recording(base, points, finished, running.append) as features, attention_by(observed(listen)):
+    with recording(base, points, finished, running.append) as features, attention_by(observed(listen), base):
         return (model or base)(**batch, **options)
 
 
@@ -338,10 +339,15 @@ def value_map(layer_pass: LayerPass) -> Linear:
     attention = layer_pass.call.parts["attention"]
     hidden = attention.hidden.shape[-1]
     unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
-    calls: list[AttentionCall] = []
-    with torch.inference_mode(), attention_by(observed(lambda _module, call: calls.append(call))):
-        attention(unit_vectors.unsqueeze(1))
-    value = calls[0].value.squeeze(-2).flatten(-2)
+
+    def values(vector_D: Tensor) -> Tensor:
+        calls: list[AttentionCall] = []
+        with attention_by(explicit(lambda _module, call: calls.append(call))):
+            attention(vector_D.expand(1, 1, -1))
+        return calls[0].value.flatten()
+
+    with torch.inference_mode():
+        value = torch.vmap(values)(unit_vectors)
     return Linear(value[:-1] - value[-1], value[-1])
 
 

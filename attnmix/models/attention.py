@@ -2,28 +2,39 @@
 
 They arrive after rotary embedding, so no projection is taken apart, whatever a family's modules look like. What the
 function does is chosen by `attention_by`; by default it is the library's own `sdpa`.
+
+Some families' modules compute softmax(scores) @ value themselves (`own_attention` in `families.yaml`). Within
+`attention_by` that product goes to the same function: with queries and keys of zeros, and the scores, whatever they
+are made of, as the mask that is added to them. Those modules hold T * T scores of every head in memory anyway.
 Shapes: B texts, H heads, T tokens, d head width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch.nn import Module
+from torch.nn.functional import softmax
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from attnmix.models.families import attention_modules, family_of
 
 Tensor = torch.Tensor
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
 """The `attn_implementation` of models whose attention is observed."""
+OWN = "eager"
+"""That of models whose modules compute attention themselves."""
 BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 
 
@@ -34,7 +45,7 @@ class AttentionCall:
     query: Tensor  # [B, H, T, d]
     key: Tensor  # [B, H, T, d]; grouped heads are repeated
     value: Tensor  # [B, H, T, d]
-    mask: Tensor | None  # [B, 1, T, T], added to the scores
+    mask: Tensor | None  # [B, 1 or H, T, T], added to the scores
     causal: bool
     scaling: float
     softcap: float | None
@@ -83,14 +94,62 @@ class AttentionCall:
 _function: ContextVar[AttentionFunction] = ContextVar("attention function", default=sdpa_attention_forward)
 
 
+def implementation_of(config: Any) -> str:
+    """Return the `attn_implementation` with which a model's attention can be observed."""
+    return OWN if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
+
+
 @contextmanager
-def attention_by(function: AttentionFunction) -> Iterator[None]:
-    """Let models with `attn_implementation=OBSERVED` attend by `function` (the library's signature)."""
+def attention_by(function: AttentionFunction, base: PreTrainedModel | None = None) -> Iterator[None]:
+    """Let models with `attn_implementation=OBSERVED` attend by `function` (the library's signature).
+
+    A model whose modules compute attention themselves does so where it is the `base` of this context or of one around.
+    """
     token = _function.set(function)
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(_function.reset, token)
+        if base is not None and implementation_of(base.config) == OWN:
+            _dispatch_products(attention_modules(base), hooks)
         yield
-    finally:
-        _function.reset(token)
+
+
+def _dispatch_products(modules: Iterable[Module], hooks: ExitStack) -> None:
+    """Let the product of softmax and values in these modules be made by the attention function."""
+    running: list[ExitStack] = []
+
+    def begins(module: Module, _arguments: Any) -> None:
+        running.append(ExitStack())
+        running[-1].enter_context(_SoftmaxProduct(module))
+
+    def ends(*_: Any) -> None:
+        running.pop().close()
+
+    for module in modules:
+        hooks.enter_context(module.register_forward_pre_hook(begins))
+        hooks.enter_context(module.register_forward_hook(ends, always_call=True))
+
+
+class _SoftmaxProduct(TorchFunctionMode):
+    """Sends the first product that follows a softmax in `module` to the attention function."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self.module = module
+        self.scores: Tensor | None = None  # [B, H, T, T], the input of a softmax
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in (torch.matmul, torch.bmm) and self.scores is not None:
+            weights, value = args
+            scores, self.scores = self.scores, None
+            value = value.reshape(*scores.shape[:2], *value.shape[-2:])
+            zeros = torch.zeros_like(value)
+            context, _ = _dispatch(self.module, zeros, zeros, value, scores.to(value.dtype), scaling=1.0)
+            return context.transpose(1, 2).reshape(*weights.shape[:-1], value.shape[-1])
+        if function is softmax:
+            self.scores = args[0]
+        return function(*args, **kwargs or {})
 
 
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
@@ -104,15 +163,24 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
     return function
 
 
-def explicit(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
-    """Compute attention by its definition, of which any derivative can be taken."""
-    call = _call(module, *arguments, **options)
-    scores, sinks = call.scores(), options.get("s_aux")
-    if sinks is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        weights = (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
-    return (weights @ call.value).transpose(1, 2).contiguous(), None
+def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> AttentionFunction:
+    """Return attention by its definition, of which any derivative can be taken.
+
+    It calls `listen` as `observed` does, with a call that has no denominators.
+    """
+
+    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        call = _call(module, *arguments, **options)
+        if listen is not None:
+            listen(module, call)
+        scores, sinks = call.scores(), options.get("s_aux")
+        if sinks is None:
+            weights = torch.softmax(scores, -1)
+        else:
+            weights = (scores - _with_sink(torch.logsumexp(scores, -1), sinks).unsqueeze(-1)).exp()
+        return (weights @ call.value).transpose(1, 2).contiguous(), None
+
+    return function
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:

@@ -17,6 +17,8 @@ from attnmix.core.names import PREACTIVATION
 
 PROJECTED = "projected"
 """The output of W_O where a norm follows: no capture point, but recorded like one."""
+HEADS = "heads"
+"""The stored parts of single heads, of which attention weights are computed again."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
 """The entries of the table by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
@@ -40,6 +42,8 @@ class Stack:
     feed_forward_output_norm: str | None = None
     output_norm: str | None = None
     parallel: bool = False
+    own_attention: bool = False
+    activation: str | None = None
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
         """Return each capture point of a layer: the module, and which side of it."""
@@ -83,9 +87,11 @@ class Family:
     final_norm: str | None
 
     def absent(self) -> dict[str, str]:
-        """Return the points, ratios and matrices that this family lacks, each with the reason."""
+        """Return the points, ratios, matrices and `HEADS` that this family lacks, each with the reason."""
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
+        if stack.own_attention:
+            reasons[HEADS] = "its attention module shows its scores, but no queries and keys that give them"
         if stack.parallel:
             why = "attention and feed-forward network are added at once, no vector stands between them"
             reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
@@ -124,6 +130,18 @@ def family_of(config: Any) -> Family:
     parallel = bool(getattr(config, entry.pop("parallel", ""), False))
     entries = [entry, entry | decoder] if decoder else [entry]
     return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries), final_norm)
+
+
+def attention_modules(base: Module) -> set[Module]:
+    """Return the modules that compute self-attention, of all layers."""
+    config: Any = base.config
+    modules = list(base.named_modules())
+    return {
+        layer.get_submodule(stack.attention)
+        for stack in family_of(config).stacks
+        for path, layer in modules
+        if stack.is_layer(path)
+    }
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:

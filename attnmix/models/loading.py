@@ -19,7 +19,7 @@ from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.models.attention import OBSERVED, attention_by, observed
+from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.families import family_of
 
@@ -34,7 +34,7 @@ SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_
 
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the checkpoint without any head, its attention observable (`attnmix.models.attention`)."""
-    return _load(transformers.AutoModel, folder, attn_implementation=OBSERVED)[0]
+    return _load(transformers.AutoModel, folder, attn_implementation=implementation_of(load_config(folder)))[0]
 
 
 def load_classifier(
@@ -146,7 +146,7 @@ def prove_model(folder: Path, texts: Sequence[str]) -> None:
     tokens = tokenizer(texts[0], truncation=True, max_length=32, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         expected = base(tokens).last_hidden_state
-        with attention_by(observed(lambda *_: None)):
+        with attention_by(observed(lambda *_: None), base):
             vectors = base(tokens).last_hidden_state
     if not expected.isfinite().all():
         raise InputError(f"model.name: {folder} gives NaN or infinite values for a review; its weights are broken")

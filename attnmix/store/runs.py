@@ -219,10 +219,10 @@ class Run:
         return [path.stem for path in contributions_folder(checkpoint, document, self.measured).glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the stored parts of a document's heads; none where the checkpoint was not measured."""
+        """Return the stored parts of a document's heads; none where the checkpoint was not measured or lacks them."""
         folder = heads_folder(checkpoint, document, self.measured)
         names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
-        return {name: _read_array(folder / f"{name}.zarr") for name in names} if folder.is_dir() else {}
+        return {name: _read_array(folder / f"{name}.zarr") for name in names} if any(folder.glob("*.zarr")) else {}
 
     @property
     def token_scores(self) -> pd.DataFrame:

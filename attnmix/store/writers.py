@@ -103,7 +103,8 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write every part of a document's heads by its name."""
+    """Write every part of a document's heads by its name; an empty folder where there are none."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})
 
