@@ -1,4 +1,4 @@
-"""Writes the tables in docs/: those of the code's declarations and those of the default run.
+"""Writes the tables in docs/: those of the code's declarations, of the default run and of the planted cases.
 
     python -m docs.tables
 
@@ -27,11 +27,32 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
+from experiments.planted_cases import CASES
 from stages.common.parameters import Parameters
 
 DOCUMENTS = ("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md")
 """The documents whose tables are made here; those of docs/study/README.md are committed results."""
 PLOTS = "reports/plots/"
+PLANTED = {
+    "weights": "attention",
+    "`attnresln_n`": "attnresln_n",
+    "less text's mean": "attnresln_n - text_mean_value",
+    "without b_V": "attnresln_n, without_value_bias",
+    "`layer_n`": "layer_n",
+    "Value Zeroing": "value_zeroing",
+    "same, no b_V": "value_zeroing, without_value_bias",
+    "raw, others' sum": "value_zeroing_sum",
+    "ALTI": "alti",
+    "ALTI, no b_V": "alti, without_value_bias",
+    "GlobEnc": "globenc",
+    "derivative": "sum_of_norms",
+    "its `norm_of_sum`": "norm_of_sum",
+    "by covariance": "conditional_derivative",
+    "swap": "swap",
+    "probe": "probe",
+    "head": "head",
+}
+"""The measures of the table `planted` by their columns; of two layers the rollout is shown."""
 Read = Callable[[str], Any]
 """Return a table or metrics file by its path from the repository's root."""
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -98,7 +119,7 @@ def _kind(family: Family) -> str:
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run."""
-    return {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    return {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read), "planted": planted(read)}
 
 
 def _overall(read: Read) -> str:
@@ -143,6 +164,18 @@ def _movement(read: Read) -> str:
                     cells = (f"{mean:.2f}" for mean in means.loc[(against, measure, step, layout)])
                     rows.append((label, step, layout.replace("_", " "), *cells))
     return _markdown(("against", "step", "layout", *map(str, means.columns)), rows)
+
+
+def planted(read: Read) -> str:
+    """Return every planted case and its answer by the measures of `PLANTED`, in bold where the case fools one."""
+    table = read("docs/study/planted.csv")
+    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
+    numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
+    table["cell"] = numbers.where(~table["fooled"], "**" + numbers + "**")
+    cells = table.pivot(index="case", columns="measure", values="cell").fillna("")[list(PLANTED.values())]
+    rows = [(f"`{case.name}`: {case.planted}", case.comes, *cells.loc[case.name]) for case in CASES]
+    fooled = [str(count) for count in cells.apply(lambda column: column.str.startswith("**")).sum()]
+    return _markdown(("case", "from others", *PLANTED), [*rows, ("cases that fool it", "", *fooled)])
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:

@@ -1,12 +1,14 @@
-"""Run the pipeline for several seeds, and put experiments side by side in one table and one figure.
+"""Run the pipeline for several seeds, put experiments side by side, and score the measures on planted answers.
 
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
+    python -m experiments planted [--seed 0] [--to docs/study]
 
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, resumes where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
 current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing but
-the seed are one setting; means are over its seeds.
+the seed are one setting; means are over its seeds. `planted` takes half a minute and reads no run: it writes
+what each measure of mixing says of models whose weights are set by hand (`experiments/planted_cases.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 
 from attnmix.core.errors import InputError
+from experiments.planted import write_planted
 from experiments.tables import MIXING, write_table
 
 RUNS = Path("experiments/runs")
@@ -44,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
+    planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
+    planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
+    planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
+    if options.command == "planted":
+        write_planted(options.to, options.seed)
+        return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)
         return 0
