@@ -1,4 +1,4 @@
-"""Writes the tables in docs/: those of the code's declarations and those of the default run.
+"""Writes the tables in docs/: those of the code's declarations, of the default run and of the planted cases.
 
     python -m docs.tables
 
@@ -27,6 +27,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
+from experiments.planted_cases import CASES
 from stages.common.parameters import Parameters
 
 DOCUMENTS = (
@@ -35,6 +36,27 @@ DOCUMENTS = (
 )
 """The documents whose tables are made here."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
+PLANTED = {
+    "weights": "attention",
+    "`attnresln_n`": "attnresln_n",
+    "less text's mean": "attnresln_n - text_mean_value",
+    "less corpus mean": "attnresln_n - corpus_value",
+    "without b_V": "attnresln_n, without_value_bias",
+    "`layer_n`": "layer_n",
+    "Value Zeroing": "value_zeroing",
+    "same, no b_V": "value_zeroing, without_value_bias",
+    "raw, others' sum": "value_zeroing_sum",
+    "ALTI": "alti",
+    "ALTI, no b_V": "alti, without_value_bias",
+    "GlobEnc": "globenc",
+    "derivative": "sum_of_norms",
+    "its `norm_of_sum`": "norm_of_sum",
+    "by covariance": "conditional_derivative",
+    "swap": "swap",
+    "probe": "probe",
+    "head": "head",
+}
+"""The measures of the table `planted` by their columns; of two layers the rollout is shown."""
 Read = Callable[[str], Any]
 """Return a table or metrics file by its path from the repository's root."""
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -102,6 +124,7 @@ def _kind(family: Family) -> str:
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
     tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    tables["planted"] = planted(read)
     return tables | {"settings": _settings(read), "by_layer": _by_layer(read), "edits": _edits(read)}
 
 
@@ -216,6 +239,18 @@ def _percent(share: float, digits: int = 1) -> str:
 def _interval(row: Any) -> str:
     """Return the interval of a change in percentage points; nothing for a single seed."""
     return "" if pd.isna(row["ci_low"]) else f" [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
+
+
+def planted(read: Read) -> str:
+    """Return every planted case and its answer by the measures of `PLANTED`, in bold where the case fools one."""
+    table = read(f"{STUDY}planted.csv")
+    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
+    numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
+    table["cell"] = numbers.where(~table["fooled"], "**" + numbers + "**")
+    cells = table.pivot(index="case", columns="measure", values="cell").fillna("")[list(PLANTED.values())]
+    rows = [(f"`{case.name}`: {case.planted}", case.comes, *cells.loc[case.name]) for case in CASES]
+    fooled = [str(count) for count in cells.apply(lambda column: column.str.startswith("**")).sum()]
+    return _markdown(("case", "from others", *PLANTED), [*rows, ("cases that fool it", "", *fooled)])
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:

@@ -1,14 +1,17 @@
-"""Run the pipeline for several seeds, put experiments side by side, and ask what fine-tuning mixes.
+"""Ask what fine-tuning mixes, score the measures, run the pipeline for several seeds, and compare experiments.
 
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"]
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
+    python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
+`planted` writes what each measure says of models with weights set by hand (`experiments.planted`).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, resumes where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
 current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing but
-the seed are one setting; means are over its seeds.
+the seed are one setting; means are over its seeds. `planted` takes half a minute and reads no run: it writes
+what each measure of mixing says of models whose weights are set by hand (`experiments/planted_cases.py`).
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
+    planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
+    planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
+    planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
     if options.command == "answer":
         if not settings.in_place():  # libraries read it when they are loaded, which has happened
@@ -59,6 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         names = options.settings and [name.strip() for name in options.settings.split(";")]
         run_settings(options.dataset, names, options.to)
+        return 0
+    if options.command == "planted":
+        from experiments.planted import write_planted
+
+        write_planted(options.to, options.seed)
         return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)

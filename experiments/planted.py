@@ -1,0 +1,222 @@
+"""Scores of the measures of mixing on planted cases, in which the answer is known.
+
+A measure is fooled by a case if it says more than `LIMIT` where nothing comes from others, or no more than that, or
+nothing, where something does. Where little comes it must say less than half of what it says of the same message by
+equal weights (`REFERENCE`), and where all does no less than nine tenths. Means are over tokens 2 to 8: in some cases
+the first one is the giver or the sink.
+
+Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch.func import jvp
+
+from attnmix.core.names import LAYER_POINTS, PREACTIVATION
+from attnmix.measures.contributions import contributions, layer_contributions
+from attnmix.measures.controls import SAME_PASS, ControlValues, attended, control_ratios
+from attnmix.measures.derivatives import FORMS, derivative_norms, document_chains, levels
+from attnmix.measures.layers import LayerPass, map_layers
+from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
+from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.measures.swaps import swap_ratio
+from attnmix.models.attention import attention_by, explicit
+from attnmix.models.families import PROJECTED
+from experiments.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
+
+Tensor = torch.Tensor
+
+TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts of exchanges and probes, of ratios and matrices, of derivatives
+NOISE = 0.05  # deviation of noise on what a probe reads; without it nothing is too faint for a probe
+LIMIT = 0.02
+ROUNDING = 1e-12  # shorter vectors are made of it
+REFERENCE = "uniform_average"
+DIGITS = 4
+POINTS = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
+BIAS = "without_value_bias"
+
+
+def write_planted(to: Path, seed: int) -> None:
+    """Write `planted.csv` to the folder `to`: every case and measure with its value and whether the case fools it."""
+    table = planted_table(seed)
+    to.mkdir(parents=True, exist_ok=True)
+    table.to_csv(to / "planted.csv", index=False, lineterminator="\n")
+    print(f"{to / 'planted.csv'}: {len(CASES)} cases, {table['measure'].nunique()} measures")
+
+
+def planted_table(seed: int) -> pd.DataFrame:
+    """Return `[case, measure, value, fooled]`; a value is NaN where a measure has none to be trusted."""
+    values = {case.name: scores(case, torch.Generator().manual_seed(seed)) for case in CASES}
+    rows = []
+    for case in CASES:
+        for measure, value in values[case.name].items():
+            value = round(value, DIGITS) + 0.0  # no -0
+            rows.append((case.name, measure, value, fooled(case, value, values[REFERENCE].get(measure, np.nan))))
+    return pd.DataFrame(rows, columns=["case", "measure", "value", "fooled"])
+
+
+def fooled(case: Case, value: float, reference: float) -> bool:
+    """Return whether a value is wrong about the case; `reference` is that of the case `REFERENCE`."""
+    if case.comes == "nothing":
+        return abs(value) > LIMIT
+    if case.comes == "little":
+        return not -LIMIT <= value < reference / 2
+    return not value > max(LIMIT, 0.9 * reference if case.comes == "all" else 0)
+
+
+def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
+    """Return what each measure says of the case, by its name."""
+    contents = case.contents(TEXTS, generator)
+    base, others_TT = planted_model(case, contents), case.others_TT
+    ids = torch.arange(1, 1 + TEXTS * TOKENS).view(TEXTS, TOKENS)
+    layers = document_chains(base, ids)[0].layers
+    x_BTD = layers[0].whole.hidden
+
+    def output(x_BTD: Tensor) -> Tensor:
+        for call in layers:
+            x_BTD = call.whole(x_BTD)
+        return x_BTD
+
+    by_token = {} if case.two_before else ratio_scores(base, ids[:MEASURED], case.layers[0].bias)
+    by_token |= matrix_scores(base, ids[:MEASURED], others_TT)
+    freed = matrix_scores(planted_model(case.without_value_bias(), contents), ids[:MEASURED], others_TT)
+    by_token |= {
+        f"{name}, {BIAS}": score for name, score in freed.items() if name.startswith(("value_zeroing", "alti"))
+    }
+    by_token |= derivative_scores(case, base, ids[:DERIVED])
+    by_token["conditional_derivative"] = conditional_derivative(output, x_BTD, others_TT)
+    by_token["swap"] = swap_ratio(output, x_BTD, x_BTD.roll(1, 0), others_TT.bool())
+    by_token |= probe_scores(contents, output(x_BTD), case.givers_TT, generator)
+    return {name: float(score[..., 1:].nanmean()) for name, score in by_token.items()}
+
+
+def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, Tensor]:
+    """Return each ratio `[B, T]` of a model of one layer, the ratio minus each control, and the ratio without b_V.
+
+    `attn_n` and its controls are 0 where each source gives nothing but rounding, of which they would be the ratio.
+    """
+
+    def measure(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+        value_BTE, attention = layer_pass.value, layer_pass.attention
+        corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
+        unbiased_BTE, row_sums_BTH = attended(attention, value_BTE - value_bias_E)
+        bias_BE = value_bias_E.expand(len(value_BTE), -1)
+        rows = (row_sums_BTH, bias_BE, unbiased_BTE, corpus_BTE, attended(attention, corpus_BTE)[0])
+        documents = [layer_pass.document(text) for text in range(len(ids_BT))]
+        controls = [
+            control_ratios(list(RATIOS), document, ControlValues(*values))
+            for document, *values in zip(documents, *rows, strict=True)
+        ]
+        norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
+        return mixing_ratios(list(RATIOS), layer_pass), torch.stack(controls, -2), torch.stack(norms).sum(-1)
+
+    ((ratios_MBT, controls_CMBT, given_BT),) = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
+    ratios_MBT, controls_CMBT = ratios_MBT.clone(), controls_CMBT.clone()  # inference tensors are not to be changed
+    for ratios_BT in (ratios_MBT[list(RATIOS).index("attn_n")], *controls_CMBT[:, list(RATIOS).index("attn_n")]):
+        ratios_BT.masked_fill_(given_BT < ROUNDING, 0)
+    by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
+    for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
+        for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
+            by_token[f"{name} - {control}"] = ratio_BT - control_BT
+            if control == BIAS:
+                by_token[f"{name}, {BIAS}"] = control_BT
+    return by_token
+
+
+def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Tensor]:
+    """Return the others' share of the rows `[B, T]` of each matrix, with two layers of each rollout.
+
+    `value_zeroing_sum` is the others' part of a row of Value Zeroing before rows are made to sum to 1.
+    """
+    declared = list(LAYER_MATRICES.values())
+
+    def measure(layer_pass: LayerPass) -> list[dict[str, Tensor]]:
+        return [layer_contributions(declared, layer_pass.document(text)) for text in range(len(ids_BT))]
+
+    by_layer = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
+    by_text = []
+    for raw in zip(*by_layer, strict=True):
+        shares = {
+            name: _share((rows_LTT[-1] * others_TT).sum(-1), rows_LTT[-1].sum(-1))
+            for name, rows_LTT in contributions(declared, raw).items()
+            if (name in ROLLOUTS) == (len(by_layer) > 1)
+        }
+        if len(by_layer) == 1:
+            shares["value_zeroing_sum"] = (raw[0]["value_zeroing"] * others_TT).sum(-1)
+        by_text.append(shares)
+    return {name: torch.stack([shares[name] for shares in by_text]) for name in by_text[0]}
+
+
+def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
+    """Return the others' share of a token's derivative `[B, T]` in each form; of token i-2 in the first one only."""
+    norms = [derivative_norms(document_chains(base, ids_T[None]), "word_embedding", WIDTH, seed=0) for ids_T in ids_BT]
+    if not case.two_before:
+        return dict(zip(FORMS, torch.stack([levels(each)[-1] for each in norms], 1), strict=True))
+    entries_BTT = torch.stack([each.entries_LTT[-1] for each in norms])
+    return {FORMS[0]: _share((entries_BTT * case.others_TT).sum(-1), entries_BTT.sum(-1))}
+
+
+def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, others_TT: Tensor) -> Tensor:
+    """Return a / (a + o) `[T]`: the derivatives weighted by how inputs vary over texts, given the token's own input.
+
+        a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
+
+    e_j is x_j - E x_j, for the `others_TT` of i, less its linear regression on x_i over the texts, and 0 for all else.
+    """
+    centred_BTD, shares = x_BTD - x_BTD.mean(0), []
+    with attention_by(explicit()):
+        for i, others_T in enumerate(others_TT):
+            own_BD = centred_BTD[:, i]
+            predicted_BTD = torch.einsum(
+                "bd,dte->bte", own_BD, torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD)
+            )
+            beyond_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
+            moves = [
+                jvp(output, (x_BTD,), (along_BTD,))[1][:, i].square().sum(-1).mean().sqrt()
+                for along_BTD in (beyond_BTD, centred_BTD - beyond_BTD)
+            ]
+            shares.append(_share(moves[0], moves[0] + moves[1]))
+    return torch.stack(shares)
+
+
+def probe_scores(
+    contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Return how much better the givers' mean first entry is told from a token's own content and its output `[T]`.
+
+    The gain in R^2 over its own content alone, at least 0, of a linear `probe` on the whole output, and on the one
+    dimension that the `head` reads, the receiver's first.
+    """
+    noisy_BTD = y_BTD + NOISE * torch.randn(y_BTD.shape, generator=generator, dtype=y_BTD.dtype)
+    gains = []
+    for i, givers_T in enumerate(givers_TT):
+        target_B, own_B4, output_BD = contents_BT4[..., 0] @ givers_T, contents_BT4[:, i], noisy_BTD[:, i]
+        readings = own_B4, torch.cat([own_B4, output_BD], 1), torch.cat([own_B4, output_BD[:, [RECEIVER]]], 1)
+        alone, probe, head = (held_out_r2(each.numpy(), target_B.numpy()) for each in readings)
+        gains.append((probe - alone, head - alone))
+    return dict(zip(("probe", "head"), torch.tensor(gains).clamp_min(0).T, strict=True))
+
+
+def held_out_r2(features_BF: npt.NDArray[Any], target_B: npt.NDArray[Any]) -> float:
+    """Return R^2 on the second half of the texts of least squares on the first half, with an intercept."""
+    design, half = np.column_stack([np.ones(len(target_B)), features_BF]), len(target_B) // 2
+    coefficients = np.linalg.lstsq(design[:half], target_B[:half], rcond=None)[0]
+    held_out = target_B[half:]
+    return float(1 - ((held_out - design[half:] @ coefficients) ** 2).sum() / ((held_out - held_out.mean()) ** 2).sum())
+
+
+def _share(others: Tensor, total: Tensor) -> Tensor:
+    """Return others / total; 0 where there is nothing, but for rounding."""
+    return (others / total).masked_fill(total < ROUNDING, 0)
+
+
+def _batch(ids_BT: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}

@@ -1,0 +1,239 @@
+"""Planted cases: models whose weights are set by hand, so that it is known what of a token comes from others.
+
+Every case is a model (BERT, post-LN, or GPT-2, pre-LN) of 8 tokens and width 16, in float64. A token enters as
+
+    x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
+
+and each token of each text is a word of its own, whose embedding is its content; the embedding's norm, which would
+change x, is taken out. Attention follows positions, and values put content into the receiver.
+
+Shapes: B texts, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+from attnmix.models.attention import OBSERVED
+
+Tensor = torch.Tensor
+
+TOKENS, WIDTH, HEADS = 8, 16, 2
+HEAD = WIDTH // HEADS
+CONTENT, RECEIVER = 8, 12  # the first dimension of each; both are 4 wide
+LENGTH = 1.5  # of a position
+SHARPNESS = 60.0  # a score of weight 0 is this far below one of weight 1
+STREAM = 1000.0  # a constant, with either sign, in two dimensions of a pre-LN model
+
+
+def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
+    """Return a matrix `[16, 16]` that is 0 but for `entries`."""
+    made = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    for place, entry in entries.items():
+        made[place] = entry
+    return made
+
+
+def copying(source: int, width: int = 4, head: int = 0) -> Tensor:
+    """Return a W_V that copies `width` dimensions from `source` on into the first ones of a head."""
+    return matrix({(source + k, head * HEAD + k): 1 for k in range(width)})
+
+
+def by_position(weights_TT: Tensor) -> Tensor:
+    """Return the W_K by which each head has these attention weights."""
+    scores_TT = weights_TT.log().clamp_min(-SHARPNESS)
+    scores_TT = scores_TT - scores_TT.mean(-1, keepdim=True)  # so that the mean that a norm takes off does not count
+    return torch.cat([(scores_TT.T / LENGTH).repeat(1, HEADS), scores_TT.new_zeros(WIDTH - TOKENS, WIDTH)])
+
+
+EYE = torch.eye(TOKENS, dtype=torch.float64)
+UNIFORM = torch.full_like(EYE, 1 / TOKENS)
+BEFORE, TWO_BEFORE = EYE.roll(-1, 1), EYE.roll(-2, 1)  # a_i,i-1 = 1, in a circle
+FIRST = torch.zeros_like(EYE).index_fill(1, torch.tensor(0), 1)
+SINK = torch.full_like(EYE, 0.1 / (TOKENS - 1)).index_fill(1, torch.tensor(0), 0.9)
+SIGNS = {k: (-1.0) ** k for k in range(4)}
+QUERY = matrix({(p, h * HEAD + p): HEAD**0.5 / LENGTH for p in range(TOKENS) for h in range(HEADS)})
+KEY_IS_CONTENT = matrix({(CONTENT, e): 1 for e in range(WIDTH)} | {(0, e): 2 / LENGTH for e in range(WIDTH)})
+NOTHING, MESSAGE, IDENTITY = matrix({}), copying(CONTENT), torch.eye(WIDTH, dtype=torch.float64)
+GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # head 2 gives -2
+BALANCED = matrix({(CONTENT + k // 2, k): sign for k, sign in SIGNS.items()})  # leaves a norm's mean as it is
+ELSEWHERE = matrix({(CONTENT, 2): 1, (CONTENT, 3): -1})  # into the receiver's last two dimensions
+FIRST_CONSTANT = matrix({(0, k): sign for k, sign in SIGNS.items()})  # of token 1, by its position
+OTHERS_CONSTANT = matrix({(p, k): sign for k, sign in SIGNS.items() for p in range(1, TOKENS)})
+ROTATION = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).double()).Q
+
+
+def normal(texts: int, generator: torch.Generator) -> Tensor:
+    """Return contents `[B, T, 4]` drawn from N(0, I)."""
+    return torch.randn(texts, TOKENS, 4, generator=generator, dtype=torch.float64)
+
+
+def cancelling(texts: int, generator: torch.Generator) -> Tensor:
+    """Return contents whose sum over each text is 0."""
+    drawn = normal(texts, generator)
+    return drawn - drawn.mean(1, keepdim=True)
+
+
+def silent_first(texts: int, generator: torch.Generator) -> Tensor:
+    """Return contents, token 1's being 0."""
+    return normal(texts, generator).index_fill(1, torch.tensor(0), 0)
+
+
+def of_classes(texts: int, generator: torch.Generator) -> Tensor:
+    """Return contents whose first entry is shifted by the text's class, -1 or 1."""
+    drawn = normal(texts, generator)
+    drawn[..., 0] += (torch.arange(texts) % 2 * 2 - 1).unsqueeze(-1)
+    return drawn
+
+
+def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
+    """Return contents of equal lengths that sum to 0, so that no norm's mean and deviation tell them apart."""
+    pair = normal(texts, generator)[..., :2]
+    pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
+    return torch.cat([pair, -pair], -1)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer."""
+
+    weights_TT: Tensor | None = None  # attention weights; without them, keys are contents
+    value: Tensor = MESSAGE  # W_V
+    output: Tensor = GIVE  # W_O
+    bias: Tensor = NOTHING[0]  # b_V
+    output_bias: Tensor = NOTHING[0]  # b_O
+    takes_away: bool = False  # True for a feed-forward network that empties the receiver
+
+
+@dataclass(frozen=True)
+class Case:
+    """A planted case and its answer."""
+
+    name: str
+    planted: str
+    comes: Literal["all", "some", "little", "nothing"]  # how much of what attention brings comes from others
+    layers: Sequence[Layer]
+    contents: Callable[[int, torch.Generator], Tensor] = normal
+    stream: float | None = None  # of a pre-LN model: a constant on the skip connection
+    two_before: bool = False  # True if the answer is about token i-2 alone
+
+    @property
+    def others_TT(self) -> Tensor:
+        """The tokens j that the answer is about, for each i, as 0 and 1."""
+        return TWO_BEFORE if self.two_before else 1 - EYE
+
+    @property
+    def givers_TT(self) -> Tensor:
+        """The share of each of them in the message that reaches i, or would."""
+        weights_TT = TWO_BEFORE if self.two_before else self.layers[0].weights_TT
+        given_TT = self.others_TT * (UNIFORM if weights_TT is None or weights_TT is EYE else weights_TT)
+        return given_TT / given_TT.sum(-1, keepdim=True)
+
+    def without_value_bias(self) -> Case:
+        """Return the same function of x with b_V W_O in b_O, as the weights of a row sum to 1."""
+        bias_free = [replace(each, bias=NOTHING[0], output_bias=each.bias @ each.output) for each in self.layers]
+        return replace(self, layers=bias_free)
+
+
+CASES = (
+    Case("neighbour_copy", "weight 1 on token i-1, whose content is given", "all", [Layer(BEFORE)]),
+    Case("uniform_average", "equal weights, contents are given", "some", [Layer(UNIFORM)]),
+    Case("broadcast", "weight 1 on token 1, whose content is given", "all", [Layer(FIRST)]),
+    Case("rotation", "weight 1 on itself, W_V W_O = Q - I", "nothing", [Layer(EYE, IDENTITY, ROTATION - IDENTITY)]),
+    Case("no_values", "equal weights, W_V = 0", "nothing", [Layer(UNIFORM, NOTHING)]),
+    Case("heads_cancel", "two heads give M and -M", "nothing", [Layer(UNIFORM, MESSAGE + copying(CONTENT, head=1))]),
+    Case("sources_cancel", "equal weights, contents of a text sum to 0", "nothing", [Layer(UNIFORM)], cancelling),
+    Case("value_bias", "W_V = 0, b_V a constant", "nothing", [Layer(UNIFORM, NOTHING, bias=1.5 * FIRST_CONSTANT[0])]),
+    Case("null_sink", "weight .9 on token 1, which gives 0", "little", [Layer(SINK)], silent_first),
+    Case(
+        "constant_sink",
+        "weight .9 on token 1, which gives a constant",
+        "little",
+        [Layer(SINK, MESSAGE + FIRST_CONSTANT)],
+        silent_first,
+    ),
+    Case(
+        "verdict", "equal weights, one entry with the class", "some", [Layer(UNIFORM, copying(CONTENT, 1))], of_classes
+    ),
+    Case(
+        "by_weights",
+        "keys by content, constant values, token 1 a sink",
+        "some",
+        [Layer(None, OTHERS_CONSTANT)],
+        silent_first,
+    ),
+    Case("pre_ln_copy", "pre-LN, as neighbour_copy", "some", [Layer(BEFORE, copying(CONTENT, 2))], stream=0.0),
+    Case(
+        "pre_ln_stream",
+        "the same, a large constant on the skip",
+        "some",
+        [Layer(BEFORE, copying(CONTENT, 2))],
+        stream=STREAM,
+    ),
+    Case("taken_away", "the feed-forward part takes it away", "nothing", [Layer(UNIFORM, BALANCED, takes_away=True)]),
+    Case("elsewhere", "one entry, to where the head does not read", "some", [Layer(UNIFORM, ELSEWHERE)]),
+    Case(
+        "two_hops",
+        "two layers: content of token i-1, then what it received, of i-2",
+        "some",
+        [Layer(BEFORE), Layer(BEFORE, copying(RECEIVER))],
+        on_a_circle,
+        two_before=True,
+    ),
+    Case(
+        "one_hop_twice",
+        "two layers: content of token i-1 twice, so nothing of i-2",
+        "nothing",
+        [Layer(BEFORE), Layer(BEFORE)],
+        on_a_circle,
+        two_before=True,
+    ),
+)
+
+
+def planted_model(case: Case, contents_BT4: Tensor) -> Any:
+    """Return the case's model in float64, whose word 1 + 8 b + j is token j of text b."""
+    vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
+    base: Any
+    if case.stream is None:
+        sizes = {"hidden_size": WIDTH, "num_hidden_layers": len(case.layers), "num_attention_heads": HEADS}
+        sizes |= {"intermediate_size": WIDTH, "max_position_embeddings": TOKENS, "type_vocab_size": 1}
+        base = BertModel(BertConfig(**sizes, **vocabulary, hidden_act="relu", layer_norm_eps=1e-12))
+        base.embeddings.LayerNorm = torch.nn.Identity()
+        embeddings, norms = base.embeddings, ("LayerNorm.weight",)
+        words, positions, modules = embeddings.word_embeddings, embeddings.position_embeddings, base.encoder.layer
+    else:
+        sizes = {"n_embd": WIDTH, "n_layer": len(case.layers), "n_head": HEADS, "n_inner": WIDTH, "n_positions": TOKENS}
+        sizes |= {"bos_token_id": None, "eos_token_id": None}
+        base = GPT2Model(GPT2Config(**sizes, **vocabulary, layer_norm_epsilon=1e-12))
+        words, positions, modules, norms = base.wte, base.wpe, base.h, ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+    base.config.use_cache = False
+    base.double().eval().requires_grad_(False)
+    for name, parameter in base.named_parameters():
+        parameter.fill_(float(name.endswith(norms)))
+    words.weight[1:, CONTENT:RECEIVER] = contents_BT4.flatten(0, 1)
+    positions.weight[:, :TOKENS] = LENGTH * EYE
+    for layer, module in zip(case.layers, modules, strict=True):
+        key = KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)
+        if case.stream is not None:
+            positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
+            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # the constant's deviation is undone
+            module.attn.c_attn.weight.copy_(torch.cat([QUERY, key, layer.value], 1))
+            module.attn.c_proj.weight.copy_(layer.output)
+            continue
+        attention = module.attention.self
+        for linear, weight in ((attention.query, QUERY), (attention.key, key), (attention.value, layer.value)):
+            linear.weight.copy_(weight.T)
+        attention.value.bias.copy_(layer.bias)
+        module.attention.output.dense.weight.copy_(layer.output.T)
+        module.attention.output.dense.bias.copy_(layer.output_bias)
+        if layer.takes_away:  # -(relu(z) - relu(-z)) = -z
+            sides = matrix({(RECEIVER + k, 4 * side + k): 1 - 2 * side for k in range(4) for side in (0, 1)})
+            module.intermediate.dense.weight.copy_(sides.T)
+            module.output.dense.weight.copy_(-sides)
+    return base

@@ -1,0 +1,209 @@
+"""Planted cases: the answer that each one is said to have, by explicit sums, and what the measures say of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+import torch
+from conftest import REPOSITORY
+from sklearn.linear_model import LinearRegression
+
+from attnmix.measures.swaps import swap_ratio
+from docs.tables import PLANTED
+from experiments import __main__ as command
+from experiments import planted
+from experiments.planted import conditional_derivative, probe_scores
+from experiments.planted_cases import CASES, Case, planted_model
+
+Array = npt.NDArray[Any]
+BY_NAME = {case.name: case for case in CASES}
+TOKEN = 4  # the token asked about: not the first one, nor one of the two after it
+
+
+def contents_of(name: str, texts: int) -> torch.Tensor:
+    return BY_NAME[name].contents(texts, torch.Generator().manual_seed(3))
+
+
+def entering(case: Case, contents: Array) -> Array:
+    """Return x: position, content, and an empty receiver."""
+    x = np.zeros((len(contents), 8, 16))
+    x[:, range(8), range(8)] = 1.5
+    x[:, :, 8:12] = contents
+    if case.stream is not None:
+        x[:, :, 14:] = case.stream, -case.stream
+    return x
+
+
+def norm(vector: Array) -> Array:
+    return (vector - vector.mean()) / np.sqrt(vector.var())
+
+
+def output(case: Case, x: Array) -> Array:
+    """Return what leaves the layers, from the weights and values that the case declares, one token after another."""
+    for layer in case.layers:
+        result, pre_ln = np.zeros_like(x), case.stream is not None
+        value, given, bias = (each.numpy() for each in (layer.value, layer.output, layer.bias))
+        for text, vectors in enumerate(x):
+            scale = max(1, (case.stream or 0) / 8**0.5)
+            read = np.array([scale * norm(each) for each in vectors]) if pre_ln else vectors
+            for i in range(8):
+                weights = np.exp(read[:, 8] + 2 * np.eye(8)[0])  # keys by content
+                if layer.weights_TT is not None:
+                    weights = np.eye(8)[0] if pre_ln and i == 0 else layer.weights_TT[i].numpy()
+                z = vectors[i] + sum(weights[j] * ((read[j] @ value + bias) @ given) for j in range(8)) / weights.sum()
+                if not pre_ln:
+                    z = norm(z)
+                    z = norm(np.where(np.arange(16) < 12, z, 0) if layer.takes_away else z)
+                result[text, i] = z
+        x = result
+    return x
+
+
+def moved(case: Case) -> float:
+    """Return how far TOKEN moves between two texts that differ only in the tokens that the case's answer is about."""
+    asked = case.others_TT[TOKEN].numpy() == 1
+    first, second = contents_of(case.name, 2).numpy()
+    mixed = np.where(asked[:, None], second, first)
+    if case.name == "sources_cancel":  # the sum stays 0
+        mixed[asked] -= mixed.sum(0) / asked.sum()
+    vectors = output(case, entering(case, np.stack([first, mixed])))[:, TOKEN]
+    return float(np.linalg.norm(vectors[1] - vectors[0]))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_token_moves_with_the_others_as_its_case_says(name: str) -> None:
+    distance = moved(BY_NAME[name])
+    if BY_NAME[name].comes == "nothing":
+        assert distance < 1e-12
+    elif BY_NAME[name].comes == "little":
+        assert 1e-3 < distance < moved(BY_NAME["uniform_average"]) / 2
+    else:
+        assert distance > 0.1
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_model_computes_its_case(name: str) -> None:
+    case, contents = BY_NAME[name], contents_of(name, 3)
+    x = entering(case, contents.numpy())
+    expected = output(case, x)
+    if case.stream is not None:  # the library's last states are after the final norm
+        expected = np.array([[norm(token) for token in text] for text in expected])
+    for each in (case, case.without_value_bias()):
+        base = planted_model(each, contents)
+        states = base(torch.arange(1, 25).view(3, 8), output_hidden_states=True).hidden_states
+        np.testing.assert_allclose(states[0], x, atol=1e-12)
+        np.testing.assert_allclose(states[-1], expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["verdict", "null_sink", "two_hops"])
+def test_swap_ratio_is_that_of_inputs_exchanged_one_after_another(name: str) -> None:
+    case = BY_NAME[name]
+    x = entering(case, contents_of(name, 5).numpy())
+    donor, y = np.roll(x, 1, axis=0), output(case, x)
+    layer = lambda x_BTD: torch.as_tensor(output(case, x_BTD.numpy()))  # noqa: E731
+    actual = swap_ratio(layer, torch.as_tensor(x), torch.as_tensor(donor), case.others_TT.bool())
+    for i in range(8):
+        lengths = []
+        for exchanged in ([j for j in range(8) if j != i and case.others_TT[i, j]], [i]):
+            swapped = x.copy()
+            for j in exchanged:
+                swapped[:, j] = donor[:, j]
+            lengths.append(np.sqrt(np.mean([((output(case, swapped)[b, i] - y[b, i]) ** 2).sum() for b in range(5)])))
+        assert float(actual[i]) == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
+
+
+def test_swap_ratio_is_zero_where_nothing_moves_and_one_where_only_others_do() -> None:
+    x, others = torch.randn(3, 4, 2), torch.ones(4, 4, dtype=torch.bool)
+    for layer, ratio in ((torch.ones_like, 0), (torch.clone, 0), (lambda x_BTD: x_BTD.roll(1, 1), 1)):
+        assert swap_ratio(layer, x, x.roll(1, 0), others).tolist() == [ratio] * 4
+
+
+@pytest.mark.parametrize("name", ["verdict", "sources_cancel", "one_hop_twice"])
+def test_conditional_derivative_is_that_of_finite_differences(name: str) -> None:
+    case, contents = BY_NAME[name], contents_of(name, 12)
+    x, layers = entering(case, contents.numpy()), planted_model(case, contents).encoder.layer
+    actual = conditional_derivative(torch.nn.Sequential(*layers), torch.as_tensor(x), case.others_TT)
+    centred, step = x - x.mean(0), 1e-5
+    beyond = np.zeros_like(x)
+    for j in np.flatnonzero(case.others_TT[TOKEN]):
+        slopes = np.linalg.lstsq(centred[:, TOKEN], centred[:, j], rcond=None)[0]
+        beyond[:, j] = centred[:, j] - centred[:, TOKEN] @ slopes
+    moves = [output(case, x + step * along) - output(case, x - step * along) for along in (beyond, centred - beyond)]
+    a, o = (np.sqrt((move[:, TOKEN] ** 2).sum()) for move in moves)
+    assert float(actual[TOKEN]) == pytest.approx(a / (a + o), abs=1e-6)
+
+
+def test_probe_gains_are_those_of_a_regression_on_the_same_texts() -> None:
+    case, contents = BY_NAME["verdict"], contents_of("verdict", 200).numpy()
+    y = output(case, entering(case, contents))
+    gains = probe_scores(*map(torch.as_tensor, (contents, y)), case.givers_TT, torch.Generator().manual_seed(1))
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).numpy()
+    own, read = contents[:, TOKEN], (y + 0.05 * noise)[:, TOKEN]
+    target = np.delete(contents[:, :, 0], TOKEN, axis=1).mean(1)
+    alone, probe, head = (
+        LinearRegression().fit(features[:100], target[:100]).score(features[100:], target[100:])
+        for features in (own, np.hstack([own, read]), np.hstack([own, read[:, 12:13]]))
+    )
+    assert [float(gains[name][TOKEN]) for name in ("probe", "head")] == pytest.approx([probe - alone, head - alone])
+
+
+CONSTANTS = {"value_bias", "constant_sink"}
+FOOLED = {
+    "attn_w": {"no_values", "heads_cancel", "sources_cancel", "null_sink", "taken_away", *CONSTANTS},
+    "attnresln_n": {"sources_cancel", "pre_ln_stream", "taken_away", *CONSTANTS},
+    "attnresln_n, without_value_bias": {"sources_cancel", "constant_sink", "pre_ln_stream", "taken_away"},
+    "layer_n": {"sources_cancel", "pre_ln_stream", *CONSTANTS},
+    "value_zeroing": {"sources_cancel", "null_sink", "pre_ln_stream", *CONSTANTS},
+    "value_zeroing, without_value_bias": {"sources_cancel", "null_sink", "constant_sink", "pre_ln_stream"},
+    "value_zeroing_sum": {"sources_cancel", "constant_sink", "pre_ln_stream"},
+    "alti": {"pre_ln_stream", "taken_away", *CONSTANTS},
+    "alti, without_value_bias": {"constant_sink", "pre_ln_stream", "taken_away"},
+    "globenc": {"sources_cancel", "pre_ln_stream", "taken_away", *CONSTANTS},
+    "norm_of_sum": {"sources_cancel", "null_sink", "constant_sink"},
+    "conditional_derivative": {"one_hop_twice"},
+    "swap": {"sources_cancel"},
+    "probe": {"null_sink"},
+    "head": {"null_sink", "elsewhere"},
+    **{f"{name}_rollout": {"one_hop_twice"} for name in ("attention", "value_zeroing", "alti", "globenc")},
+}
+"""The cases in which a measure's zeros or its order are wrong."""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """The experiment with few texts and another seed."""
+    folder = tmp_path_factory.mktemp("planted")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, texts in (("TEXTS", 500), ("MEASURED", 8), ("DERIVED", 2)):
+            patch.setattr(planted, name, texts)
+        assert command.main(["planted", "--seed", "1", "--to", str(folder)]) == 0
+    return pd.read_csv(folder / "planted.csv")
+
+
+def test_measures_are_fooled_by_these_cases_only(table: pd.DataFrame) -> None:
+    cases = table[table["fooled"]].groupby("measure")["case"].agg(set)
+    assert {measure: cases[measure] for measure in FOOLED} == FOOLED
+    swaps = table[table["measure"] == "swap"].set_index("case")["value"]
+    assert swaps["neighbour_copy"] > swaps["uniform_average"] + 0.1 > 2 * swaps["null_sink"] + 0.1 > 0.1
+
+
+def test_committed_table_has_the_same_verdicts_and_the_document_shows_it(table: pd.DataFrame) -> None:
+    committed, keys = pd.read_csv(REPOSITORY / "docs/study/planted.csv"), ["case", "measure", "fooled"]
+    pd.testing.assert_frame_equal(committed[keys], table[keys])
+    document = (REPOSITORY / "docs/measures.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- table: planted -->\n(.*?)<!-- end of table -->", document, re.DOTALL)
+    assert shown
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in shown[1].splitlines()[2:-1]]
+    assert [row[0].split("`")[1] for row in rows] == list(BY_NAME)
+    for case, row in zip(BY_NAME, rows, strict=True):
+        for measure, cell in zip(PLANTED.values(), row[2:], strict=True):
+            rolled = committed["measure"].str.replace("_rollout", "")
+            (true,) = committed[(committed["case"] == case) & (rolled == measure)].to_dict("records") or [{}]
+            assert cell.startswith("**") == true.get("fooled", False)
+            number = cell.strip("*").replace("none", "nan") or "nan"
+            assert float(number) == pytest.approx(true.get("value", np.nan), abs=0.0051, nan_ok=True), (case, measure)
