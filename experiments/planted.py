@@ -104,7 +104,7 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     `attn_n` and its controls are 0 where each source gives nothing but rounding, of which they would be the ratio.
     """
 
-    def measure(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+    def measure(layer_pass: LayerPass) -> Tensor:
         value_BTE, attention = layer_pass.value, layer_pass.attention
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
         unbiased_BTE, row_sums_BTH = attended(attention, value_BTE - value_bias_E)
@@ -116,12 +116,11 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
             for document, *values in zip(documents, *rows, strict=True)
         ]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
-        return mixing_ratios(list(RATIOS), layer_pass), torch.stack(controls, -2), torch.stack(norms).sum(-1)
+        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], torch.stack(controls, -2)])
+        ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(torch.stack(norms).sum(-1) < ROUNDING, 0)
+        return ratios_CMBT
 
-    ((ratios_MBT, controls_CMBT, given_BT),) = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
-    ratios_MBT, controls_CMBT = ratios_MBT.clone(), controls_CMBT.clone()  # inference tensors are not to be changed
-    for ratios_BT in (ratios_MBT[list(RATIOS).index("attn_n")], *controls_CMBT[:, list(RATIOS).index("attn_n")]):
-        ratios_BT.masked_fill_(given_BT < ROUNDING, 0)
+    ((ratios_MBT, *controls_CMBT),) = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
     by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
     for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
         for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
