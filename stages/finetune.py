@@ -38,9 +38,10 @@ from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import encode
 from attnmix.models.loading import load_classifier, load_trained
+from attnmix.models.segments import read_segments
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import read_split
+from attnmix.store.texts import TEXT_COLUMNS, read_split, texts_of
 from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
@@ -55,12 +56,15 @@ def main(parameters: Parameters) -> None:
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
+    parameters.capture.check_texts(TEXT_COLUMNS[1] in splits["test"])
     folder = unfinished_folder("finetune", parameters, run.root)
 
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     model = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
+    base: Any = model.base_model
+    read_segments(base, tokenizer)
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
@@ -160,7 +164,7 @@ class TrainingGuard(transformers.TrainerCallback):
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
-    encoded = encode(tokenizer, reviews["text"].tolist(), max_length)
+    encoded = encode(tokenizer, texts_of(reviews), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 
 

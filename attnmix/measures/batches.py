@@ -24,9 +24,10 @@ from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios, ratio_points
+from attnmix.measures.sources import SOURCES, source_sums
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, family_of, optional_modules
+from attnmix.models.families import PROJECTED, Family, family_of, optional_modules
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
@@ -57,7 +58,7 @@ class DocumentMeasures:
     `unit_sums`  [sites, largest width]: vectors of norm 1, then zeros
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: each head's ratio
-    and for each control of `SAME_PASS` [layers, methods]: its ratios
+    and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `SOURCES` too
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:
@@ -72,6 +73,8 @@ class DocumentMeasures:
         positions_T = np.searchsorted(POSITION_STARTS, np.arange(tokens), side="right") - 1
         sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
         counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
+        if self.document.segments is not None:
+            counts |= dict.fromkeys(SOURCES, int((self.document.segments >= 0).sum()))
         sums["geometry"], counts["geometry"] = np.nan_to_num(sums["geometry"]), ~np.isnan(sums["geometry"])
         for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
             membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
@@ -171,8 +174,11 @@ class _BatchPass:
             counted.add_sites(part, {site: features[site][tokens] for site in self.measurer.sites if site in features})
             attention = (row_sums_BTH[tokens], bias_E, unbiased_BTE[tokens])
             controls_CMT = control_ratios(self.measurer.methods, part, *attention).double()
+            segments_T = counted.segments(part, self.measurer.family)
+            by_source = {} if segments_T is None else source_sums(self.measurer.methods, part, segments_T)
             counted.layers.append(
                 dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True))
+                | by_source
                 | {"steps": step_measures(part).double().sum(0)}
                 | {"by_head": head_ratios(part, factors_HdR).double().sum(0)}
             )
@@ -227,6 +233,13 @@ class _Counted:
         self.document = document
         self.layers: list[dict[str, Tensor]] = []
         self.sites: dict[Site, tuple[Tensor, Tensor]] = {}  # `GEOMETRY_MEASURES`, and the sum of the unit vectors
+
+    def segments(self, layer_pass: LayerPass, family: Family) -> npt.NDArray[np.int8] | None:
+        """Return the segments of a pair's tokens, as the layer reads them: a decoder one later, behind its first."""
+        segments_T = self.document.segments
+        if segments_T is None or layer_pass.call.stack == family.stacks[0]:
+            return segments_T
+        return np.insert(segments_T[:-1], 0, -1)
 
     def add_sites(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""
