@@ -29,6 +29,8 @@ from attnmix.store.texts import Text, whole_text
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
+REGRESSION = "regression"
+"""That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
 SAMPLE_REVIEWS = 1000  # in which words are looked up
 MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
@@ -78,7 +80,8 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
     if len(classes) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
-        kind = f"{model.config.problem_type or SINGLE_LABEL} with {len(classes)} classes ({_shortened(list(classes))})"
+        problem_type = model.config.problem_type or (SINGLE_LABEL if len(classes) > 1 else REGRESSION)
+        kind = f"{problem_type} with {len(classes)} classes ({_shortened(list(classes))})"
         allowed = f"one of {len(names)} classes ({_shortened(list(names.values()))})"
         raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
     numbers = {name.casefold(): number for name, number in classes.items()}
