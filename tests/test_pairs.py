@@ -201,7 +201,7 @@ def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         dataset={"name": "pairs.csv", "text_column": ["premise", "hypothesis"], "label_column": "gold"},
         model={"name": "model"},
         finetune={"epochs": 2, "max_length": 40, "learning_rate": 1e-3},
-        capture={"texts": [["the film was good", "the film was bad"]], "max_length": 40},
+        capture={"documents": [4], "texts": [["the film was good", "the film was bad"]], "max_length": 40},
         measure={"documents": 6, "gradient_documents": 1, "gradient_max_length": 12},
         faithfulness={"documents": 2, "max_length": 20},
         umap={"stability_seeds": []},
@@ -229,6 +229,9 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     opened.page.locator("#document").select_option(index=0)
     words = opened.page.locator("#words").inner_text()
     assert words.count("[SEP]") == 2
+    first, second = run.texts["test/4"].split("\n")
+    raw = opened.page.locator("p.raw").first.text_content()
+    assert f"{first}\n{second}" in raw
     opened.close()
 
 
