@@ -3,9 +3,10 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, a constant learning rate after warm-up; the epoch with the lowest validation loss is kept. A killed run resumes
-from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
-`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`.
+AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
+epoch with the lowest validation loss is kept. A killed run resumes from its last complete epoch. Without epochs, a
+classifier that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
+`reports/plots/finetune/{finetune,finetune_by_class}.csv`.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ def main(parameters: Parameters) -> None:
 
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    model = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
+    model: Any = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
-    base: Any = model.base_model
-    read_segments(base, tokenizer)
+    read_segments(model.base_model, tokenizer)
+    if finetune.lora:
+        from attnmix.models.adapters import with_lora  # seconds to load
+
+        model = with_lora(model, **finetune.lora.model_dump())
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
@@ -119,7 +123,7 @@ def main(parameters: Parameters) -> None:
     columns |= {"probability": probabilities.max(-1), "tokens": [len(test[row]["input_ids"]) for row in order]}
     predictions = pd.DataFrame(columns, index=order).sort_index()
     write_table(run.test_predictions_file, predictions)
-    model.save_pretrained(folder / "best")
+    (model.merge_and_unload() if finetune.lora else model).save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)

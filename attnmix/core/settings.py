@@ -94,12 +94,25 @@ class ModelParameters(Section):
         return ModelParameters(name=name, revision=revision or None)
 
 
+class LoraParameters(Section):
+    rank: Count = 8
+    alpha: Count = 16
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+
+
 class FinetuneParameters(Section):
     epochs: CountOrZero = 2
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    lora: LoraParameters | None = None
+
+    @model_validator(mode="after")
+    def _lora_is_trained(self) -> FinetuneParameters:
+        if self.lora and not self.epochs:
+            raise ValueError("lora needs epochs of 1 or more")
+        return self
 
 
 class CaptureParameters(Section):
