@@ -147,7 +147,7 @@ def decomposition_obstacle(family: Family) -> str | None:
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
-    if not stack.plain:
+    if not stack.network:
         return family.absent()["layer_n"]
     return family.absent()["attention_norm"] if stack.attention_norm is None else None
 
