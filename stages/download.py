@@ -24,7 +24,7 @@ from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
 from attnmix.store.runs import Run
-from attnmix.store.texts import write_split
+from attnmix.store.texts import texts_of, write_split
 from attnmix.store.writers import write_metrics
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
@@ -74,7 +74,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
     dataset = parameters.dataset.model_dump()
     splits, metrics["dataset_commit"] = read_splits(**dataset, seed=parameters.seed, work=run.root.parent)
-    texts = splits["test"]["text"].tolist()
+    texts = texts_of(splits["test"])
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
             prove_model(folder, texts)

@@ -3,9 +3,10 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-AdamW, a constant learning rate after warm-up; the epoch with the lowest validation loss is kept. A killed run resumes
-from its last complete epoch. Without epochs, a classifier that is trained already is tested as it is. Writes
-`models/finetuned/`, `reports/metrics/finetune.json`, `reports/plots/finetune/{finetune,finetune_by_class}.csv`.
+AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
+epoch with the lowest validation loss is kept. A killed run resumes from its last complete epoch. Without epochs, a
+classifier that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
+`reports/plots/finetune/{finetune,finetune_by_class}.csv`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import encode
 from attnmix.models.loading import load_classifier, load_trained
+from attnmix.models.segments import read_segments
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import read_split
+from attnmix.store.texts import TEXT_COLUMNS, read_split, texts_of
 from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
@@ -55,12 +57,18 @@ def main(parameters: Parameters) -> None:
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
+    parameters.capture.check_texts(TEXT_COLUMNS[1] in splits["test"])
     folder = unfinished_folder("finetune", parameters, run.root)
 
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    model = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
+    model: Any = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
+    read_segments(model.base_model, tokenizer)
+    if finetune.lora:
+        from attnmix.models.adapters import with_lora  # seconds to load
+
+        model = with_lora(model, **finetune.lora.model_dump())
     train, validation, test = (_examples(tokenizer, each, finetune.max_length) for each in splits.values())
     trainer = Trainer(
         model=model,
@@ -115,7 +123,7 @@ def main(parameters: Parameters) -> None:
     columns |= {"probability": probabilities.max(-1), "tokens": [len(test[row]["input_ids"]) for row in order]}
     predictions = pd.DataFrame(columns, index=order).sort_index()
     write_table(run.test_predictions_file, predictions)
-    model.save_pretrained(folder / "best")
+    (model.merge_and_unload() if finetune.lora else model).save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
     write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)
@@ -160,7 +168,7 @@ class TrainingGuard(transformers.TrainerCallback):
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
-    encoded = encode(tokenizer, reviews["text"].tolist(), max_length)
+    encoded = encode(tokenizer, texts_of(reviews), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 
 

@@ -213,7 +213,7 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
-    write_tokenized(run.tokens_file.parent, [(table, tokens)], "decoder_token" in tokens)
+    write_tokenized(run.tokens_file.parent, [(table, tokens)])
     write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
 
 

@@ -87,7 +87,10 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens(special)
     used = [(token, tokenizer.token_to_id(token)) for token in special if token in tokens.template.split()]
     if used:
-        tokenizer.post_processor = processors.TemplateProcessing(single=tokens.template, special_tokens=used)
+        after = tokens.template.partition("$A")[2]
+        pair = f"{tokens.template} $B:1 {after and after.strip() + ':1'}".strip()
+        template = processors.TemplateProcessing(single=tokens.template, pair=pair, special_tokens=used)
+        tokenizer.post_processor = template
     roles = {f"{role}_token": token for role, token in tokens.roles.items()}
     inputs = ["input_ids", *(["token_type_ids"] if name in SEGMENTED else []), "attention_mask"]
     options: dict[str, Any] = {"padding_side": tokens.padding_side, "model_max_length": 60, "model_input_names": inputs}

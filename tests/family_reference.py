@@ -373,15 +373,15 @@ class ReferenceLayer:
             values |= {"attnres_w": (1 - own.mean(1)) / 2, "attnres_n": mixing_ratio(self.R)}
         if self.post_norm:
             values |= {"attnresln_n": mixing_ratio(self.T), "enc_n": mixing_ratio(self.E)}
-        if self.plain and not self.parallel:
+        if not self.parallel:
             values["layer_n"] = mixing_ratio(self.layer_parts()[0])
         return values
 
     def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
         """The ratios with other values in the place of the layer's own; `corpus` are those of other texts."""
         values = {}
-        if self.plain and not self.parallel:
-            self.layer_parts()  # the copies keep the activation's slopes of the true pass
+        if not self.parallel:
+            self.layer_parts()  # the copies keep slopes and deviations of the true pass
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
         replaced = {"text_mean_value": common, "corpus_value": corpus}
         replaced["without_value_bias"] = self.value - self.value_bias
@@ -390,10 +390,6 @@ class ReferenceLayer:
             other.split(value)
             values[name] = other.ratios()
         return values
-
-    @property
-    def plain(self) -> bool:
-        return "gate" not in self.weights.arrays and "gate_up" not in self.weights.arrays
 
     def layer_parts(self) -> tuple[Array, Array]:
         """What each source [token, source, width] has of the layer's output, and the rest of it [token, width]."""
@@ -410,13 +406,23 @@ class ReferenceLayer:
         entering = [w.norm_linear("feed_forward_norm", part, whole) for part in parts]
         if "feed_forward_norm" in w.arrays:
             entering[-1] = entering[-1] + w.arrays["feed_forward_norm"][1]
-        before = [part @ w.arrays["up"][:-1] for part in entering]
-        before[-1] = before[-1] + w.arrays["up"][-1]
-        self.preactivation = getattr(self, "preactivation", sum(before))
-        activation, total = w.activation, self.preactivation
-        slope = integrated(activation, total, np.ones_like(total))
-        after = [(slope * part) @ w.arrays["down"][:-1] for part in before]
+        before = {
+            role: [part @ w.arrays[role][:-1] for part in entering] for role in ("up", "gate") if role in w.arrays
+        }
+        for role, each in before.items():
+            each[-1] = each[-1] + w.arrays[role][-1]
+        self.inputs = getattr(self, "inputs", {role: sum(each) for role, each in before.items()})
+        if "gate" in before:
+            inner = [gated_part(w.activation, self.inputs, *pair) for pair in zip(*before.values(), strict=True)]
+        else:
+            total = self.inputs["up"]
+            inner = [integrated(w.activation, total, np.ones_like(total)) * part for part in before["up"]]
+        after = [part @ w.arrays["down"][:-1] for part in inner]
         after[-1] = after[-1] + w.arrays["down"][-1]
+        self.added = getattr(self, "added", sum(after))
+        after = [w.norm_linear("feed_forward_output_norm", part, self.added) for part in after]
+        if "feed_forward_output_norm" in w.arrays:
+            after[-1] = after[-1] + w.arrays["feed_forward_output_norm"][1]
         summed = [part + each for part, each in zip(parts, after, strict=True)]
         summed = [w.norm_linear("output_norm", part, sum(summed)) for part in summed]
         if "output_norm" in w.arrays:
@@ -459,6 +465,19 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         slope += weight * (activation(point * total + 1e-6) - activation(point * total - 1e-6)) / 2e-6
     return part * slope
+
+
+def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array) -> Array:
+    """Integrated gradients of activation(gate) * up from 0 to `total`, along parts of both, by differences."""
+    points, weights = np.polynomial.legendre.leggauss(60)
+    part = np.zeros_like(up)
+    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+        ends = [
+            activation(point * total["gate"] + step * gate) * (point * total["up"] + step * up)
+            for step in (1e-5, -1e-5)
+        ]
+        part += weight * (ends[0] - ends[1]) / 2e-5
+    return part
 
 
 def rolled(matrices: Sequence[Array]) -> Array:

@@ -231,6 +231,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
         ("gpt_neo", "feed_forward_norm", "ln_1", "attention_residual"),
         ("bloom", "final_norm", None, "hidden_states"),
         ("gpt_neox", "parallel", None, "attention_residual"),
+        ("llama", "gated", ["mlp.up_proj", "mlp.act_fn", "mlp.gate_proj", "mlp.down_proj"], "feed_forward"),
     ],
 )
 def test_a_wrong_entry_is_caught(

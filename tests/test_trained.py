@@ -130,6 +130,11 @@ def write_many_labels(folder: Path) -> None:
     BertConfig.from_pretrained(folder, problem_type="multi_label_classification").save_pretrained(folder)
 
 
+def write_regression(folder: Path) -> None:
+    config = BertConfig.from_pretrained(folder, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -138,7 +143,8 @@ def write_many_labels(folder: Path) -> None:
             r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it",
         ),
         (write_three_classes, r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)"),
-        (write_many_labels, "is made for multi_label_cla"),
+        (write_many_labels, "is made for multi_label_classification with 2 classes"),
+        (write_regression, r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes"),
     ],
 )
 def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(prepared: Path, change: Any, expected: str) -> None:

@@ -24,6 +24,9 @@ def _check_text(text: str) -> str:
     return text
 
 
+FreeText = Annotated[str, AfterValidator(_check_text)]
+
+
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in allowed:
@@ -51,12 +54,17 @@ class DatasetParameters(Section):
     revision: Text | None = None
     train_split: Text = "train"
     test_split: Text | None = "test"
-    text_column: Text = "text"
+    text_column: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] = "text"
     label_column: Text = "label"
     group_column: Text | None = None
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     train_limit: Count | None = None
     test_limit: Count | None = None
+
+    @property
+    def text_columns(self) -> list[str]:
+        """The column of the text, or those of the first and the second of a pair."""
+        return [self.text_column] if isinstance(self.text_column, str) else self.text_column
 
     @property
     def source(self) -> str:
@@ -67,7 +75,7 @@ class DatasetParameters(Section):
     def _different_names(self) -> DatasetParameters:
         if self.test_split == self.train_split:
             raise ValueError("train_split and test_split need different names")
-        if self.label_column == self.text_column:
+        if self.label_column in self.text_columns:
             raise ValueError("text_column and label_column need different names")
         return self
 
@@ -86,18 +94,31 @@ class ModelParameters(Section):
         return ModelParameters(name=name, revision=revision or None)
 
 
+class LoraParameters(Section):
+    rank: Count = 8
+    alpha: Count = 16
+    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+
+
 class FinetuneParameters(Section):
     epochs: CountOrZero = 2
     batch_size: Count = 8
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     max_length: Tokens = 256
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    lora: LoraParameters | None = None
+
+    @model_validator(mode="after")
+    def _lora_is_trained(self) -> FinetuneParameters:
+        if self.lora and not self.epochs:
+            raise ValueError("lora needs epochs of 1 or more")
+        return self
 
 
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
-    texts: list[Annotated[str, AfterValidator(_check_text)]] = []
+    texts: list[FreeText | Annotated[list[FreeText], Field(min_length=2, max_length=2)]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),
@@ -127,6 +148,14 @@ class CaptureParameters(Section):
     def typical(self) -> bool:
         """True where no text is chosen, so that a rule chooses typical reviews."""
         return not (self.documents or self.drawn or self.texts)
+
+    def check_texts(self, pairs: bool) -> None:
+        """Raise `InputError` where `texts` are single ones beside reviews that are `pairs`, or the other way round."""
+        kinds = ("one text", "a pair of texts")
+        for number, text in enumerate(self.texts):
+            if isinstance(text, str) == pairs:
+                problem = f"{kinds[not pairs]}, but each review is {kinds[pairs]}"
+                raise InputError(f"capture.texts[{number}]: {text!r} is {problem}; allowed: {kinds[pairs]}")
 
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""

@@ -25,6 +25,7 @@ from scipy.sparse.csgraph import connected_components
 from attnmix.core.errors import InputError, first_line, innermost, text_problem
 from attnmix.data.draw import stratified_draw, stratified_split
 from attnmix.hub.repository import Repository
+from attnmix.store.texts import TEXT_COLUMNS, whole_texts
 
 Tables = dict[str, pd.DataFrame]
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -46,7 +47,7 @@ def read_splits(
     revision: str | None = None,
     train_split: str = "train",
     test_split: str | None = "test",
-    text_column: str = "text",
+    text_column: str | Sequence[str] = "text",
     label_column: str = "label",
     group_column: str | None = None,
     validation_fraction: float = 0.15,
@@ -56,14 +57,17 @@ def read_splits(
 ) -> tuple[Tables, str | None]:
     """Return `train`, `validation` and `test`, and the commit of a hub dataset.
 
-    Tables have the columns `text`, `label` (from 0 on) and `label_name`. `name` is a hub identifier, a folder or a
+    Tables have the columns `text`, `label` (from 0 on) and `label_name`, and `text_pair` where `text_column` names two
+    columns, for the first and the second of a pair of texts. `name` is a hub identifier, a folder or a
     file; `name:configuration` where there are several. Validation is a stratified part of train. A source without a
     test split gives up a part of the same size for it first. Limits are drawn before validation is split off. Rows of
     equal texts, and those of one group, are never on two sides of a split that is made here. `work` is the folder of
     temporary files, else the system's. Raises `InputError` for a source or a row that cannot be used.
     """
     splits = {"train": train_split} | ({} if test_split is None else {"test": test_split})
-    columns = {"text": text_column, "label": label_column} | ({"group": group_column} if group_column else {})
+    text_columns = [text_column] if isinstance(text_column, str) else text_column
+    columns = dict(zip(TEXT_COLUMNS, text_columns, strict=False)) | {"label": label_column}
+    columns |= {"group": group_column} if group_column else {}
     source, commit = _read_source(name, revision, splits, label_column, work)
     tables = {split: _checked(frame, columns, f"{name} ({splits[split]})") for split, frame in source.items()}
     tables = _with_classes(tables, f"dataset.label_column: {label_column!r} of {name}")
@@ -77,7 +81,7 @@ def read_splits(
     tables["train"], tables["validation"] = _split(tables["train"], validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     _check_splits(tables, classes)
-    names = ["text", "label", "label_name"]
+    names = [*TEXT_COLUMNS[: len(text_columns)], "label", "label_name"]
     return {split: table[names].reset_index(drop=True) for split, table in tables.items()}, commit
 
 
@@ -92,14 +96,15 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
         if lacking:
             logging.warning("the %s split has no review of %s", split, _shown(lacking))
     learned, test = pd.concat([tables["train"], tables["validation"]]), tables["test"]
-    for key in ("text", "group"):
-        if key in learned and (shared := int(test[key].isin(learned[key]).sum())):
+    for key, column in (("text", whole_texts), ("group", itemgetter("group"))):
+        if (key == "text" or key in learned) and (shared := int(column(test).isin(column(learned)).sum())):
             logging.warning("%d of the %d test reviews have a %s of the training split", shared, len(test), key)
 
 
 def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split off a part; rows that are linked by an equal text or group, and by way of others, stay together."""
-    texts, groups = (pd.factorize(table[key])[0] for key in ("text", "group" if "group" in table else "text"))
+    texts = pd.factorize(whole_texts(table))[0]
+    groups = pd.factorize(table["group"])[0] if "group" in table else texts
     size = len(table)
     links = coo_array((np.ones(size), (texts, size + groups)), shape=(2 * size, 2 * size))
     linked = np.unique(connected_components(links, directed=False)[1][texts], return_inverse=True)[1]
@@ -231,7 +236,9 @@ def _checked(frame: pd.DataFrame, columns: dict[str, str], where: str) -> pd.Dat
     for key, name in columns.items():
         if name not in frame.columns:
             columns_here = ", ".join(map(repr, frame.columns))
-            raise InputError(f"dataset.{key}_column: {where} has no column {name!r}; it has {columns_here}")
+            raise InputError(
+                f"dataset.{key.removesuffix('_pair')}_column: {where} has no column {name!r}; it has {columns_here}"
+            )
         for row, value in frame[name].items():
             if problem := _problem(key, value):
                 raise InputError(f"{where}: {problem} in column {name!r}, row {row}")
@@ -239,9 +246,9 @@ def _checked(frame: pd.DataFrame, columns: dict[str, str], where: str) -> pd.Dat
 
 
 def _problem(key: str, value: Any) -> str | None:
-    if (pd.api.types.is_scalar(value) and pd.isna(value)) or (key != "text" and not str(value).strip()):
-        return f"the {key} is missing"
-    if key == "text":
+    if (pd.api.types.is_scalar(value) and pd.isna(value)) or (key not in TEXT_COLUMNS and not str(value).strip()):
+        return f"the {key.replace('text_pair', 'second text')} is missing"
+    if key in TEXT_COLUMNS:
         return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
     return None if isinstance(value, (str, Real, np.bool_)) else f"the {key} is no word, number or truth value"
 
@@ -257,7 +264,7 @@ def _with_classes(tables: Tables, where: str) -> Tables:
         logging.warning("%s: classes that differ only in case: %s", where, _shown(alike))
     return {
         split: table.assign(
-            text=table["text"].astype("str"),
+            **{name: table[name].astype("str") for name in TEXT_COLUMNS if name in table},
             label=np.array([order.index(classes[value]) for value in table["label"]], dtype=np.int64),
             label_name=[str(classes[value]) for value in table["label"]],
         )

@@ -30,6 +30,7 @@ from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import PROJECTED, Family, family_of
 from attnmix.models.loading import load_classifier
+from attnmix.models.segments import read_segments
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -68,6 +69,7 @@ class Classifier:
         model: Any = load_classifier(folder, attn_implementation=implementation_of(load_config(folder)))
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
+        read_segments(self.base, self.tokenizer)
         self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
@@ -145,7 +147,7 @@ def decomposition_obstacle(family: Family) -> str | None:
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
-    if not stack.plain:
+    if not stack.network:
         return family.absent()["layer_n"]
     return family.absent()["attention_norm"] if stack.attention_norm is None else None
 

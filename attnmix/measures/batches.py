@@ -24,9 +24,10 @@ from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
 from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
 from attnmix.measures.ratios import all_parts, mixing_ratios, ratio_points
+from attnmix.measures.sources import SOURCES, source_sums
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, family_of, optional_modules
+from attnmix.models.families import PROJECTED, Family, family_of, optional_modules
 
 # Relative error of float32 in the identities: measured at 1e-6 in real models.
 IDENTITY_TOLERANCE = 1e-4
@@ -56,7 +57,7 @@ class DocumentMeasures:
     `by_head`    [heads, layers]: each head's ratio
     `others`     [layers, D]: what other tokens give by attention, sum_{j!=i} F_ij
     `lengths`    [layers, 3]: its squared length, its length, and that of the token's own part with the skip connection
-    and for each control of `SAME_PASS` [layers, methods]: its ratios
+    and for each control of `SAME_PASS` [layers, methods]: its ratios; in pairs of texts for each of `SOURCES` too
     """
 
     def sums(self) -> dict[str, npt.NDArray[Any]]:
@@ -71,6 +72,8 @@ class DocumentMeasures:
         positions_T = position_groups(tokens)
         sums: dict[str, Any] = {**self.counted, "to_first": self.to_first[:, 1:].sum(-1, dtype=np.float64)}
         counts: dict[str, Any] = dict.fromkeys(sums, tokens) | {"to_first": tokens - 1}
+        if self.document.segments is not None:
+            counts |= dict.fromkeys(SOURCES, int((self.document.segments >= 0).sum()))
         sums["geometry"], counts["geometry"] = np.nan_to_num(sums["geometry"]), ~np.isnan(sums["geometry"])
         for grouping, numbers_T in (("token_class", self.document.classes), ("position", positions_T)):
             membership_TG = np.eye(len(GROUPS[grouping]))[numbers_T]
@@ -183,9 +186,12 @@ class _BatchPass:
             parts = all_parts(part)
             others_TD = parts.attention.others.double()
             lengths_T = [others_TD.square().sum(-1), others_TD.norm(dim=-1), parts.residual.own.double().norm(dim=-1)]
+            segments_T = counted.segments(part, self.measurer.family)
+            by_source = {} if segments_T is None else source_sums(self.measurer.methods, part, segments_T)
             counted.layers.append(
                 dict(zip(SAME_PASS, controls_CMT.sum(-1), strict=True))
                 | {"others": others_TD.sum(0), "lengths": torch.stack(lengths_T).sum(-1)}
+                | by_source
                 | {"steps": step_measures(part).double().sum(0)}
                 | {"by_head": head_ratios(part, factors_HdR).double().sum(0)}
             )
@@ -252,6 +258,13 @@ class _Counted:
         self.document = document
         self.layers: list[dict[str, Tensor]] = []
         self.sites: dict[Site, tuple[Tensor, Tensor]] = {}  # `GEOMETRY_MEASURES`, and the sum of the unit vectors
+
+    def segments(self, layer_pass: LayerPass, family: Family) -> npt.NDArray[np.int8] | None:
+        """Return the segments of a pair's tokens, as the layer reads them: a decoder one later, behind its first."""
+        segments_T = self.document.segments
+        if segments_T is None or layer_pass.call.stack == family.stacks[0]:
+            return segments_T
+        return np.insert(segments_T[:-1], 0, -1)
 
     def add_sites(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Add this layer's sites, and those before it that no layer has: the embedding's."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,15 +164,20 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, values: Contro
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """Return the document with its words in an order that follows from `seed` and its name, specials in place."""
+    """Return the document with its words in an order that follows from `seed` and its name, specials in place.
+
+    Each text of a pair keeps its words.
+    """
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
-    places = np.flatnonzero(document.words >= 0)
-    numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
-    new_rank = generator.permutation(len(numbers))
     source = np.arange(len(document))
-    source[places] = places[np.argsort(new_rank[word_of_place], kind="stable")]
-    return replace(document, ids=document.ids[source], classes=document.classes[source], words=document.words[source])
+    texts = np.zeros(len(document)) if document.segments is None else document.segments
+    for text in (0, 1):
+        places = np.flatnonzero((document.words >= 0) & (texts == text))
+        numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
+        new_rank = generator.permutation(len(numbers))
+        source[places] = places[np.argsort(new_rank[word_of_place], kind="stable")]
+    return document.take(source)
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:

@@ -19,7 +19,7 @@ CLASSES = TOKEN_CLASSES
 # Positions are split where they double: 0, 1, 2-3, 4-7, ...
 POSITION_STARTS = (0, *(2**power for power in range(16)))
 POSITIONS = ("0", "1", *(f"{start}-{2 * start - 1}" for start in POSITION_STARTS[2:]))
-COLUMNS = ["document", "token_id", "word", "token_class"]
+COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  # the last is there of pairs alone
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,28 @@ class Document:
     measured: bool = True  # True if its tokens enter the statistics
     label: int = 0  # the class of a review
     predicted: int = -1  # the class that the classifier gives it
+    segments: npt.NDArray[np.int8] | None = None  # of a pair: each token's text, 0 or 1; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, length: int) -> Document:
-        """Return its first `length` tokens as the tokenizer would cut it, special tokens that end it kept."""
+        """Return `length` tokens of it as the tokenizer would cut it: special tokens kept, of a pair the longer cut."""
         if len(self) <= length:
             return self
-        closing = int((self.words[::-1] >= 0).argmax())
-        kept = np.r_[: length - closing, len(self) - closing : len(self)]
-        return replace(self, ids=self.ids[kept], classes=self.classes[kept], words=self.words[kept])
+        if self.segments is None:
+            closing = int((self.words[::-1] >= 0).argmax())
+            return self.take(np.r_[: length - closing, len(self) - closing : len(self)])
+        special = np.flatnonzero(self.segments < 0)
+        shorter, longer = sorted((np.flatnonzero(self.segments == text) for text in (0, 1)), key=len)
+        room = max(0, length - len(special))
+        shorter = shorter[: room // 2]
+        return self.take(np.sort(np.concatenate([special, shorter, longer[: room - len(shorter)]])))
+
+    def take(self, places: npt.NDArray[np.integer]) -> Document:
+        """Return the tokens at these places, in their order."""
+        arrays = {name: array[places] for name, array in vars(self).items() if isinstance(array, np.ndarray)}
+        return replace(self, **arrays)
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
@@ -57,9 +68,9 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     classes = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes.astype(np.int8)
     columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
     arrays = (np.split(column, ends) for column in columns)
-    rows = zip(
-        texts["document"], *arrays, map(bool, texts["measured"]), texts["label"], texts["predicted_label"], strict=True
-    )
+    segments = np.split(np.array(tokens[store.SEGMENT]), ends) if store.SEGMENT in tokens else [None] * len(texts)
+    columns = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
+    rows = zip(texts["document"], *arrays, *columns, strict=True)
     return [Document(*row) for row in rows]
 
 
@@ -84,6 +95,11 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def pairs(self) -> bool:
+        """True where the documents are pairs of texts."""
+        return self.document(0).segments is not None
 
     def rows(self, block: int) -> slice:
         """Return the numbers of a block's documents."""

@@ -11,11 +11,12 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch.nn import LayerNorm, Module
 from transformers import PreTrainedModel
@@ -31,6 +32,7 @@ Tensor = torch.Tensor
 Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
+QUADRATURE_NODES = 24  # of the mean of an activation between 0 and its input
 
 RATIO_POINTS = ("attention_output", PROJECTED)
 
@@ -86,15 +88,15 @@ class Block:
         self.output_norm = self._norm(stack.output_norm)
 
     @cached_property
-    def feed_forward(self) -> tuple[Linear, Linear]:
-        """W_1 and W_2 of a plain feed-forward network."""
-        up, _, down = (self.layer.get_submodule(path) for path in self.stack.feed_forward)
-        return _linear(up), _linear(down)
+    def feed_forward(self) -> tuple[list[Linear], Linear]:
+        """W_1 and W_2 of the feed-forward network; of a gated one W_g and W_u, or what holds both, and W_2."""
+        first, _, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
+        return [_linear(module) for module in (first, *more)], _linear(last)
 
     @property
     def activation(self) -> Module:
         """The activation between them."""
-        return self.layer.get_submodule(self.stack.feed_forward[1])
+        return self.layer.get_submodule(self.stack.network[1])
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
@@ -182,14 +184,20 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class AfterAttention:
-    """N tokens from attention's skip connection to the end of a layer with a plain feed-forward network.
+    """N tokens from attention's skip connection to the end of a layer with a plain or gated feed-forward network.
 
     A network W_2 g(W_1 z + b_1) + b_2 takes its sources apart by integrated gradients from the baseline 0 on (Kobayashi
     et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, that is in closed form
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
 
-    so every source passes a linear map of token i's own. LayerNorms are taken by their linear parts, divided by the
+    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) has two inputs p and u of its product, and a source the parts
+    p_j and u_j. The same integral, along t (p, u) from 0 on, is with m = int_0^1 g(t p) dt
+
+        p_j * u * (g(p) - m) / p + u_j * m
+
+    (by parts, int_0^1 t g'(t p) dt = (g(p) - m) / p), where m takes a quadrature. Parts sum to u g(p) whatever m is.
+    So every source passes a linear map of token i's own. LayerNorms are taken by their linear parts, divided by the
     deviation of the whole vector. The biases belong to no source, and neither does what cross-attention adds.
     W is the width of the network.
     """
@@ -197,12 +205,36 @@ class AfterAttention:
     block: Block
     residual_ND: Tensor  # the layer's input and what attention adds
     cross_ND: Tensor | None  # the output of cross-attention, in a decoder with an encoder
-    preactivation_NW: Tensor  # the input of the activation
+    preactivation_NW: Tensor  # the output of the network's first Linear
 
     @cached_property
-    def slopes_NW(self) -> Tensor:
-        """(g(p) - g(0)) / p."""
-        return slopes(self.block.activation, self.preactivation_NW, self.block.activation(self.preactivation_NW))
+    def inputs(self) -> tuple[Tensor, ...]:
+        """p `[N, W]`; of a gated network p and u."""
+        ups, _ = self.block.feed_forward
+        if not self.block.stack.gated:
+            return (self.preactivation_NW,)
+        if len(ups) == 1:
+            return self.preactivation_NW.chunk(2, dim=-1)
+        norm = self.block.feed_forward_norm
+        entering_ND = norm.part(self._stream_ND, self._stream_ND) + norm.beta
+        return self.preactivation_NW, entering_ND @ ups[1].W + ups[1].b
+
+    @cached_property
+    def slopes(self) -> tuple[Tensor, ...]:
+        """The factor `[N, W]` of a source's part of each of the `inputs`."""
+        activation, (p_NW, *gates) = self.block.activation, self.inputs
+        if not gates:
+            return (slopes(activation, p_NW, activation(p_NW)),)
+        mean_NW = mean_on_way(activation, p_NW)
+        zero = p_NW.new_zeros(1)
+        at_zero = slopes(activation, zero, activation(zero)) / 2  # g'(0) / 2
+        of_gate_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
+        return gates[0] * of_gate_NW, mean_NW
+
+    def _inner(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
+        parts = parts if len(parts) == len(self.slopes) else parts[0].chunk(2, dim=-1)
+        return torch.stack([part * slope for part, slope in zip(parts, self.slopes, strict=True)]).sum(0)
 
     def stream(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` as the part of what the second skip connection carries."""
@@ -213,9 +245,9 @@ class AfterAttention:
 
     def added(self, stream_ND: Tensor) -> Tensor:
         """Return what the feed-forward network adds by a part of the stream, biases left out."""
-        up, down = self.block.feed_forward
+        ups, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.part(stream_ND, self._stream_ND)
-        return self._leaving((entering_ND @ up.W).mul_(self.slopes_NW) @ down.W)
+        return self._leaving(self._inner([entering_ND @ up.W for up in ups]) @ down.W)
 
     def output(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` in the layer's output, not divided by the last norm's deviation.
@@ -235,10 +267,10 @@ class AfterAttention:
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
-        block, (up, down) = self.block, self.block.feed_forward
+        block, (ups, down) = self.block, self.block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
-        at_zero = block.activation(self.preactivation_NW.new_zeros(1))
-        projected_ND = ((entering_ND @ up.W + up.b) * self.slopes_NW + at_zero) @ down.W + down.b
+        at_zero = 0 if block.stack.gated else block.activation(self.preactivation_NW.new_zeros(1))
+        projected_ND = (self._inner([entering_ND @ up.W + up.b for up in ups]) + at_zero) @ down.W + down.b
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
@@ -246,7 +278,9 @@ class AfterAttention:
         norm, down = self.block.feed_forward_output_norm, self.block.feed_forward[1]
         if norm.absent:
             return projected_ND
-        return norm.part(projected_ND, self.block.activation(self.preactivation_NW) @ down.W + down.b)
+        p_NW, *gates = self.inputs
+        inner_NW = self.block.activation(p_NW)
+        return norm.part(projected_ND, (inner_NW * gates[0] if gates else inner_NW) @ down.W + down.b)
 
     @cached_property
     def _attended_ND(self) -> Tensor:
@@ -269,6 +303,15 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
     derivative = (activation(before.new_full((1,), STEP)) - activation(before.new_full((1,), -STEP))) / (2 * STEP)
     slope: Tensor = ((after - at_zero) / before).where(before != 0, derivative)
     return slope
+
+
+def mean_on_way(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
+    """Return int_0^1 g(t p) dt of an elementwise g, with p `before` it, by Gauss's rule."""
+    nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
+    mean = torch.zeros_like(before)
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        mean += float(weight) * activation(float(node) * before)
+    return mean
 
 
 def run_layers(

@@ -127,12 +127,13 @@ def mixing_tables(
     sites: Sequence[Site],
     draws: Draws,
     seed: int,
+    sources: Sequence[str] = (),
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
     Blocks of the model with random weights are among the `blocks`. `identities` are the largest error and the number of
     documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
-    `sites` those of the geometry.
+    `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts.
     """
     checkpoints = list(gains)
     numbers = range(1, len(gains[checkpoints[0]]) + 1)
@@ -155,6 +156,8 @@ def mixing_tables(
     group_mean = partial(Mean, "mixing_by_group", checkpoints=checkpoints, complete=False)
     for grouping, groups in GROUPS.items():
         means.append(group_mean({"grouping": [grouping], "group": groups} | ratios, partial(_stored, grouping)))
+    for name in sources:
+        means.append(group_mean({"grouping": ["source"], "group": [name]} | ratios, partial(_stored, name)))
     means.append(group_mean({"grouping": ["length"], "group": LENGTHS} | ratios, _by_length))
     means.append(group_mean(by_head, partial(_stored, "by_head")))  # NaN where a stack has fewer heads
     geometry_mean = partial(Mean, "geometry", checkpoints=checkpoints)

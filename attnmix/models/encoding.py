@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
+from attnmix.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # of byte-level BPE and of SentencePiece, in the names of tokens
 WHITESPACE = "Ġ▁Ċĉ \n\t"
@@ -22,10 +23,18 @@ WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{
 PASS_COST_TOKENS = 128  # cost of starting one more forward pass
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], max_length: int) -> list[list[int]]:
-    """Return token ids with special tokens, truncated to `max_length`, not padded."""
-    encoded: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
+def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
+    """Return token ids with special tokens, truncated to `max_length`, not padded; of a pair the longer text is cut."""
+    encoded: list[list[int]] = tokenizer(*_sides(texts), truncation=True, max_length=max_length)["input_ids"]
     return encoded
+
+
+def _sides(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
+    """Return the first texts, and the second ones where they are pairs; either all are, or none."""
+    if not any(isinstance(text, tuple) for text in texts):
+        return list(map(str, texts)), None
+    first, second = zip(*texts, strict=True)
+    return list(first), list(second)
 
 
 class TokenizedText(NamedTuple):
@@ -38,15 +47,23 @@ class TokenizedText(NamedTuple):
 
 
 def tokenize_texts(
-    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[str], max_length: int | None
+    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[Text], max_length: int | None
 ) -> list[TokenizedText]:
-    """Return the tokens of each named text, truncated to `max_length` if there is one."""
+    """Return the tokens of each named text or pair, truncated to `max_length` if there is one.
+
+    Places in a pair are those in both texts as one, `whole_text`; words of the second are numbered on.
+    """
     texts, tokenized = list(texts), []
-    encodings = tokenizer(texts, truncation=max_length is not None, max_length=max_length).encodings or []
-    for name, text, encoding in zip(names, texts, encodings, strict=True):
-        words, labels = _words_and_labels(tokenizer, text, encoding)
+    sides = _sides(texts)
+    encodings = tokenizer(*sides, truncation=max_length is not None, max_length=max_length).encodings or []
+    for name, each, encoding in zip(names, texts, encodings, strict=True):
+        text = whole_text(each)
         special = np.array(encoding.special_tokens_mask, bool)
-        start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+        segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
+        shifts = 0 if isinstance(each, str) else (segments == 1) * (len(each[0]) + len(PAIR_SEPARATOR))
+        start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T + shifts
+        offsets = list(zip(start.tolist(), end.tolist(), strict=True))
+        words, labels = _words_and_labels(tokenizer, text, encoding, offsets)
         columns = {
             "document": name,
             "position": np.arange(len(words), dtype=np.int32),
@@ -56,16 +73,22 @@ def tokenize_texts(
             "start": np.where(special, -1, start),
             "end": np.where(special, -1, end),
             "word": words,
-            "token_class": _token_classes(tokenizer, text, encoding, words),
+            "token_class": _token_classes(tokenizer, text, encoding, offsets, words),
         }
-        truncated = sum(each.special_tokens_mask.count(0) for each in encoding.overflowing)
+        if isinstance(each, str):
+            truncated = sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
+        else:
+            columns[SEGMENT] = np.where(special, -1, segments).astype(np.int8)
+            truncated = len(tokenizer(*each)["input_ids"]) - len(words)
         unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
         counts = {"tokens": len(words), "whole_tokens": len(words) + truncated, "unknown_tokens": unknown}
         tokenized.append(TokenizedText(pd.DataFrame(columns), counts))
     return tokenized
 
 
-def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any) -> tuple[list[int], list[str]]:
+def _words_and_labels(
+    tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, offsets: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[str]]:
     """Return the number of each token's word, from 0 on (-1 for special tokens), and each token as a person reads it.
 
     A word has the space that leads it, no other, and no punctuation; what a tokenizer calls a word may be a whole text.
@@ -77,7 +100,7 @@ def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: A
     is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
     words, labels = [-1] * len(names), list(names)
     number, word_end, label_end = -1, 0, 0
-    for i, (name, (start, end)) in enumerate(zip(names, encoding.offsets, strict=True)):
+    for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
         if encoding.special_tokens_mask[i]:
             continue
         seam = text[max(word_end - 1, 0) : word_end].strip(" ") + text[word_end : start + 1]
@@ -94,13 +117,19 @@ def _words_and_labels(tokenizer: PreTrainedTokenizerFast, text: str, encoding: A
     return words, labels
 
 
-def _token_classes(tokenizer: PreTrainedTokenizerFast, text: str, encoding: Any, words: Sequence[int]) -> list[str]:
+def _token_classes(
+    tokenizer: PreTrainedTokenizerFast,
+    text: str,
+    encoding: Any,
+    offsets: Sequence[tuple[int, int]],
+    words: Sequence[int],
+) -> list[str]:
     """Return the class of each token, one of `TOKEN_CLASSES`; spaces that lead no word are `punctuation`."""
     pieces = Counter(words)
     start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     classes = []
-    for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, encoding.offsets, strict=True)):
+    for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, offsets, strict=True)):
         piece = text[start:end].strip()
         if word < 0:
             name = "cls" if token == start_id and (position == 0 or start_id != end_id) else "sep"

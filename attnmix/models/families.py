@@ -44,6 +44,7 @@ class Stack:
     parallel: bool = False
     own_attention: bool = False
     activation: str | None = None
+    gated: Sequence[str] = ()
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
         """Return each capture point of a layer: the module, and which side of it."""
@@ -56,7 +57,7 @@ class Stack:
             "attention_norm": (self.attention_norm, "output"),
             "cross_attention_output": (self.cross_attention, "output"),
             "cross_attention_norm": (self.cross_attention_norm, "output"),
-            PREACTIVATION: (self.feed_forward[0] if self.plain else None, "output"),
+            PREACTIVATION: (self.network[0] if self.network else None, "output"),
             "ffn_output": (self.feed_forward_output_norm or self.feed_forward[-1], "output"),
             "layer_output": ("", "output"),
         }
@@ -70,6 +71,13 @@ class Stack:
     def plain(self) -> bool:
         """True where the feed-forward network is sequential and two Linears with an activation between them."""
         return len(self.feed_forward) == 3 and not self.parallel
+
+    @property
+    def network(self) -> Sequence[str]:
+        """The Linears and the activation of a network that follows attention, plain or gated; empty for another."""
+        if self.parallel:
+            return ()
+        return self.gated or (self.feed_forward if self.plain else ())
 
     def is_layer(self, path: str) -> bool:
         """Return True for the module path of a layer."""
@@ -95,8 +103,8 @@ class Family:
         if stack.parallel:
             why = "attention and feed-forward network are added at once, no vector stands between them"
             reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
-        elif not stack.plain:
-            reasons["layer_n"] = "its feed-forward network is gated, not an activation between two Linears"
+        elif not stack.network:
+            reasons["layer_n"] = "its feed-forward network is neither an activation between two Linears nor gated"
         if stack.attention_norm is None:
             why = "no norm stands after attention's skip connection"
             reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)

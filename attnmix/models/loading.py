@@ -21,11 +21,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.errors import InputError, first_line
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
+from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
+from attnmix.models.segments import prove_segments, read_segments
+from attnmix.store.texts import Text, whole_text
 
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a model that chooses one class."""
+REGRESSION = "regression"
+"""That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
 SAMPLE_REVIEWS = 1000  # in which words are looked up
 MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
@@ -75,7 +80,8 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
     if len(classes) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
-        kind = f"{model.config.problem_type or SINGLE_LABEL} with {len(classes)} classes ({_shortened(list(classes))})"
+        problem_type = model.config.problem_type or (SINGLE_LABEL if len(classes) > 1 else REGRESSION)
+        kind = f"{problem_type} with {len(classes)} classes ({_shortened(list(classes))})"
         allowed = f"one of {len(names)} classes ({_shortened(list(names.values()))})"
         raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
     numbers = {name.casefold(): number for name, number in classes.items()}
@@ -133,7 +139,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
-def prove_model(folder: Path, texts: Sequence[str]) -> None:
+def prove_model(folder: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way.
 
     The first text runs twice, by the library's own attention and by the one that the measures observe.
@@ -142,8 +148,11 @@ def prove_model(folder: Path, texts: Sequence[str]) -> None:
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     _check_vocabulary(folder, tokenizer, base.get_input_embeddings().num_embeddings)
-    _check_words(folder, tokenizer, texts[:SAMPLE_REVIEWS])
-    tokens = tokenizer(texts[0], truncation=True, max_length=32, return_tensors="pt")["input_ids"]
+    sample = texts[:SAMPLE_REVIEWS]
+    _check_words(folder, tokenizer, list(map(whole_text, sample)))
+    prove_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
+    read_segments(base, tokenizer)
+    tokens = torch.tensor(encode(tokenizer, texts[:1], 32))
     with torch.inference_mode():
         expected = base(tokens).last_hidden_state
         with attention_by(observed(lambda *_: None), base):
@@ -156,7 +165,7 @@ def prove_model(folder: Path, texts: Sequence[str]) -> None:
         raise InputError(f"model.name: {folder} attends to tokens in a way that cannot be looked into: {reason}")
 
 
-def prove_pair(base: Path, named: Path, texts: Sequence[str]) -> None:
+def prove_pair(base: Path, named: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` where two checkpoints cannot be compared token by token and layer by layer."""
     for key in SHAPE_KEYS:
         first, second = (getattr(load_config(folder), key) for folder in (base, named))
@@ -164,8 +173,9 @@ def prove_pair(base: Path, named: Path, texts: Sequence[str]) -> None:
             raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
     tokenizers = [load_tokenizer(folder) for folder in (base, named)]
     for text in texts[:SAMPLE_REVIEWS]:
-        if tokenizers[0](text)["input_ids"] != tokenizers[1](text)["input_ids"]:
-            problem = f"its tokenizer reads {text[:60]!r} otherwise than that of model.name"
+        sides = (text,) if isinstance(text, str) else text
+        if tokenizers[0](*sides)["input_ids"] != tokenizers[1](*sides)["input_ids"]:
+            problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"
             raise InputError(f"model.base: {problem}; allowed: the same tokenizer")
 
 

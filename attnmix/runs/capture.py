@@ -34,6 +34,7 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
+from attnmix.models.segments import read_segments
 from attnmix.store import features as store
 from attnmix.store import texts as texts_store
 from attnmix.store.files import CHECKED, Place, writing
@@ -51,9 +52,11 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     """
     lengths = run.documents.loc[run.documents["captured"], "tokens"].to_numpy(np.int64)
     state = PartialState(cpu=not torch.cuda.is_available())
-    padding = load_tokenizer(checkpoint).pad_token_id
+    tokenizer = load_tokenizer(checkpoint)
+    padding = tokenizer.pad_token_id
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
+    read_segments(base, tokenizer)
     sites = widths(base, present_names("capture.points", capture.points, family_of(base.config), POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"

@@ -40,12 +40,14 @@ from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
+from attnmix.measures.sources import SOURCES
 from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
+from attnmix.models.segments import read_segments
 from attnmix.store import writers
 from attnmix.store.files import whole
 from attnmix.store.heads import VECTOR_BYTES
@@ -91,6 +93,7 @@ def measure(
     for name in checkpoints:
         path = run.checkpoints[name]
         base = load_base(path).to(state.device)
+        read_segments(base, tokenizer)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         _check_room(base, methods, matrices, len(checkpoints), corpus, folder, copies)
@@ -104,6 +107,7 @@ def measure(
         work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
         gains[name] = documents.gains()
     random_model = random_base(first, seed).to(state.device)
+    read_segments(random_model, tokenizer)
     random = CheckpointWork(folder, RANDOM, *share)
     random.control("random_weights", BatchMeasurer(random_model, first, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
@@ -115,7 +119,8 @@ def measure(
     with TemporaryFile(dir=folder) as file:
         draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
         all_blocks = blocks | {RANDOM: random.blocks}
-        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed)
+        sources = SOURCES if corpus.pairs else ()
+        tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed, sources)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, run.tables)

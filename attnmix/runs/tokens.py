@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,20 @@ Text = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
-def free_texts(texts: Iterable[str], measured: bool = False) -> Iterator[Text]:
+def free_texts(texts: Iterable[str | Sequence[str]], measured: bool = False) -> Iterator[Text]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"captured": True, "measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        yield {"document": f"text/{number}", "text": text, **labels, **flags}
+        each = text if isinstance(text, str) else tuple(text)
+        yield {"document": f"text/{number}", "text": each, **labels, **flags}
 
 
 def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Run) -> None:
     """Write `features/tokenize/` of `layout` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
 
-    A decoder beside an encoder reads the tokens one later, after the token that it starts with: `decoder_token`.
+    Texts are pairs throughout, or none is. A decoder beside an encoder reads the tokens one later, after the token that
+    it starts with: `decoder_token`.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
     start_id = config.decoder_start_token_id if config.is_encoder_decoder else None
@@ -47,9 +49,10 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
             if start_id is not None:
                 start = tokenizer.convert_ids_to_tokens([start_id])[0]
                 table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
+            documents["text"] = documents["text"].map(store.whole_text)
             yield documents.join(counts), table
 
-    store.write_tokenized(layout.tokens_file.parent, blocks(), start_id is not None)
+    store.write_tokenized(layout.tokens_file.parent, blocks())
 
 
 def _warn(names: pd.Series, counts: pd.DataFrame) -> None:

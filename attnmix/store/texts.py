@@ -1,19 +1,22 @@
 """The reviews of `download`, and the texts that all later stages work on, as `tokenize` truncates and tokenises them.
 
-Reviews are one parquet file for each split, with the columns text, label (from 0 on) and label_name.
+Reviews are one parquet file for each split, with the columns text, label (from 0 on) and label_name; `text_pair` is the
+second of a pair of texts.
 
 `features/tokenize/texts.parquet` has a row for each text: document (`test/3` is a row of the test reviews, `text/0` a
-free text), text, label (-1 of a free text), label_name, predicted_label (of the fine-tuned classifier, -1 of a free
-text), captured (its vectors are stored), measured (it is in the statistics), removed (tokens are removed from it),
-tokens, whole_tokens (before it was truncated), unknown_tokens.
+free text), text (both of a pair, each on a line), label (-1 of a free text), label_name, predicted_label (of the
+fine-tuned classifier, -1 of a free text), captured (its vectors are stored), measured (it is in the statistics),
+removed (tokens are removed from it), tokens, whole_tokens (before it was truncated), unknown_tokens.
 `features/tokenize/tokens.parquet` has a row for each token: document, position, token_id, token, label (as a person
 reads it), start and end (character offsets, -1 of special tokens), word (its number, -1 likewise), token_class, and
-`decoder_token` where there is a decoder next to an encoder. Captured texts come first, in the order of the stores'
-rows. Both files hold `BLOCK` texts in a row group.
+`segment` where there are pairs (0 in the first text, 1 in the second, -1 of special tokens), `decoder_token` where
+there is a decoder next to an encoder. Captured texts come first, in the order of the stores' rows. Both files hold
+`BLOCK` texts in a row group.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +30,11 @@ BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
 BLOCK = 256  # texts in a row group
 DECODER_TOKEN = "decoder_token"
+SEGMENT = "segment"
+TEXT_COLUMNS = ("text", "text_pair")
+PAIR_SEPARATOR = "\n"  # of a pair that is shown as one text
+Text = str | tuple[str, str]
+"""A text, or a pair of them."""
 
 TEXT_FIELDS = [
     *(("document", pa.string()), ("text", pa.string()), ("label", pa.int64()), ("label_name", pa.string())),
@@ -39,6 +47,7 @@ TOKEN_FIELDS = [
     *(("token", pa.string()), ("label", pa.string())),
     *(("start", pa.int32()), ("end", pa.int32()), ("word", pa.int32()), ("token_class", pa.string())),
 ]
+MORE_TOKEN_FIELDS = [(SEGMENT, pa.int8()), (DECODER_TOKEN, pa.string())]
 
 
 def split_file(split: str, folder: Path) -> Path:
@@ -56,26 +65,49 @@ def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd
     return read_table(split_file(split, folder), "download", columns=columns)
 
 
-def read_texts(split: str, folder: Path) -> Iterator[list[str]]:
-    """Yield the texts of a split in batches, so that memory does not grow with their number."""
+def texts_of(table: pd.DataFrame) -> list[Text]:
+    """Return the texts of a table of reviews, or their pairs."""
+    if TEXT_COLUMNS[1] not in table:
+        return list(table[TEXT_COLUMNS[0]])
+    return list(table[list(TEXT_COLUMNS)].itertuples(index=False, name=None))
+
+
+def whole_text(text: Text) -> str:
+    """Return a text, or a pair as one text."""
+    return text if isinstance(text, str) else PAIR_SEPARATOR.join(text)
+
+
+def whole_texts(table: pd.DataFrame) -> pd.Series:
+    """Return the text of each row of a table of reviews, both of a pair as one."""
+    return pd.Series([whole_text(text) for text in texts_of(table)], index=table.index, dtype="str")
+
+
+def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
+    """Yield the texts of a split, or their pairs, in batches, so that memory does not grow with their number."""
     with undamaged(split_file(split, folder), "download") as path:
         # With a buffer it reads page by page; pandas writes all rows as one group.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
-        for batch in file.iter_batches(BATCH_TEXTS, columns=["text"]):
-            yield batch.column(0).to_pylist()
+        columns = [name for name in TEXT_COLUMNS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(BATCH_TEXTS, columns=columns):
+            yield texts_of(batch.to_pandas())
 
 
-def write_tokenized(folder: Path, blocks: Iterable[tuple[pd.DataFrame, pd.DataFrame]], decoder: bool = False) -> None:
-    """Write both tables into `folder`, given as blocks of texts with their tokens; one block is in memory at a time."""
-    text_schema = pa.schema(TEXT_FIELDS)
-    token_schema = pa.schema([*TOKEN_FIELDS, (DECODER_TOKEN, pa.string())] if decoder else TOKEN_FIELDS)
+def write_tokenized(folder: Path, blocks: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> None:
+    """Write both tables into `folder`, given as blocks of texts with their tokens; one block is in memory at a time.
+
+    Tokens have the columns of `MORE_TOKEN_FIELDS` that the first block has.
+    """
+    blocks = iter(blocks)
+    first = next(blocks)
+    more = [field for field in MORE_TOKEN_FIELDS if field[0] in first[1]]
+    text_schema, token_schema = pa.schema(TEXT_FIELDS), pa.schema([*TOKEN_FIELDS, *more])
     with (
         whole(folder / "texts.parquet") as texts_part,
         whole(folder / "tokens.parquet") as tokens_part,
         pq.ParquetWriter(texts_part, text_schema, **CHECKED) as texts_writer,
         pq.ParquetWriter(tokens_part, token_schema, **CHECKED) as tokens_writer,
     ):
-        for texts, tokens in blocks:
+        for texts, tokens in itertools.chain([first], blocks):
             texts_writer.write_table(pa.Table.from_pandas(texts, text_schema, preserve_index=False))
             table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
             tokens_writer.write_table(table, row_group_size=max(1, len(table)))
