@@ -29,7 +29,11 @@ from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from stages.common.parameters import Parameters
 
-DOCUMENTS = ("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md")
+DOCUMENTS = (
+    "docs/guide.md",
+    *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices")),
+    *("docs/reference.md", "docs/results.md", "docs/scale.md"),
+)
 """The documents whose tables are made here; those of docs/study/README.md are committed results."""
 PLOTS = "reports/plots/"
 Read = Callable[[str], Any]
