@@ -10,8 +10,10 @@ PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 
+MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
+
 .DEFAULT_GOAL := help
-.PHONY: help install repro show experiments test check format docs verify lock clean
+.PHONY: help install repro show experiments test check format docs site verify lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -20,7 +22,8 @@ install: $(INSTALLED) ## Create .venv and install the locked packages of the pip
 
 # Only files that the locks name by hash are installed. torch comes first: if pip knows an index with a build for CPUs, that
 # build must be selected by version, because pip with hashes prefers the package index. requirements-cuda.lock is for the
-# build of torch for GPUs: without its packages `pip check` fails.
+# build of torch for GPUs: without its packages `pip check` fails. The path file lets scripts and notebooks in other folders
+# import the project.
 $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	@test ! -L $(VENV) || { echo "error: $(VENV) is a link, and installing would empty the folder behind it: remove the" \
 	   "link, or activate that environment and run 'dvc repro' yourself" >&2; exit 1; }
@@ -32,6 +35,7 @@ $(INSTALLED): requirements.lock requirements-torch.lock requirements-cuda.lock
 	$(INSTALL) requirements.lock
 	@$(PIP) check >/dev/null || { set -x; $(INSTALL) requirements-cuda.lock; }
 	@$(PIP) check
+	@"$(BIN)/python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "attnmix.pth").write_text(str(pathlib.Path.cwd()))'
 	@touch $@
 
 # What only tests and checks need. Results do not depend on it.
@@ -57,7 +61,7 @@ experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five see
 test: $(INSTALLED_DEV) ## Run the tests (MARKED="families or long": those that take longer)
 	@$(IN_VENV) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(MARKED),-m "$(MARKED)")
 
-check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflow
+check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, the site's links
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
@@ -68,6 +72,7 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflow
 	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	@$(IN_VENV) zizmor --offline --quiet --pedantic .github
+	@$(IN_VENV) $(MKDOCS)
 
 format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) ruff check --fix .
@@ -76,6 +81,9 @@ format: $(INSTALLED_DEV) ## Format the code
 
 docs: $(INSTALLED) ## Update the tables in docs/ from the code's declarations and the results
 	@$(IN_VENV) python -m docs.tables
+
+site: $(INSTALLED_DEV) ## Build the documentation as a site in site/; with the page of the last run, if there is one
+	@$(IN_VENV) $(MKDOCS)
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
 	@$(IN_VENV) python -m verify $(if $(PROFILE),--profile $(PROFILE)) $(if $(CPUS),--cpus $(CPUS))

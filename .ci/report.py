@@ -24,13 +24,13 @@ def main() -> None:
     parser.add_argument("--pictures", metavar="ADDRESS", help="show the pictures in FOLDER/static from there")
     arguments = parser.parse_args()
     base = output("git", "rev-parse", "--short", f"{arguments.base}^{{commit}}").strip()
-    for what in ("metrics", "params"):
+    for what, title in (("metrics", "Metrics"), ("params", "Parameters")):
         table = output("dvc", what, "diff", "--md", base).strip()
         rows = len(table.splitlines()) - 2
-        print(f"## Of {what}, {rows} changed since {base}\n")
+        print(f"## {title}: {rows} changed since {base}\n")
         print(f"{table}\n" if rows else "")
     plots = changed_plots(base)
-    print(f"## Of plots, {len(plots)} changed since {base}\n")
+    print(f"## Plots: {len(plots)} changed since {base}\n")
     print(*(f"- {plot}" for plot in plots), sep="\n")
     if plots:
         output("dvc", "plots", "diff", base, "--out", str(arguments.folder), "--targets", *plots)

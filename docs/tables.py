@@ -31,8 +31,9 @@ from experiments.planted_cases import CASES
 from stages.common.parameters import Parameters
 
 DOCUMENTS = (
-    *("docs/guide.md", "docs/measures.md", "docs/reference.md", "docs/results.md", "docs/scale.md"),
-    "docs/study/README.md",
+    "docs/guide.md",
+    *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices")),
+    *("docs/measures/planted.md", "docs/reference.md", "docs/results.md", "docs/scale.md", "docs/study/README.md"),
 )
 """The documents whose tables are made here."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"

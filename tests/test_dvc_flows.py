@@ -117,7 +117,7 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(author: Repos
     assert {name for name, _ in scores} == {"reduce.json"}
     parameters = re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE)
     assert parameters == ["| params.yaml | umap.metric | euclidean | cosine      |"]
-    assert "## Of plots, 1 changed" in text
+    assert "## Plots: 1 changed" in text
     assert "- Mixing ratio by layer" in text
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
 
@@ -154,5 +154,5 @@ def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: 
     assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)
     text = summary_of(checkout, REPORT)
     assert "|" not in text
-    assert re.findall("Of (.*) changed", text) == ["metrics, 0", "params, 0", "plots, 0"]
+    assert re.findall("## (.*) changed", text) == ["Metrics: 0", "Parameters: 0", "Plots: 0"]
     assert not (checkout.folder / "changed-plots").exists()

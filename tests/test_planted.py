@@ -195,7 +195,7 @@ def test_measures_are_fooled_by_these_cases_only(table: pd.DataFrame) -> None:
 def test_committed_table_has_the_same_verdicts_and_the_document_shows_it(table: pd.DataFrame) -> None:
     committed, keys = pd.read_csv(REPOSITORY / "docs/study/planted.csv"), ["case", "measure", "fooled"]
     pd.testing.assert_frame_equal(committed[keys], table[keys])
-    document = (REPOSITORY / "docs/measures.md").read_text(encoding="utf-8")
+    document = (REPOSITORY / "docs/measures/planted.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- table: planted -->\n(.*?)<!-- end of table -->", document, re.DOTALL)
     assert shown
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in shown[1].splitlines()[2:-1]]

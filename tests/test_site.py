@@ -1,0 +1,83 @@
+"""The site is built strictly, its links lead somewhere, its search finds, and it asks no other place for anything."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urldefrag, urljoin
+
+import pytest
+from conftest import REPOSITORY
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    pytest.importorskip("mkdocs", reason="the locks have no mkdocs yet")
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    return folder
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address at which the site is served."""
+    handler = functools.partial(Handler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def test_every_link_within_the_site_leads_to_a_place(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    pages.pop("404.html")
+    places = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in pages.items()}
+    broken = []
+    for name, text in pages.items():
+        if name.startswith("run/"):
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]*)"', text):
+            target, place = urldefrag(urljoin(f"http://site/{name}", link))
+            if target.startswith("http://site/"):
+                path = target.removeprefix("http://site/") or "index.html"
+                if not (site / path).is_file() or (place and path in places and place not in places[path]):
+                    broken.append((name, link))
+    assert len(pages) > 20
+    assert broken == []
+
+
+def test_pages_ask_no_other_place_and_search_finds_a_measure(address: str, chromium: Any) -> None:
+    page = chromium.new_page(viewport={"width": 1300, "height": 900})
+    requests, errors = list[str](), list[str]()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
+    for name in ("api.html", "measures/ratios.html", "notebooks/1_attention_of_a_sentence.html", "index.html"):
+        page.goto(address + name)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.goto(f"{address}measures.html")
+    assert page.locator("math[display=block]").count() == 2
+    page.locator("input.md-search__input").fill("value zeroing")
+    page.locator(".md-search-result__link").first.wait_for()
+    found = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+    assert any("measures/matrices.html" in link for link in found)
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
+    assert errors == []
+    page.close()
