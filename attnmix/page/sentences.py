@@ -24,7 +24,8 @@ DERIVATIVE_FORMS = {
     "norm_of_block": "when they move independently",
     "sum_of_norms": "when the norms of single tokens are added",
 }
-PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
+MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
+PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 
 
 class Subject(NamedTuple):
@@ -142,6 +143,25 @@ def lead(curves: pd.DataFrame) -> str:
     most, _ = most_and_least(curves)
     sentence = RATIOS[most["method"]].sentence.format(layer=most["layer"], share=percent(most["mean"]))
     return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
+
+
+def answer(run: Run) -> dict[str, Any]:
+    """Return the page's first statement: headline, sentences, and a chart of the preferred ratio by layer."""
+    curves = run.mixing[0]
+    rows = run.table("measure/mixing_controls")
+    control = rows[(rows["control"] == "text_mean_value") & rows["checkpoint"].isin(curves["checkpoint"])]
+    tables = [(curves, "{}"), (control, "{}, one value shared by all tokens")]
+    series = [
+        {
+            "name": form.format(CHECKPOINTS.get(checkpoint, checkpoint) if len(each_table["checkpoint"].unique()) > 1 else "Ratio"),
+            "values": each["mean"].tolist(),
+            **{end: each[f"ci_{end}"].where(each["documents"] >= MIN_INTERVAL_DOCUMENTS).astype(object).replace(float("nan"), None).tolist() for end in ("low", "high")},
+        }
+        for each_table, form in tables
+        for checkpoint, each in each_table[each_table["method"] == _preferred(curves)].groupby("checkpoint", sort=False)
+    ]
+    chart = {"title": "Mixing ratio by layer", "series": series, "unit": "share of length from other tokens"}
+    return {"headline": headline(curves), "sentences": [lead(curves), *_controls(run)], "chart": chart}
 
 
 def document_note(row: Mapping[str, Any]) -> str:
