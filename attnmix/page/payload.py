@@ -22,7 +22,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import MIN_INTERVAL_DOCUMENTS, answer, document_note, most_and_least
-from attnmix.store.runs import Run, map_sites
+from attnmix.store.runs import Run, map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
@@ -179,7 +179,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
-        "opens": _opening(tokens, ratios, most, texts),
+        "opens": _opening(tokens, ratios, most, texts, run),
         "curves": _rows(curves, _RATIO),
         "differences": _rows(differences, _RATIO),
         "controls": _rows(run.table("measure/mixing_controls"), {**_RATIO, "control": str}),
@@ -251,17 +251,26 @@ def _removal(run: Run) -> list[Data]:
     return _rows(table, SHAPE["removal"][0])
 
 
-def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts) -> Data:
-    """Return the text whose mean ratio is the median of the page's, and in it the word that takes most from others."""
+def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:
+    """Return the text whose mean ratio is the median of the page's, and in it the word with the largest single source.
+
+    The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
+    the largest ratio.
+    """
     rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
     value_T = _by_token(rows.assign(key=0), tokens, "key", most["method"]).to_numpy(float)[0]
-    documents = tokens["document"].unique()
-    means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(documents).fillna(0)
+    names_D = tokens["document"].unique()
+    means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
     document = int(np.argsort(means.to_numpy(), kind="stable")[(len(means) - 1) // 2])
-    own = np.flatnonzero(tokens["document"] == documents[document])
-    words = [n for n in own if texts.readings[0][n].text.isalpha() and len(texts.readings[0][n].text) >= MIN_WORD]
-    token = max(words or own, key=lambda number: np.nan_to_num(value_T[number]))
-    return {"document": document, "token": int(token)}
+    own = np.flatnonzero(tokens["document"] == names_D[document])
+    labels_T = [texts.readings[0][number].text for number in own]
+    words = [n for n, text in enumerate(labels_T) if text.isalpha() and len(text) >= MIN_WORD] or list(range(len(own)))
+    strength = np.nan_to_num(value_T[own])
+    if methods := [method for method in ("alti", *MATRICES) if method in run.matrices(most["checkpoint"], names_D[document])]:
+        shares = row_shares(run.matrix(most["checkpoint"], names_D[document], methods[0])[most["layer"] - 1])
+        others = np.nan_to_num(shares) * ~np.eye(len(own), dtype=bool)
+        strength = others[:, words].max(axis=1)
+    return {"document": document, "token": int(own[max(words, key=lambda number: strength[number])])}
 
 
 def _reviews(table: pd.DataFrame) -> Data:

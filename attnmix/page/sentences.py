@@ -161,7 +161,7 @@ def answer(run: Run) -> dict[str, Any]:
         for checkpoint, each in each_table[each_table["method"] == _preferred(curves)].groupby("checkpoint", sort=False)
     ]
     chart = {"title": "Mixing ratio by layer", "series": series, "unit": "share of length from other tokens"}
-    return {"headline": headline(curves), "sentences": [lead(curves), *_controls(run)], "chart": chart}
+    return {"headline": headline(curves), "sentences": [lead(curves), *_controls(run)[-3:]], "chart": chart}
 
 
 def document_note(row: Mapping[str, Any]) -> str:

@@ -20,14 +20,22 @@ export type Line = {
 const PRINTED = 640; // pixels
 const [TOP, BOTTOM, LEFT, NAMES, TEXT] = [14, 38, 46, 178, 16];
 
+/** A name in one or two lines that fit. */
+function folded(name: string, width: number): string[] {
+  if (name.length * 7 < width || !name.includes(" ")) return [name];
+  const spaces = [...name.matchAll(/ /g)].map(({ index }) => index);
+  const middle = spaces.reduce((best, at) => (Math.abs(at - name.length / 2) < Math.abs(best - name.length / 2) ? at : best));
+  return [name.slice(0, middle), name.slice(middle + 1)];
+}
+
 /** Names at the ends of lines, moved apart until none lies on another. */
-function spread(places: number[], low: number, high: number): number[] {
+function spread(places: number[], heights: number[], low: number, high: number): number[] {
   const order = places.map((_, i) => i).toSorted((a, b) => places[a] - places[b]);
   const moved = [...places];
   let least = low;
-  for (const i of order) least = (moved[i] = Math.max(moved[i], least)) + TEXT;
+  for (const i of order) least = (moved[i] = Math.max(moved[i], least + heights[i] / 2)) + heights[i] / 2;
   let most = high;
-  for (const i of order.toReversed()) most = (moved[i] = Math.min(moved[i], most)) - TEXT;
+  for (const i of order.toReversed()) most = (moved[i] = Math.min(moved[i], most - heights[i] / 2)) - heights[i] / 2;
   return moved;
 }
 
@@ -78,7 +86,8 @@ export function Chart(props: {
     const last = values.findLastIndex((each) => each !== null);
     return { last, at: y(values[last]!) };
   });
-  const named = spread(ends.map(({ at }) => at), TOP, height - BOTTOM + 6);
+  const texts = lines.map(({ name }) => folded(name, names - 50));
+  const named = spread(ends.map(({ at }) => at), texts.map((each) => TEXT * each.length), TOP - 8, height - BOTTOM + 14);
   const reading = (place: number) =>
     [`${props.title} ${props.x[place]}`, ...lines.map(({ name, values }) => (values[place] === null ? "" : `${name}: ${props.format(values[place]!)}`))]
       .filter(Boolean)
@@ -113,11 +122,11 @@ export function Chart(props: {
           <path class="line" d={path(values) ?? ""} stroke={colour} stroke-dasharray={dash} stroke-width={wide ?? 2.2} />
         ))}
         {lines.map(({ values, colour }) => values.map((value, i) => value !== null && <circle r="2.6" cx={x(i)} cy={y(value)} fill={colour} />))}
-        {lines.map(({ name, colour, values }, i) => (
+        {lines.map(({ colour, values }, i) => (
           <g>
             <line x1={x(ends[i].last) + 4} y1={ends[i].at} x2={right + 4} y2={named[i]} stroke={colour} stroke-width="0.7" />
-            <text class="name" x={right + 8} y={named[i]} dominant-baseline="central" fill={colour}>
-              {name}
+            <text class="name" x={right + 8} y={named[i] - (TEXT / 2) * (texts[i].length - 1)} dominant-baseline="central" fill={colour}>
+              {texts[i].map((each, n) => <tspan x={right + 8} dy={n * TEXT}>{each}</tspan>)}
               {props.chosen !== undefined && values[props.chosen] !== null && <tspan class="value"> {props.format(values[props.chosen]!)}</tspan>}
             </text>
           </g>

@@ -155,9 +155,8 @@ function All() {
       if (rows) paint(canvas, rows, largest(rows), Math.min(SMALL_ROWS, rows[0].length));
       timer = window.setTimeout(draw);
     };
-    const observer = new IntersectionObserver(([{ isIntersecting }]) => { if (isIntersecting) { observer.disconnect(); draw(); } }, { rootMargin: "300px" });
-    observer.observe(box.current!);
-    return () => { clearTimeout(timer); observer.disconnect(); };
+    timer = window.setTimeout(draw, 100);
+    return () => clearTimeout(timer);
   }, [text, model, night]);
   const chosen = [state.layer.value, shownHead.value].join();
   const move = (e: KeyboardEvent) => {

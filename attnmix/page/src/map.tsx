@@ -13,6 +13,8 @@ import { Check, Pane, Ramp, type Rows, Select, Term } from "./ui";
 const MOVE = 450; // milliseconds, of points from one capture point to the next
 const MARGIN = 26;
 const CLOUD = 40_000; // surrounding points at most
+const OUTSIDE = 0.02; // share of a text's tokens on each side that may lie outside of what is seen
+const FEW = 60; // tokens, of which none may
 const FONT = '13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 // Viridis without its lightest end, and Okabe and Ito's colours, which people with any common colour blindness tell apart.
@@ -86,26 +88,44 @@ const camera = signal<ZoomTransform>(zoomIdentity);
 const playing = signal(false);
 let progress = 1;
 let before: { layout: string; point: number } | null = null;
-let from: Float32Array[] | null = null;
+let from: { places: Float32Array[]; extent: number[][] } | null = null;
 
 type Frame = { width: number; height: number };
-function project({ width, height }: Frame) {
-  const [[left, right], [low, high]] = limits(state.layout.peek());
-  const scale = Math.min((width - 2 * MARGIN) / (right - left), (height - 2 * MARGIN) / (high - low));
-  return (x: number, y: number): [number, number] => [width / 2 + (x - (left + right) / 2) * scale, height / 2 - (y - (low + high) / 2) * scale];
+type Project = (x: number, y: number) => [number, number];
+const fitted = signal(true); // the view is on the tokens of the chosen text rather than on the whole plane
+
+/** The part of a layout that is seen at a point: around the text's tokens, without the farthest, or all of it. */
+function extentOf(layout: string, point: number): number[][] {
+  if (!fitted.value) return limits(layout);
+  const texts = [state.document.value, ...(besideText.value === null ? [] : [besideText.value])].flatMap(tokensOf);
+  const points = inOnePlane(layout) ? range(data.sites.length).filter((each) => onMap(layout, each)) : [point];
+  return [0, 1].map((axis) => {
+    const known = points.flatMap((each) => texts.map((token) => placesOf(layout, each)[axis][token])).filter((each) => !Number.isNaN(each));
+    if (known.length === 0) return limits(layout)[axis];
+    const sorted = Float64Array.from(known).sort();
+    const outside = sorted.length > FEW ? OUTSIDE : 0;
+    return [sorted[Math.floor(outside * (sorted.length - 1))], sorted[Math.ceil((1 - outside) * (sorted.length - 1))]];
+  });
 }
 
-/** Where each token is now, in pixels. */
+function project({ width, height }: Frame, [[left, right], [low, high]]: number[][]): Project {
+  const scale = Math.min((width - 3 * MARGIN) / Math.max(right - left, 1e-6), (height - 2 * MARGIN) / Math.max(high - low, 1e-6));
+  return (x, y) => [width / 2 - MARGIN / 2 + (x - (left + right) / 2) * scale, height / 2 - (y - (low + high) / 2) * scale];
+}
+const extent = computed(() => extentOf(state.layout.value, state.point.value));
+
+/** Where each token is now, in pixels; on its way, between its places at two points. */
 function placer(frame: Frame) {
-  const base = project(frame);
+  const base = project(frame, extent.peek());
   const [x, y] = placesOf(state.layout.peek(), state.point.peek());
   const view = camera.peek();
-  const moving = progress < 1 && from !== null;
+  if (progress >= 1 || from === null) return (token: number) => view.apply(base(x[token], y[token]));
+  const [start, [xs, ys]] = [project(frame, from.extent), from.places];
   return (token: number): [number, number] => {
-    const start = moving && !Number.isNaN(from![0][token]) ? from! : [x, y];
-    const share = moving ? progress : 1;
-    const at = base(start[0][token] + share * (x[token] - start[0][token]), start[1][token] + share * (y[token] - start[1][token]));
-    return view.apply(at);
+    const end = base(x[token], y[token]);
+    if (Number.isNaN(xs[token])) return view.apply(end);
+    const begin = start(xs[token], ys[token]);
+    return view.apply([begin[0] + progress * (end[0] - begin[0]), begin[1] + progress * (end[1] - begin[1])]);
   };
 }
 
@@ -136,7 +156,7 @@ function paint(canvas: HTMLCanvasElement, frame: Frame) {
   context.clearRect(0, 0, frame.width, frame.height);
   const style = getComputedStyle(canvas);
   const [ink, paper, mark, took, line] = ["--ink", "--paper", "--mark", "--took", "--edge"].map((name) => style.getPropertyValue(name).trim());
-  const [view, base, place] = [camera.peek(), project(frame), placer(frame)];
+  const [view, base, place] = [camera.peek(), project(frame, extent.peek()), placer(frame)];
   const layout = state.layout.peek();
   const tokens = shown.peek();
   if (layout === "joint") {
@@ -228,13 +248,13 @@ function Canvas() {
     element.addEventListener("mapzoom", (e) => { const { detail } = e as CustomEvent<number>; if (detail) behaviour.scaleBy(held, detail); else behaviour.transform(held, zoomIdentity); });
     const observer = new ResizeObserver(([{ contentRect }]) => { if (contentRect.width) { frame.current = contentRect; draw(); } });
     observer.observe(element);
-    let clock = 0;
+    let [clock, lastExtent] = [0, extent.peek()];
     const stop = effect(() => {
       const next = { layout: state.layout.value, point: state.point.value };
       const moved = before !== null && (before.layout !== next.layout || before.point !== next.point);
       if (before?.layout !== next.layout && before !== null) untracked(() => behaviour.transform(held, zoomIdentity));
       if (moved && before!.layout === next.layout && onMap(before!.layout, before!.point) && !calm.matches) {
-        from = placesOf(before!.layout, before!.point);
+        from = { places: placesOf(before!.layout, before!.point), extent: lastExtent };
         const start = performance.now();
         const duration = playing.peek() ? Math.min(MOVE, 700 / data.pointsPerSecond) : MOVE;
         cancelAnimationFrame(clock);
@@ -247,6 +267,7 @@ function Canvas() {
         clock = requestAnimationFrame(step);
       }
       before = next;
+      lastExtent = extent.value;
       void [camera.value, shown.value, colours.value, trail.value, hovered.value, state.token.value, state.words.value, dark.value, printing.value, besideText.value];
       if (printing.value) paint(element, frame.current);
       else draw();
@@ -373,7 +394,7 @@ export function MapPane() {
         <div class="side">
           <div>
             <Canvas />
-            <p class="controls"><button type="button" aria-label="Zoom in" onClick={() => zoomBy(1.5)}>+</button><button type="button" aria-label="Zoom out" onClick={() => zoomBy(1 / 1.5)}>−</button><button type="button" onClick={() => zoomBy(0)}>Show everything</button><span class="small">Drag to move. To zoom: + and −, two fingers, Ctrl with the wheel, or click the map first and use the wheel.</span></p>
+            <p class="controls"><button type="button" aria-label="Zoom in" onClick={() => zoomBy(1.5)}>+</button><button type="button" aria-label="Zoom out" onClick={() => zoomBy(1 / 1.5)}>−</button><button type="button" aria-pressed={fitted.value} onClick={() => { fitted.value = true; zoomBy(0); }}>Zoom to this text</button><button type="button" aria-pressed={!fitted.value} onClick={() => { fitted.value = false; zoomBy(0); }}>Show everything</button><span class="small">Drag to move. To zoom: + and −, two fingers, Ctrl with the wheel, or click the map first and use the wheel.</span></p>
             <p class="legend" id="map-legend">{keys[colour.value]() as never} {where === "joint" && "Grey: the vectors of all capture points. "}{state.token.value !== null && `Thick ring: the selected word${inOnePlane(where) ? ", the line its way here, numbered by layer" : ""}; thin rings: its nearest in the full space.`}</p>
             <p class="small" id="map-note">{!onMap(where, point.value) ? `The ${where} layout leaves this capture point out.` : shown.value.length < candidates && `${shown.value.length} of ${candidates} tokens are on this map (umap.max_points).`}</p>
           </div>

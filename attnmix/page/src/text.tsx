@@ -244,9 +244,29 @@ const course = (token: number, checkpoint: string) => layers.map((layer) => othe
 const colours: Record<string, string> = { pretrained: "var(--before)", finetuned: "var(--after)" };
 export const colourOf = (checkpoint: string) => (checkpoints.length > 1 ? colours[checkpoint] : "var(--after)");
 
+function Course({ token }: { token: number }) {
+  if (othersShare(token, 1, checkpoints[0]) === null) return null;
+  return (
+    <>
+      <h4>“<bdi>{nameThere(token)}</bdi>”: share from other words by layer ({matrixName()})</h4>
+      <Chart
+        label={`Share of “${nameThere(token)}” from other words by layer`}
+        x={layers.map(String)}
+        title="layer"
+        height={170}
+        format={(value) => percent(value, 0)}
+        bounds={[0, 1]}
+        chosen={state.layer.value - 1}
+        choose={(place) => set({ layer: place + 1 })}
+        lines={checkpoints.map((each) => ({ name: data.labels.checkpoints[each], colour: colourOf(each), values: course(token, each) }))}
+      />
+    </>
+  );
+}
+
 function Card({ token }: { token: number }) {
   const { took, gave } = exchanged(token) ?? { took: [], gave: [] };
-  const scale = state.change.value ? Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), 0.01) : 0.5;
+  const scale = state.change.value ? Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), 0.01) : Math.max(...[...took, ...gave].map(({ share }) => share), 0.2);
   const [before, after] = checkpoints.map((each) => othersShare(token, state.layer.value, each));
   const change = minus(after ?? null, before);
   return (
@@ -264,21 +284,9 @@ function Card({ token }: { token: number }) {
         <Sources id="gave" title="Received from it" shares={gave} none="No other word lists it among its main sources." scale={scale} />
       </div>
       <p class="small">
-        {state.change.value ? "Change of the share, in percentage points." : "Share of a word's input; bars end at 50%."} Only a word's 16 largest sources
+        {state.change.value ? "Change of the share, in percentage points." : `Share of a word's input; bars end at ${percent(scale, 0)}.`} Only a word's 16 largest sources
         are on the page.
       </p>
-      <h4>From other words, by layer</h4>
-      <Chart
-        label={`Share of “${nameThere(token)}” from other words by layer`}
-        x={layers.map(String)}
-        title="layer"
-        height={150}
-        format={(value) => percent(value, 0)}
-        bounds={[0, 1]}
-        chosen={state.layer.value - 1}
-        choose={(place) => set({ layer: place + 1 })}
-        lines={checkpoints.map((each) => ({ name: data.labels.checkpoints[each], colour: colourOf(each), values: course(token, each) }))}
-      />
     </>
   );
 }
@@ -371,6 +379,7 @@ export function Text() {
         <div>
           {other && <h4><bdi>{title(name, shownModel())}</bdi></h4>}
           <Words id="words" tokens={tokens} prefix="token-" label="Words of the text" checkpoint={state.checkpoint.value} change={change.value} marks />
+          {state.token.value !== null && !other && <Course token={state.token.value} />}
           {other && (
             <>
               <h4><bdi>{title(data.documents[documentOf[other[0]]].name, besideModel ? modelName(besideModel) : shownModel())}</bdi></h4>
