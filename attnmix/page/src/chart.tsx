@@ -20,12 +20,15 @@ export type Line = {
 const PRINTED = 640; // pixels
 const [TOP, BOTTOM, LEFT, NAMES, TEXT] = [14, 38, 46, 178, 16];
 
-/** A name in one or two lines that fit. */
+/** A name in lines that fit. */
 function folded(name: string, width: number): string[] {
-  if (name.length * 7 < width || !name.includes(" ")) return [name];
-  const spaces = [...name.matchAll(/ /g)].map(({ index }) => index);
-  const middle = spaces.reduce((best, at) => (Math.abs(at - name.length / 2) < Math.abs(best - name.length / 2) ? at : best));
-  return [name.slice(0, middle), name.slice(middle + 1)];
+  const lines = [""];
+  for (const word of name.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length * 7.4 > width && lines.at(-1)) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
 }
 
 /** Names at the ends of lines, moved apart until none lies on another. */
@@ -82,11 +85,21 @@ export function Chart(props: {
     low && high && low.some((each) => each !== null)
       ? band.y0((i) => y(low[i]!)).y1((i) => y(high[i]!)).defined((i) => low[i] !== null && high[i] !== null)(range(low.length))
       : null;
+  /** All dots as one path, beside the line's points: to the right and left in turn, so that they hide each other less. */
+  const drawDots = (dots: Maybe[][], n: number) =>
+    dots
+      .flatMap((values, i) =>
+        values.map((value, k) => {
+          const side = (k % 2 ? 1 : -1) * (0.4 + ((k * 7) % 10) / 16);
+          return value === null ? "" : `M${(x(i) + step * (0.1 + 0.22 * n) * side).toFixed(1)},${y(value).toFixed(1)}h0`;
+        }),
+      )
+      .join("");
   const ends = lines.map(({ values }) => {
     const last = values.findLastIndex((each) => each !== null);
     return { last, at: y(values[last]!) };
   });
-  const texts = lines.map(({ name }) => folded(name, names - 50));
+  const texts = lines.map(({ name }) => folded(name, names - 42));
   const named = spread(ends.map(({ at }) => at), texts.map((each) => TEXT * each.length), TOP - 8, height - BOTTOM + 14);
   const reading = (place: number) =>
     [`${props.title} ${props.x[place]}`, ...lines.map(({ name, values }) => (values[place] === null ? "" : `${name}: ${props.format(values[place]!)}`))]
@@ -109,15 +122,7 @@ export function Chart(props: {
         ))}
         <text class="axis" x={(LEFT + right) / 2} y={height - 4} text-anchor="middle">{props.title}</text>
         {lines.map((each) => <path class="band" d={drawBand(each) ?? ""} fill={each.colour} />)}
-        {lines.map(({ dots, colour }, n) =>
-          dots?.map((values, i) =>
-            values.map((value, k) =>
-              value === null ? null : (
-                <circle class="dot" r="2" cx={x(i) + step * (0.1 + 0.22 * n) * (k % 2 ? 1 : -1) * (0.4 + ((k * 7) % 10) / 16)} cy={y(value)} fill={colour} />
-              ),
-            ),
-          ),
-        )}
+        {lines.map(({ dots, colour }, n) => dots && <path class="dots" d={drawDots(dots, n)} stroke={colour} />)}
         {lines.map(({ values, colour, dash, width: wide }) => (
           <path class="line" d={path(values) ?? ""} stroke={colour} stroke-dasharray={dash} stroke-width={wide ?? 2.2} />
         ))}

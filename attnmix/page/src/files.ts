@@ -1,7 +1,7 @@
 // Files that a view is saved as.
 
 const STYLES = [
-  ...["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size"],
+  ...["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-opacity", "opacity", "font-family", "font-size"],
   ...["font-weight", "text-anchor", "dominant-baseline"],
 ];
 const LAYOUT_STYLES = [
@@ -32,7 +32,7 @@ function copyOf(element: Element): Element | null {
   }
   const copy = element.cloneNode(false) as Element;
   for (const { name } of [...copy.attributes]) if (/^(class|id|on|aria|role|tabindex|data-)/.test(name)) copy.removeAttribute(name);
-  const names = element instanceof SVGElement ? STYLES : [...LAYOUT_STYLES, ...STYLES.slice(5)];
+  const names = element instanceof SVGElement ? STYLES : [...LAYOUT_STYLES, ...STYLES.slice(7)];
   copy.setAttribute("style", names.map((name) => `${name}: ${style.getPropertyValue(name)}`).join("; "));
   for (const child of element.childNodes) {
     const part = child instanceof Element ? copyOf(child) : child.cloneNode();

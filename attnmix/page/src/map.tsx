@@ -129,6 +129,12 @@ function placer(frame: Frame) {
   };
 }
 
+/** The style sheet's colours, asked for once, as that lays out the page. */
+const theme = once((_dark: boolean) => {
+  const style = getComputedStyle(document.documentElement);
+  return ["--ink", "--paper", "--mark", "--took", "--edge"].map((name) => style.getPropertyValue(name).trim());
+});
+
 /** The words that have room, the selected one and its neighbours first. */
 function labels(place: (token: number) => [number, number], context: CanvasRenderingContext2D, { width, height }: Frame) {
   const token = state.token.peek();
@@ -154,8 +160,7 @@ function paint(canvas: HTMLCanvasElement, frame: Frame) {
   const context = canvas.getContext("2d")!;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, frame.width, frame.height);
-  const style = getComputedStyle(canvas);
-  const [ink, paper, mark, took, line] = ["--ink", "--paper", "--mark", "--took", "--edge"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, paper, mark, took, line] = theme(dark.peek());
   const [view, base, place] = [camera.peek(), project(frame, extent.peek()), placer(frame)];
   const layout = state.layout.peek();
   const tokens = shown.peek();

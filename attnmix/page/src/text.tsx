@@ -74,7 +74,7 @@ export function Find() {
   const number = found.value.length;
   return (
     <label>
-      Find
+      <span>Find</span>
       <input
         id="find"
         type="search"

@@ -66,7 +66,7 @@ function steps(): Step[] {
     },
     {
       title: "Look at the controls",
-      body: () => <>{guess.value && `You said ${guess.value.toLowerCase()}. `}Give every word the same vector to pass on, which says nothing of any single word: the ratio still goes from {text(sharedBefore)} to {text(sharedAfter)}{rise !== null && sharedAfter !== null && sharedBefore !== null && <> ({points(sharedAfter - sharedBefore)} of {points(rise)})</>}. Shuffle the words: {text(shuffled[0])} to {text(shuffled[1])}.</>,
+      body: () => <>{guess.value && `You said ${guess.value.toLowerCase()}. `}Give every word the same vector to pass on, which says nothing of any single word: the ratio still goes from {text(sharedBefore)} to {text(sharedAfter)}{rise !== null && sharedAfter !== null && sharedBefore !== null && <>, a rise of {points(sharedAfter - sharedBefore)} beside {points(rise)} of the ratio itself</>}. Shuffle the words: {text(shuffled[0])} to {text(shuffled[1])}.</>,
       view: "layers",
       choose: { ...start, measure: data.method },
     },

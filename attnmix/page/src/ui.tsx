@@ -11,7 +11,7 @@ type Option = readonly [value: string, name: string];
 export function Select(props: { label: string; value: string; options: Option[]; on: (value: string) => void; id?: string }) {
   return (
     <label>
-      {props.label}
+      <span>{props.label}</span>
       <select id={props.id} autocomplete="off" value={props.value} onChange={(e) => props.on(e.currentTarget.value)}>
         {props.options.map(([value, name]) => (
           <option key={value} value={value} selected={value === props.value}>
