@@ -38,13 +38,13 @@ STEP = """() => { const slider = document.getElementById('point'); slider.value 
   slider.dispatchEvent(new Event('input')); }"""
 
 # Tokens that are seen on the map, as places on the screen, and the mouse on one of them.
-FIND = """() => { const chart = document.getElementById('map-chart');
-  const box = chart.querySelector('canvas').getBoundingClientRect();
+FIND = """() => { const map = document.getElementById('map-canvas');
+  const box = map.getBoundingClientRect();
   const seen = ([x, y]) => x > 0 && y > 0 && x < box.width && y < box.height;
-  window.spots = chart.drawn().find(({ name }) => name === 'tokens').pixels.filter(seen)
+  window.spots = map.drawn().pixels.filter(seen)
     .map(([x, y]) => ({ clientX: box.left + x, clientY: box.top + y })); }"""
-HOVER = """share => document.querySelector('#map-chart canvas').dispatchEvent(
-  new MouseEvent('mousemove', window.spots[Math.floor(share * window.spots.length)]))"""
+HOVER = """share => document.getElementById('map-canvas').dispatchEvent(
+  new PointerEvent('pointermove', window.spots[Math.floor(share * window.spots.length)]))"""
 
 
 def main() -> None:

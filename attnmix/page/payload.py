@@ -95,7 +95,6 @@ SHAPE: Data = {
     "steps": [_STEP],
     "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
     "quality": {...: {"whole": _SCORES, "points": [_SCORES]}},  # of a layout, and of each site
-    "layerParts": [[str]],
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
     "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
     "encoder": int | None,  # layers, where there is a decoder too
@@ -188,7 +187,6 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "steps": _rows(steps, _STEP),
         "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], SHAPE["geometry"][0]),
         "quality": _quality(run.map_quality.round(6), sites),
-        "layerParts": run.layer_parts,
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
         "readings": [

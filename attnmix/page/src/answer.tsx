@@ -39,10 +39,11 @@ export function Answer() {
         </div>
         <Pane
           id="answer-chart"
+          first
           title={chart.title}
           file={chart.title}
           rows={() => ({
-            columns: ["layer", ...lines.flatMap(({ name }) => [name, `${name}, 95% from`, "to"])],
+            columns: ["layer", ...lines.flatMap(({ name }) => [name, `${name}, 95% from`, `${name}, 95% to`])],
             rows: layers.map((layer, i) => [layer, ...lines.flatMap(({ values, low, high }) => [values[i], low[i] ?? null, high[i] ?? null])]),
           })}
         >

@@ -75,6 +75,7 @@ export function Chart(props: {
   const start = props.zero === false ? Math.min(...known) : Math.min(0, ...known);
   const extent = [Math.max(start, floor), Math.min(Math.max(...known, start + 1e-3), ceiling)];
   const y = scaleLinear(extent, [height - BOTTOM, TOP]).nice(5);
+  const within = (value: number) => Math.min(Math.max(value, y.domain()[0]), y.domain()[1]);
   const names = Math.min(NAMES, width * 0.36);
   const right = width - names;
   const step = (right - LEFT) / Math.max(props.x.length, 1);
@@ -83,7 +84,7 @@ export function Chart(props: {
   const band = area<number>(x, (i) => y(i), (i) => y(i));
   const drawBand = ({ low, high }: Line) =>
     low && high && low.some((each) => each !== null)
-      ? band.y0((i) => y(low[i]!)).y1((i) => y(high[i]!)).defined((i) => low[i] !== null && high[i] !== null)(range(low.length))
+      ? band.y0((i) => y(within(low[i]!))).y1((i) => y(within(high[i]!))).defined((i) => low[i] !== null && high[i] !== null)(range(low.length))
       : null;
   /** All dots as one path, beside the line's points: to the right and left in turn, so that they hide each other less. */
   const drawDots = (dots: Maybe[][], n: number) =>

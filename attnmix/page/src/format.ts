@@ -16,5 +16,5 @@ export const figures = (value: number): string => {
   const plain = size === 0 || (size >= 0.001 && size < 1000);
   return minusSign(plain ? value.toFixed(size >= 10 ? 2 : 3) : value.toExponential(1));
 };
-/** As many digits as the page's data have. */
-export const rounded = (value: number): number => Number(value.toPrecision(4));
+/** As many digits as are known. */
+export const rounded = (value: number, digits: number): number => Number(value.toPrecision(digits));

@@ -21,7 +21,7 @@ type Link = { i: number; j: number; value: number };
 export const largest = once((rows: Float32Array[]) => rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1);
 
 /** The lines that are drawn, and the tokens in the two columns: all of a short text, else those of the strongest lines. */
-function linksOf(rows: Float32Array[], looked: number | null) {
+function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) {
   const length = rows.length;
   const all: Link[] = [];
   const add = (i: number, j: number) => rows[i][j] > 0 && all.push({ i, j, value: rows[i][j] });
@@ -31,7 +31,7 @@ function linksOf(rows: Float32Array[], looked: number | null) {
     range(length).forEach((i) => i !== looked && add(i, looked));
   }
   const most = all.reduce((top, { value }) => Math.max(top, value), 0) || 1;
-  const strong = all.filter(({ value }) => value > FAINT * most).toSorted((a, b) => b.value - a.value);
+  const strong = all.filter(({ value }) => value > faintest * most).toSorted((a, b) => b.value - a.value);
   if (length <= MAX_ROWS) return { links: strong.slice(0, MAX_LINES), left: range(length), right: range(length), most };
   const [left, right] = [new Set<number>(), new Set<number>()];
   if (looked !== null) [left, right].forEach((side) => side.add(looked));
@@ -169,7 +169,7 @@ function All() {
     box.current!.querySelector<HTMLElement>(`[data-key="${layer},${head}"]`)?.focus();
   };
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0} role="region" aria-label="All heads, small">
       <div ref={box} id="heads-all" class="all" role="group" aria-label="All heads" style={`grid-template-columns: 2.2rem repeat(${headCount}, minmax(26px, 64px))`} onKeyDown={move}>
         {layers.map((layer) => (
           <>
@@ -193,11 +193,12 @@ export function Heads() {
   const { name, start } = data.documents[number];
   const where = `${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1} of ${headCount}, ${modelName(state.checkpoint.value)} model`;
   const table = (): Rows => {
-    const all = rows ? (position.value === null ? linksOf(rows, null).links : linksOf(rows, position.value).links) : [];
+    const all = rows ? linksOf(rows, position.value, 0).links : [];
     return {
       columns: ["position", "token", "attends to position", "attends to token", state.lines.value === "weight" ? "attention weight" : "weight times length"],
       rows: all.map(({ i, j, value }) => [i, nameThere(start + i), j, nameThere(start + j), value]),
       note: `${where}; the strongest lines`,
+      digits: 6,
     };
   };
   if (!rows || !heads)

@@ -82,7 +82,7 @@ export function Layers() {
   const lines = linesOf(measure, true);
   const model = modelName(state.checkpoint.value);
   const rows = (): Rows => ({
-    columns: ["layer", ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, "to"] : [name]))],
+    columns: ["layer", ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]))],
     rows: layers.map((layer, i) => [layer, ...lines.flatMap(({ values, low, high }) => (low ? [values[i], low[i], high![i]] : [values[i]]))]),
   });
   const dots = lines.some((each) => each.dots);

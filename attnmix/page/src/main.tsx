@@ -67,6 +67,7 @@ followAddress();
 render(<Page />, document.getElementById("app")!);
 const root = document.documentElement;
 root.dataset.drawn = "";
+requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));
 addEventListener("beforeprint", () => {
   printing.value = true;
   document.getElementById("printed")!.textContent = `Printed ${new Date().toISOString().slice(0, 10)}.`;

@@ -251,6 +251,14 @@ function Canvas() {
     };
     element.addEventListener("keydown", key);
     element.addEventListener("mapzoom", (e) => { const { detail } = e as CustomEvent<number>; if (detail) behaviour.scaleBy(held, detail); else behaviour.transform(held, zoomIdentity); });
+    const drawn = () => {
+      const place = placer(frame.current);
+      const context = element.getContext("2d")!;
+      context.font = FONT;
+      const words = labels(place, context, frame.current).map(([token]) => token);
+      return { moving: progress < 1, tokens: shown.peek(), pixels: shown.peek().map(place), words, trail: trail.peek() };
+    };
+    Object.assign(element, { drawn }); // what the picture holds, for who checks it
     const observer = new ResizeObserver(([{ contentRect }]) => { if (contentRect.width) { frame.current = contentRect; draw(); } });
     observer.observe(element);
     let [clock, lastExtent] = [0, extent.peek()];
@@ -349,7 +357,7 @@ function Scores() {
   const text = (value: number | null | undefined) => (value === null || value === undefined ? "–" : value.toFixed(2));
   return (
     <details class="fold"><summary>How far to trust this map</summary>
-      <div class="scroll"><table id="quality"><thead><tr>{["measure", "whole map", "this point", "chance"].map((each) => <th scope="col">{each}</th>)}</tr></thead>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Scores of this map"><table id="quality"><thead><tr>{["measure", "whole map", "this point", "chance"].map((each) => <th scope="col">{each}</th>)}</tr></thead>
         <tbody>{Object.entries(data.labels.mapMeasures).filter(([name]) => quality?.whole[name] || here[name]).map(([name, label]) => (
           <tr><th scope="row">{label}</th><td class="number">{text(quality.whole[name]?.[0])}</td><td class="number">{text(here[name]?.[0])}</td><td class="number">{text((here[name] ?? quality.whole[name])?.[1])}</td></tr>
         ))}</tbody></table></div>

@@ -13,7 +13,7 @@ const overLayers = (rows: Row[], from = 1) => {
   return { values: of("mean"), low: of("ci_low"), high: of("ci_high") };
 };
 const tableOf = (lines: Line[], x: string[], title: string): Rows => ({
-  columns: [title, ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, "to"] : [name]))],
+  columns: [title, ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]))],
   rows: x.map((each, i) => [each, ...lines.flatMap(({ values, low, high }) => (low ? [values[i], low[i], high![i]] : [values[i]]))]),
 });
 const described = (lines: Line[]) => lines.map(({ name, values }) => `${name}: ${values.map((each) => (each === null ? "–" : figures(each))).join(", ")}`).join(". ");

@@ -170,12 +170,15 @@ export function followAddress(): void {
   addEventListener("popstate", () => {
     if (location.hash && !location.hash.includes("=")) return; // a place on the page
     readAddress();
-    [step, last] = [stepNow(), address()];
   });
   effect(() => {
     const [text, now] = [address(), stepNow()];
     if (text === last) return;
     last = text;
+    if (text === location.hash.slice(1)) {
+      step = now; // the address was read
+      return;
+    }
     clearTimeout(timer);
     const page = location.href.split("#")[0];
     const write = (act: "pushState" | "replaceState") => history[act](null, "", text ? `${page}#${text}` : page);

@@ -356,7 +356,7 @@ export function Text() {
         )}
         {matrix.value === "attention" && headCount > 0 && (
           <Select id="head" label="Head" value={String(head.value ?? "mean")} on={(value) => set({ head: value === "mean" ? null : Number(value) })}
-            options={[["mean", "mean of all"], ...range(headCount).map((each) => [String(each), String(each + 1)] as const)]} />
+            options={[["mean", "mean of all"], ...range(headCount).map((each) => [String(each), `no. ${each + 1}`] as const)]} />
         )}
         <Select id="beside" label="Compare with" value={String(beside.value)}
           on={(value) => set({ beside: value === "none" || checkpoints.includes(value) ? value : Number(value) })}

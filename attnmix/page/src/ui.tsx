@@ -38,8 +38,10 @@ export function Check(props: { label: string; checked: boolean; disabled?: boole
   );
 }
 
-export type Rows = { columns: string[]; rows: (string | number | null)[][]; note?: string };
-const asText = (each: string | number | null) => (each === null ? "" : String(typeof each === "number" ? rounded(each) : each));
+/** Numbers have four digits, as most have 16 bits on the page. */
+export type Rows = { columns: string[]; rows: (string | number | null)[][]; note?: string; digits?: number };
+const asText = (each: string | number | null, digits = 4) =>
+  each === null ? "" : String(typeof each === "number" ? rounded(each, digits) : each);
 const inCsv = (each: string) => (/[",\n\r]/.test(each) ? `"${each.replaceAll('"', '""')}"` : each);
 
 /** A view with its name, and its numbers as a table, as csv and as a picture. `file` names what the view shows. */
@@ -47,6 +49,7 @@ export function Pane(props: {
   id: string;
   title: ComponentChildren;
   file: string;
+  first?: boolean; // of its section, right below the page's name
   rows: () => Rows;
   children: ComponentChildren;
 }) {
@@ -54,15 +57,15 @@ export function Pane(props: {
   const open = useSignal(false);
   const name = `${props.id}_${props.file}`.replaceAll(/[^\p{L}\p{N}]+/gu, "_");
   const csv = () => {
-    const { columns, rows, note } = props.rows();
-    const lines = [columns, ...rows].map((row) => row.map((each) => inCsv(asText(each))).join(","));
+    const { columns, rows, note, digits } = props.rows();
+    const lines = [columns, ...rows].map((row) => row.map((each) => inCsv(asText(each, digits))).join(","));
     saveText(`${name}.csv`, [...(note ? [`# ${note}`] : []), ...lines].join("\n") + "\n");
   };
   const picture = (kind: "svg" | "png") => void savePicture(body.current!, `${name}.${kind}`, kind, props.file);
   return (
     <div class="pane" id={props.id}>
       <div class="title">
-        <h3>{props.title}</h3>
+        {props.first ? <h2 class="small-title">{props.title}</h2> : <h3>{props.title}</h3>}
         <details class="files" onToggle={(e) => (open.value = e.currentTarget.open)}>
           <summary aria-label={`Data and image of ${props.id}`}>Data and image</summary>
           <p>
@@ -79,7 +82,7 @@ export function Pane(props: {
 
 const MAX_ROWS = 500; // of a table on the screen; its csv has all
 
-function Table({ columns, rows, note, label }: Rows & { label: string }) {
+function Table({ columns, rows, note, digits, label }: Rows & { label: string }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={`Values of ${label}`}>
       <table>
@@ -89,7 +92,7 @@ function Table({ columns, rows, note, label }: Rows & { label: string }) {
         </thead>
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => (
-            <tr>{row.map((each) => <td class={typeof each === "number" ? "number" : ""}>{<bdi>{asText(each)}</bdi>}</td>)}</tr>
+            <tr>{row.map((each) => <td class={typeof each === "number" ? "number" : ""}>{<bdi>{asText(each, digits)}</bdi>}</td>)}</tr>
           ))}
         </tbody>
       </table>

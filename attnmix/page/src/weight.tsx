@@ -75,11 +75,12 @@ function Numbers({ heads }: { heads: Heads }) {
     columns: ["position", "token", "q.k", "score", "weight"],
     rows: sources.map((each) => [each.j, name(each.j), each.seen ? each.dot : null, each.seen ? each.score : null, each.weight]),
     note: `query of ${name(i)}, ${where}`,
+    digits: 6,
   });
   const vectors = (): Rows => {
     const parts: [string, Vector][] = [["query", query], ["key", chosen.key], ["product", chosen.product]];
     if (after) parts.push(["value", after.values[chosen.j]], ...after.steps);
-    return { columns: ["step", "dimension", "value"], rows: parts.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])) };
+    return { digits: 6, columns: ["step", "dimension", "value"], rows: parts.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])) };
   };
   return (
     <>
