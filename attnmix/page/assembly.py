@@ -46,16 +46,13 @@ def write_page(run: Run, subject: Subject) -> None:
         versions=package_versions(),
         documents_left_out=documents_left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
-        matrices=data["matrices"],
         heads=data["attention"]["number"],
         layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
         incomplete_layouts=[layout for layout, names in absent.items() if names],
         absent_points=_labels(set().union(*absent.values())),
-        own_basis=_labels(set(points) & set(data["ownBasis"]) - absent.get("joint", set(points))),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
-        heads_compared=any(row["step"] == "heads" and row["measure"] == "cosine_input" for row in data["steps"]),
     )
     with whole(run.page) as part:
         part.write_text(text, encoding="utf-8", newline="\n")

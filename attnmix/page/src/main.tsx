@@ -3,7 +3,7 @@
 import { render } from "preact";
 import { Answer } from "./answer";
 import { headCount } from "./attention";
-import { checkpoints, data, layerCount } from "./data";
+import { checkpoints, data, layerCount, positionOf } from "./data";
 import { Heads } from "./heads";
 import { Layers } from "./layers";
 import { MapPane } from "./map";
@@ -33,11 +33,11 @@ function Bar() {
         </fieldset>
       )}
       <label class="depth">
-        Layer <output>{state.layer.value}</output>
+        Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
         <input type="range" id="layer" autocomplete="off" min="1" max={layerCount} value={state.layer.value} aria-valuetext={data.labels.layers[state.layer.value]} onInput={(e) => set({ layer: Number(e.currentTarget.value) })} />
       </label>
       <span id="selected" aria-live="polite">
-        {token === null ? <span class="small noprint">no word selected</span> : <>Word “<b><bdi>{nameThere(token)}</bdi></b>” <button type="button" id="clear" onClick={() => set({ token: null })}>Clear</button></>}
+        {token === null ? <span class="small noprint">no word selected</span> : <>Word “<b><bdi>{nameThere(token)}</bdi></b>” <small>position {positionOf(token)}</small> <button type="button" id="clear" onClick={() => set({ token: null })}>Clear</button></>}
       </span>
       <Find />
       <span class="end">

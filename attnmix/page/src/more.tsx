@@ -18,6 +18,11 @@ const tableOf = (lines: Line[], x: string[], title: string): Rows => ({
 });
 const described = (lines: Line[]) => lines.map(({ name, values }) => `${name}: ${values.map((each) => (each === null ? "–" : figures(each))).join(", ")}`).join(". ");
 
+const headsCompared = data.steps.some(({ step, measure }) => step === "heads" && measure === "cosine_input");
+const headsNote = headsCompared
+  ? "The heads live in a basis of their own, so their cosine says little."
+  : "The heads side by side have another number of dimensions than the layer's input, so they have no cosine to it.";
+
 function Steps() {
   const { stepMeasure, checkpoint, token } = state;
   const rows = data.steps.filter((row) => row.checkpoint === checkpoint.value && row.measure === stepMeasure.value);
@@ -33,7 +38,7 @@ function Steps() {
   const title = `Steps of a layer: ${label}, ${modelName(checkpoint.value)} model`;
   return (
     <Pane id="steps" title={title} file={title} rows={() => tableOf(lines, layers.map(String), "layer")}>
-      <p>What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal.{checkpoint.value !== captured && ` The selected word's own values are of the ${modelName(captured)} model alone.`}</p>
+      <p>What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. {headsNote}{checkpoint.value !== captured && ` The selected word's own values are of the ${modelName(captured)} model alone.`}</p>
       <div class="controls"><Select id="step-measure" label="Measure" value={stepMeasure.value} options={Object.entries(data.labels.stepMeasures)} on={(value) => set({ stepMeasure: value })} /></div>
       <Chart label={`${title}. ${described(lines)}`} x={layers.map(String)} title="layer" height={340} lines={lines} format={(value) => figures(value).replace(/0+$/, "").replace(/\.$/, "")} chosen={state.layer.value - 1} choose={(place) => set({ layer: place + 1 })} bounds={stepMeasure.value.startsWith("cosine") ? [-1, 1] : [0, Infinity]} />
     </Pane>

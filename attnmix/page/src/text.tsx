@@ -128,9 +128,13 @@ export function Words(props: { tokens: number[]; prefix?: string; label: string;
   const [took, gave] = [widths(exchange?.took ?? []), widths(exchange?.gave ?? [])];
   const { apart } = readingAt(state.layer.value);
   const chosen = state.token.value;
+  const { direction } = data.documents[documentOf[tokens[0]]];
   const step = (e: KeyboardEvent) => {
     const at = chosen === null ? -1 : tokens.indexOf(chosen);
-    const moves: Record<string, number> = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: Math.max(at - 1, 0), ArrowUp: Math.max(at - 1, 0), Home: 0, End: tokens.length - 1 };
+    const [on, back] = [at + 1, Math.max(at - 1, 0)];
+    const [left, right] = direction === "rtl" ? [on, back] : [back, on];
+    const last = tokens.length - 1;
+    const moves: Record<string, number> = { ArrowRight: right, ArrowDown: on, ArrowLeft: left, ArrowUp: back, Home: 0, End: last };
     if (e.key === "Escape") set({ token: null });
     else if (e.key in moves) set({ token: tokens[Math.min(moves[e.key], tokens.length - 1)] });
     else return;
@@ -144,7 +148,7 @@ export function Words(props: { tokens: number[]; prefix?: string; label: string;
     <div
       id={props.id}
       class="words"
-      dir={data.documents[documentOf[tokens[0]]].direction as "ltr"}
+      dir={direction as "ltr"}
       role={prefix ? "listbox" : "group"}
       tabIndex={0}
       aria-label={props.label}
