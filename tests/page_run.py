@@ -61,7 +61,11 @@ def make_run(folder: Path) -> Path:
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
     write_reviews(folder / "data/reviews")
-    for name in ("metrics/finetune.json", "plots/finetune/finetune_by_class.csv", "plots/faithfulness/faithfulness.csv"):
+    for name in (
+        "metrics/finetune.json",
+        "plots/finetune/finetune_by_class.csv",
+        "plots/faithfulness/faithfulness.csv",
+    ):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:

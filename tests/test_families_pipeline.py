@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 from browser import Opened
-from page_run import choose
 from conftest import toy_reviews, write_parameters
 from families import EACH_FAMILY, write_family
+from page_run import choose
 from transformers import AutoConfig
 
 from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site

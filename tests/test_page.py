@@ -69,7 +69,7 @@ def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None
     run = Run(Path())
     curves = run.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
     ratios = run.captured_ratios(tokens()["document"].unique().tolist())
-    rows = ratios.query("checkpoint == 'finetuned' and layer == @curves.idxmax()")
+    rows = ratios[(ratios["checkpoint"] == "finetuned") & (ratios["layer"] == curves.idxmax())]
     means = rows.groupby("document", sort=False)["attnresln_n"].mean()
     chosen = opened.page.locator("#document option:checked").inner_text()
     assert chosen.startswith(means.sort_values().index[(len(means) - 1) // 2] + ":")
@@ -141,9 +141,13 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     ):
         assert sentence in text
     choose(page, "document", "0")
-    assert page.locator("#text-note").inner_text().startswith(
-        "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
-        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+    assert (
+        page.locator("#text-note")
+        .inner_text()
+        .startswith(
+            "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
+            "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+        )
     )
     parameters = page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("capture.max_length") and "40" in row for row in parameters)
@@ -214,7 +218,9 @@ def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     for hidden in ("#bar", "#play", "#point", ".files", "#tour-button", "#text-note"):
         assert not page.locator(hidden).first.is_visible(), hidden
-    assert all(page.locator(f"#{name}").is_visible() for name in ("headline", "words", "card", "heads-lines", "map-canvas"))
+    assert all(
+        page.locator(f"#{name}").is_visible() for name in ("headline", "words", "card", "heads-lines", "map-canvas")
+    )
     assert page.locator("#findings").is_visible()
     assert re.search(r"revision v1\.0.*Printed \d{4}-\d\d-\d\d\.", page.locator("footer").inner_text())
     page.emulate_media(media=None)

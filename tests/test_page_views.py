@@ -145,11 +145,15 @@ def test_the_tour_stays_on_the_screen_while_it_drives_the_views(opened: Opened) 
         assert f"Step {step} of 6" in page.locator("#tour").inner_text()
         page.wait_for_timeout(900)  # smooth scrolling
         box, height = page.locator("#tour").bounding_box(), page.viewport_size["height"]
-        assert 0 <= box["y"] and box["y"] + box["height"] <= height
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height
         view = page.locator("#answer" if step in (1, 2, 6) else "#layers").bounding_box()
         assert -10 < view["y"] < height / 2 or view["y"] <= 0 < view["y"] + view["height"]
         if step == 1:
-            assert f"{100 * curves.get_group('attn_w').mean():.0f}% of what attention adds" in page.locator("#tour").inner_text()
+            assert (
+                f"{100 * curves.get_group('attn_w').mean():.0f}% of what attention adds"
+                in page.locator("#tour").inner_text()
+            )
         page.wait_for_function(f"() => location.hash.includes('tour={step}')")
         page.locator("#tour .strong").click()
     assert page.locator("#tour").count() == 0
@@ -255,7 +259,9 @@ def test_every_layout_says_what_it_keeps(opened: Opened) -> None:
         here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].set_index("measure")
         name = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
-        assert [float(kept), float(chance)] == pytest.approx(100 * here.loc[name, ["value", "chance"]].to_numpy(float), abs=0.51)
+        assert [float(kept), float(chance)] == pytest.approx(
+            100 * here.loc[name, ["value", "chance"]].to_numpy(float), abs=0.51
+        )
         cells = page.locator("#quality tbody tr", has_text="trustworthiness").first.locator("td").all_inner_texts()
         whole = rows[rows["point"].isna()].set_index("measure").loc["trustworthiness", "value"]
         assert float(cells[0]) == pytest.approx(whole, abs=5.1e-3)
@@ -370,9 +376,15 @@ def test_steps_geometry_and_removal_are_the_files(first: Opened) -> None:
             assert [float(row[name]) for row in rows] == pytest.approx(part["mean"].tolist(), rel=1e-3)
     geometry = run.table("measure/geometry").query("checkpoint == 'pretrained' and measure == 'mean_cosine'")
     output = geometry[(geometry["point"] == "layer_output") & (geometry["layer"] > 0)]["mean"]
-    assert [float(row["Layer output"]) for row in first.values("geometry")] == pytest.approx(output.tolist(), rel=1e-3, abs=1e-4)
-    removal = run.table("faithfulness/faithfulness", dtype={"share": str}).query("method == 'random' and share != 'all'")
-    assert [float(row["Random words"]) for row in first.values("removal")] == pytest.approx(removal["drop"].tolist(), rel=1e-3)
+    assert [float(row["Layer output"]) for row in first.values("geometry")] == pytest.approx(
+        output.tolist(), rel=1e-3, abs=1e-4
+    )
+    removal = run.table("faithfulness/faithfulness", dtype={"share": str}).query(
+        "method == 'random' and share != 'all'"
+    )
+    assert [float(row["Random words"]) for row in first.values("removal")] == pytest.approx(
+        removal["drop"].tolist(), rel=1e-3
+    )
     page.locator("#token-3").click()
     choose(page, "checkpoint", "finetuned")
     choose(page, "step-measure", "cosine_input")
@@ -414,7 +426,9 @@ def test_curves_of_few_documents_have_no_interval_and_stay_within_the_plot(copie
     for documents, expected in ((2, 0), (8, 1)):
         pd.read_csv(path).assign(documents=documents).to_csv(path, index=False)
         shown = open_changed(chromium)
-        bands = shown.page.locator("#layers-chart path.band").evaluate_all("all => all.filter(each => each.getBBox().width > 0).length")
+        bands = shown.page.locator("#layers-chart path.band").evaluate_all(
+            "all => all.filter(each => each.getBBox().width > 0).length"
+        )
         assert (bands > 0) == expected
         chart = shown.page.locator("#layers-chart svg.chart").bounding_box()
         for path_box in shown.page.locator("#layers-chart path.band").all():

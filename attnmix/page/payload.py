@@ -84,7 +84,11 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
-        "chart": {"title": str, "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}], "unit": str},
+        "chart": {
+            "title": str,
+            "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}],
+            "unit": str,
+        },
     },
     "opens": {"document": int, "token": int},
     "curves": [_RATIO],
@@ -264,7 +268,9 @@ def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts:
     labels_T = [texts.readings[0][number].text for number in own]
     words = [n for n, text in enumerate(labels_T) if text.isalpha() and len(text) >= MIN_WORD] or list(range(len(own)))
     strength = np.nan_to_num(value_T[own])
-    if methods := [method for method in ("alti", *MATRICES) if method in run.matrices(most["checkpoint"], names_D[document])]:
+    if methods := [
+        method for method in ("alti", *MATRICES) if method in run.matrices(most["checkpoint"], names_D[document])
+    ]:
         shares = row_shares(run.matrix(most["checkpoint"], names_D[document], methods[0])[most["layer"] - 1])
         others = np.nan_to_num(shares) * ~np.eye(len(own), dtype=bool)
         strength = others[:, words].max(axis=1)

@@ -148,19 +148,18 @@ def lead(curves: pd.DataFrame) -> str:
 def answer(run: Run) -> dict[str, Any]:
     """Return the page's first statement: headline, sentences, and a chart of the preferred ratio by layer."""
     curves = run.mixing[0]
-    rows = run.table("measure/mixing_controls")
-    control = rows[(rows["control"] == "text_mean_value") & rows["checkpoint"].isin(curves["checkpoint"])]
-    tables = [(curves, "{}"), (control, "{}, one value shared by all tokens")]
-    series = [
-        {
-            "name": form.format(CHECKPOINTS.get(checkpoint, checkpoint) if len(each_table["checkpoint"].unique()) > 1 else "Ratio"),
-            "values": each["mean"].tolist(),
-            **{end: each[f"ci_{end}"].where(each["documents"] >= MIN_INTERVAL_DOCUMENTS).astype(object).replace(float("nan"), None).tolist() for end in ("low", "high")},
-        }
-        for each_table, form in tables
-        for checkpoint, each in each_table[each_table["method"] == _preferred(curves)].groupby("checkpoint", sort=False)
-    ]
-    chart = {"title": "Mixing ratio by layer", "series": series, "unit": "share of length from other tokens"}
+    method, checkpoints = _preferred(curves), curves["checkpoint"].unique().tolist()
+    controls = run.table("measure/mixing_controls")
+    tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
+    series = []
+    for suffix, table in tables.items():
+        for checkpoint in checkpoints:
+            rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
+            bounds = rows[["ci_low", "ci_high"]].where(rows["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
+            low, high = bounds.astype(object).where(bounds.notna(), None).to_numpy().T.tolist()
+            name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+            series.append({"name": name + suffix, "values": rows["mean"].tolist(), "low": low, "high": high})
+    chart = {"title": "Mixing ratio by layer", "series": series, "unit": "Share of length from other tokens"}
     return {"headline": headline(curves), "sentences": [lead(curves), *_controls(run)[-3:]], "chart": chart}
 
 

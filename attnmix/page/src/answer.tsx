@@ -4,13 +4,17 @@ import { Chart } from "./chart";
 import { data, layers } from "./data";
 import { percent } from "./format";
 import { set, state } from "./state";
-import { KeptBar, sentence, Words } from "./text";
+import { KeptBar } from "./text";
+import { sentence, Words } from "./words";
 import { shadeName, shownModel } from "./measures";
 import { openTour } from "./tour";
 import { Pane, Term } from "./ui";
 
 const COLOURS = ["var(--before)", "var(--after)", "var(--before)", "var(--shared)", "var(--shuffled)", "var(--random)"];
 const SINGLE = ["var(--after)", "var(--shared)", "var(--shuffled)", "var(--random)"];
+
+/** A sentence whose numbers stay with their signs. */
+const whole = (said: string) => said.replaceAll(" %", "\u00a0%");
 
 export function Answer() {
   const { headline, sentences, chart } = data.answer;
@@ -26,15 +30,22 @@ export function Answer() {
   const token = state.token.value;
   return (
     <section id="answer" aria-labelledby="headline">
-      <h1 id="headline">{headline}</h1>
+      <h1 id="headline">{whole(headline)}</h1>
       <div class="first">
         <div>
           <ul class="lead">
-            {sentences.map((each) => <li>{each}</li>)}
+            {sentences.map((each) => (
+              <li>{whole(each)}</li>
+            ))}
           </ul>
           <p>
-            <button type="button" class="strong" onClick={() => openTour(1)}>Show me, in six steps</button>{" "}
-            <span class="small">Words to know: <Term name="mixing ratio" />, <Term name="shared value" />, <Term name="derivative" />, <Term name="interval">95% interval</Term></span>
+            <button type="button" class="strong" onClick={() => openTour(1)}>
+              Show me, in six steps
+            </button>{" "}
+            <span class="small">
+              Words to know: <Term name="mixing ratio" />, <Term name="shared value" />, <Term name="derivative" />,{" "}
+              <Term name="interval">95% interval</Term>
+            </span>
           </p>
         </div>
         <Pane
@@ -44,7 +55,10 @@ export function Answer() {
           file={chart.title}
           rows={() => ({
             columns: ["layer", ...lines.flatMap(({ name }) => [name, `${name}, 95% from`, `${name}, 95% to`])],
-            rows: layers.map((layer, i) => [layer, ...lines.flatMap(({ values, low, high }) => [values[i], low[i] ?? null, high[i] ?? null])]),
+            rows: layers.map((layer, i) => [
+              layer,
+              ...lines.flatMap(({ values, low, high }) => [values[i], low[i] ?? null, high[i] ?? null]),
+            ]),
           })}
         >
           <Chart
@@ -58,12 +72,26 @@ export function Answer() {
             choose={(place) => set({ layer: place + 1 })}
             lines={lines}
           />
-          <p class="small">{chart.unit}. {lines.some(({ low }) => low.some((each) => each !== null)) && "Bands: 95% intervals over reviews. "}<span class="noprint">Click a layer to select it everywhere.</span></p>
+          <p class="small">
+            {chart.unit}.{" "}
+            {lines.some(({ low }) => low.some((each) => each !== null)) && "Bands: 95% intervals over reviews. "}
+            <span class="noprint">Click a layer to select it everywhere.</span>
+          </p>
         </Pane>
       </div>
       <div class="sentence">
-        <p class="small">One sentence of <bdi>{data.documents[state.document.value].name}</bdi>, layer {state.layer.value}, {shownModel()}: the darker a word, the larger its {shadeName()}. <span class="noprint">Click a word.</span></p>
-        <Words id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" checkpoint={state.checkpoint.value} change={state.change.value} />
+        <p class="small">
+          One sentence of <bdi>{data.documents[state.document.value].name}</bdi>, layer {state.layer.value},{" "}
+          {shownModel()}: the darker a word, the larger its {shadeName()}. <span class="noprint">Click a word.</span>
+        </p>
+        <Words
+          id="sentence"
+          tokens={sentence.value}
+          prefix="word-"
+          label="One sentence"
+          checkpoint={state.checkpoint.value}
+          change={state.change.value}
+        />
         {token !== null && <KeptBar token={token} />}
       </div>
     </section>

@@ -184,7 +184,11 @@ export function afterSoftmax(heads: Heads, layer: number, head: number, i: numbe
   const others = range(headCount).filter((each) => each !== head);
   const summed = others.map((each) => part("given", ofHead(each), hidden)).reduce<Vector>(plus, given);
   let vector: Vector = plus(summed, part("output_bias", layer - 1, hidden));
-  const steps: [string, Vector][] = [["attended", attended], ["given", given], ["output", vector]];
+  const steps: [string, Vector][] = [
+    ["attended", attended],
+    ["given", given],
+    ["output", vector],
+  ];
   const norm = (name: string, which: number) => {
     if (!all(name)) return false;
     const constants = part("norm_constants", 2 * (layer - 1) + which, 2);

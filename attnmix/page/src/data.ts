@@ -133,7 +133,12 @@ export function ownShare(token: number, layer: number, checkpoint: string, matri
 
 export type Share = { token: number; share: number };
 /** The largest shares that a token took; null where the text's matrices are not on the page. */
-export function sourcesOf(token: number, layer: number, checkpoint: string, matrix: string | undefined): Share[] | null {
+export function sourcesOf(
+  token: number,
+  layer: number,
+  checkpoint: string,
+  matrix: string | undefined,
+): Share[] | null {
   const row = rowOf(token, layer, checkpoint, matrix);
   if (!row) return null;
   const { start } = data.documents[documentOf[token]];

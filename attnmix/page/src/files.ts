@@ -1,11 +1,32 @@
 // Files that a view is saved as.
 
 const STYLES = [
-  ...["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-opacity", "opacity", "font-family", "font-size"],
+  ...[
+    "fill",
+    "fill-opacity",
+    "stroke",
+    "stroke-width",
+    "stroke-dasharray",
+    "stroke-linecap",
+    "stroke-opacity",
+    "opacity",
+    "font-family",
+    "font-size",
+  ],
   ...["font-weight", "text-anchor", "dominant-baseline"],
 ];
 const LAYOUT_STYLES = [
-  ...["display", "color", "background-color", "background-image", "border", "border-radius", "padding", "margin", "gap"],
+  ...[
+    "display",
+    "color",
+    "background-color",
+    "background-image",
+    "border",
+    "border-radius",
+    "padding",
+    "margin",
+    "gap",
+  ],
   ...["font-style", "line-height", "white-space", "width", "height", "text-align", "flex", "flex-wrap", "align-items"],
   ...["grid-template-columns", "box-sizing", "position", "left", "top", "text-decoration", "outline", "vertical-align"],
 ];
@@ -31,7 +52,8 @@ function copyOf(element: Element): Element | null {
     return image;
   }
   const copy = element.cloneNode(false) as Element;
-  for (const { name } of [...copy.attributes]) if (/^(class|id|on|aria|role|tabindex|data-)/.test(name)) copy.removeAttribute(name);
+  for (const { name } of [...copy.attributes])
+    if (/^(class|id|on|aria|role|tabindex|data-)/.test(name)) copy.removeAttribute(name);
   const names = element instanceof SVGElement ? STYLES : [...LAYOUT_STYLES, ...STYLES.slice(7)];
   copy.setAttribute("style", names.map((name) => `${name}: ${style.getPropertyValue(name)}`).join("; "));
   for (const child of element.childNodes) {

@@ -5,7 +5,7 @@ import { headCount, headMatrix, headRows, headsOf } from "./attention";
 import { useWidth } from "./chart";
 import { data, documentOf, layers, modelName, once, positionOf, range } from "./data";
 import { figures, percent } from "./format";
-import { nameThere } from "./text";
+import { nameThere } from "./words";
 import { dark, hovered, position, set, shownHead, state } from "./state";
 import { Pane, type Rows, Select } from "./ui";
 import { Weight } from "./weight";
@@ -18,7 +18,9 @@ const SMALL_ROWS = 32; // of a small picture
 
 type Link = { i: number; j: number; value: number };
 
-export const largest = once((rows: Float32Array[]) => rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1);
+export const largest = once(
+  (rows: Float32Array[]) => rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1,
+);
 
 /** The lines that are drawn, and the tokens in the two columns: all of a short text, else those of the strongest lines. */
 function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) {
@@ -46,37 +48,68 @@ function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) 
   return { links: links.slice(0, MAX_LINES), left: sorted(left), right: sorted(right), most };
 }
 
-const shown = () => headMatrix(state.document.value, state.checkpoint.value, state.layer.value, shownHead.value, state.lines.value);
+const shown = () =>
+  headMatrix(state.document.value, state.checkpoint.value, state.layer.value, shownHead.value, state.lines.value);
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
 
 function Lines({ rows }: { rows: Float32Array[] }) {
   const { box, width } = useWidth(420);
   const { start } = data.documents[state.document.value];
-  const over = hovered.value !== null && documentOf[hovered.value] === state.document.value ? positionOf(hovered.value) : null;
+  const over =
+    hovered.value !== null && documentOf[hovered.value] === state.document.value ? positionOf(hovered.value) : null;
   const owner = rows.length <= MAX_ROWS ? (position.value ?? over) : position.value;
   const { links, left, right, most } = useMemo(() => linksOf(rows, owner), [rows, owner]);
   const [names, height] = [Math.min(150, width * 0.33), ROW * Math.max(left.length, right.length) + 24];
   const y = (side: number[], each: number) => 24 + ROW * (side.indexOf(each) + 0.5);
   const bend = (width - 2 * names) * 0.42;
   const [x0, x1] = [names + 6, width - names - 6];
-  const line = ({ i, j }: Link) => `M${x0},${y(left, i)}C${x0 + bend},${y(left, i)} ${x1 - bend},${y(right, j)} ${x1},${y(right, j)}`;
+  const line = ({ i, j }: Link) =>
+    `M${x0},${y(left, i)}C${x0 + bend},${y(left, i)} ${x1 - bend},${y(right, j)} ${x1},${y(right, j)}`;
   const name = (side: number[], each: number, x: number, anchor: "end" | "start") => (
-    <text class={each === position.value ? "token now" : "token"} x={x} y={y(side, each)} text-anchor={anchor} dominant-baseline="central" data-token={start + each}
-      onClick={() => set({ token: start + each })} onMouseEnter={() => (hovered.value = start + each)} onMouseLeave={() => (hovered.value = null)}>
+    <text
+      class={each === position.value ? "token now" : "token"}
+      x={x}
+      y={y(side, each)}
+      text-anchor={anchor}
+      dominant-baseline="central"
+      data-token={start + each}
+      onClick={() => set({ token: start + each })}
+      onMouseEnter={() => (hovered.value = start + each)}
+      onMouseLeave={() => (hovered.value = null)}
+    >
       {clipped(nameThere(start + each), names)} <tspan class="value">{each}</tspan>
       <title>{`${nameThere(start + each)}, position ${each}`}</title>
     </text>
   );
   return (
     <div ref={box} class="plot">
-      <svg class="chart" id="heads-lines" role="img" width={width} height={height}
-        aria-label={`Attention of ${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1}: ${links.slice(0, 5).map(({ i, j, value }) => `${nameThere(start + i)} to ${nameThere(start + j)} ${said(value)}`).join(", ")}`}>
-        <text class="axis" x={names} y="10" text-anchor="end">this word</text>
-        <text class="axis" x={width - names} y="10">attends to</text>
+      <svg
+        class="chart"
+        id="heads-lines"
+        role="img"
+        width={width}
+        height={height}
+        aria-label={`Attention of ${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1}: ${links
+          .slice(0, 5)
+          .map(({ i, j, value }) => `${nameThere(start + i)} to ${nameThere(start + j)} ${said(value)}`)
+          .join(", ")}`}
+      >
+        <text class="axis" x={names} y="10" text-anchor="end">
+          this word
+        </text>
+        <text class="axis" x={width - names} y="10">
+          attends to
+        </text>
         {links.toReversed().map((link) => (
-          <path class="link" d={line(link)} data-source={link.j} stroke={owner !== null && link.i !== owner ? "var(--after)" : "var(--took)"}
-            stroke-width={0.6 + 3.6 * (link.value / most)} stroke-opacity={0.18 + 0.8 * (link.value / most)}
-            onClick={() => set({ token: start + link.i, source: start + link.j })}>
+          <path
+            class="link"
+            d={line(link)}
+            data-source={link.j}
+            stroke={owner !== null && link.i !== owner ? "var(--after)" : "var(--took)"}
+            stroke-width={0.6 + 3.6 * (link.value / most)}
+            stroke-opacity={0.18 + 0.8 * (link.value / most)}
+            onClick={() => set({ token: start + link.i, source: start + link.j })}
+          >
             <title>{`${nameThere(start + link.i)} attends to ${nameThere(start + link.j)}: ${said(link.value)}`}</title>
           </path>
         ))}
@@ -102,7 +135,8 @@ function paint(canvas: HTMLCanvasElement, rows: Float32Array[], most: number, co
   rows.forEach((row, i) => {
     for (let n = 0; n < columns; n++) {
       let value = 0;
-      for (let j = Math.floor(n * wide); j < Math.max((n + 1) * wide, n * wide + 1) && j < row.length; j++) value = Math.max(value, row[j]);
+      for (let j = Math.floor(n * wide); j < Math.max((n + 1) * wide, n * wide + 1) && j < row.length; j++)
+        value = Math.max(value, row[j]);
       image.data.set([r, g, b, Math.round(255 * Math.sqrt(value / most))], 4 * (i * columns + n));
     }
   });
@@ -118,18 +152,38 @@ function Matrix({ rows }: { rows: Float32Array[] }) {
   const at = position.value;
   const cell = (e: MouseEvent) => {
     const { x, y, width, height } = canvas.current!.getBoundingClientRect();
-    const place = (each: number, size: number) => Math.min(rows.length - 1, Math.max(0, Math.floor((each / size) * rows.length)));
+    const place = (each: number, size: number) =>
+      Math.min(rows.length - 1, Math.max(0, Math.floor((each / size) * rows.length)));
     return [place(e.clientY - y, height), place(e.clientX - x, width)];
   };
   return (
     <figure class="matrix">
       <div>
-        <canvas ref={canvas} id="heads-matrix" role="img" aria-label="The same head as a matrix"
-          onClick={(e) => { const [i, j] = cell(e); set({ token: start + i, source: start + j }); }}
-          onMouseMove={(e) => { const [i, j] = cell(e); canvas.current!.title = `${nameThere(start + i)} attends to ${nameThere(start + j)}: ${said(rows[i][j])}`; }} />
-        {at !== null && <><i class="row" style={`top: ${at * share}%; height: ${share}%`} /><i class="column" style={`left: ${at * share}%; width: ${share}%`} /></>}
+        <canvas
+          ref={canvas}
+          id="heads-matrix"
+          role="img"
+          aria-label="The same head as a matrix"
+          onClick={(e) => {
+            const [i, j] = cell(e);
+            set({ token: start + i, source: start + j });
+          }}
+          onMouseMove={(e) => {
+            const [i, j] = cell(e);
+            canvas.current!.title = `${nameThere(start + i)} attends to ${nameThere(start + j)}: ${said(rows[i][j])}`;
+          }}
+        />
+        {at !== null && (
+          <>
+            <i class="row" style={`top: ${at * share}%; height: ${share}%`} />
+            <i class="column" style={`left: ${at * share}%; width: ${share}%`} />
+          </>
+        )}
       </div>
-      <figcaption class="small">The same head as a matrix, rows attend to columns. The selected word's row is outlined, its column dashed. Colour: square root; darkest {said(largest(rows))}.</figcaption>
+      <figcaption class="small">
+        The same head as a matrix, rows attend to columns. The selected word's row is outlined, its column dashed.
+        Colour: square root; darkest {said(largest(rows))}.
+      </figcaption>
     </figure>
   );
 }
@@ -160,7 +214,12 @@ function All() {
   }, [text, model, night]);
   const chosen = [state.layer.value, shownHead.value].join();
   const move = (e: KeyboardEvent) => {
-    const steps: Record<string, [number, number]> = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const steps: Record<string, [number, number]> = {
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+    };
     if (!(e.key in steps)) return;
     e.preventDefault();
     const [layer, head] = [state.layer.value + steps[e.key][0], shownHead.value + steps[e.key][1]];
@@ -170,12 +229,28 @@ function All() {
   };
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="All heads, small">
-      <div ref={box} id="heads-all" class="all" role="group" aria-label="All heads" style={`grid-template-columns: 2.2rem repeat(${headCount}, minmax(26px, 64px))`} onKeyDown={move}>
+      <div
+        ref={box}
+        id="heads-all"
+        class="all"
+        role="group"
+        aria-label="All heads"
+        style={`grid-template-columns: 2.2rem repeat(${headCount}, minmax(26px, 64px))`}
+        onKeyDown={move}
+      >
         {layers.map((layer) => (
           <>
             <span class="small">{layer}</span>
             {range(headCount).map((head) => (
-              <button type="button" data-key={`${layer},${head}`} tabIndex={chosen === `${layer},${head}` ? 0 : -1} aria-pressed={chosen === `${layer},${head}`} aria-label={`Layer ${layer}, head ${head + 1}`} title={`Layer ${layer}, head ${head + 1}`} onClick={() => set({ layer, head })}>
+              <button
+                type="button"
+                data-key={`${layer},${head}`}
+                tabIndex={chosen === `${layer},${head}` ? 0 : -1}
+                aria-pressed={chosen === `${layer},${head}`}
+                aria-label={`Layer ${layer}, head ${head + 1}`}
+                title={`Layer ${layer}, head ${head + 1}`}
+                onClick={() => set({ layer, head })}
+              >
                 <canvas data-layer={layer} data-head={head} />
               </button>
             ))}
@@ -195,32 +270,63 @@ export function Heads() {
   const table = (): Rows => {
     const all = rows ? linksOf(rows, position.value, 0).links : [];
     return {
-      columns: ["position", "token", "attends to position", "attends to token", state.lines.value === "weight" ? "attention weight" : "weight times length"],
+      columns: [
+        "position",
+        "token",
+        "attends to position",
+        "attends to token",
+        state.lines.value === "weight" ? "attention weight" : "weight times length",
+      ],
       rows: all.map(({ i, j, value }) => [i, nameThere(start + i), j, nameThere(start + j), value]),
       note: `${where}; the strongest lines`,
       digits: 6,
     };
   };
   if (!rows || !heads)
-    return <p class="note" id="heads-note">This text's queries and keys are not on the page, which would grow too large; they are in features/measure/heads.</p>;
+    return (
+      <p class="note" id="heads-note">
+        This text's queries and keys are not on the page, which would grow too large; they are in
+        features/measure/heads.
+      </p>
+    );
   return (
     <>
       <Pane id="heads" title={<>Heads: {where}</>} file={`${name}, ${where}`} rows={table}>
         <p class="small noprint">
-          Each line goes from a word to a word that it attends to, the stronger the larger. Until you pick a head, we show one that attends to other words. Click a line to see the numbers behind it.{" "}
-          {rows.length > MAX_ROWS && `Of ${rows.length} tokens, those of the strongest lines are shown${position.value === null ? "" : " of the selected word"}.`}
+          Each line goes from a word to a word that it attends to, the stronger the larger. Until you pick a head, we
+          show one that attends to other words. Click a line to see the numbers behind it.{" "}
+          {rows.length > MAX_ROWS &&
+            `Of ${rows.length} tokens, those of the strongest lines are shown${position.value === null ? "" : " of the selected word"}.`}
         </p>
-        {heads.bits === 8 && <p class="note">The text is long, so each head keeps its strongest dimensions: weights are off by {heads.mean_error!.toPrecision(1)} on average, at most {heads.largest_error!.toPrecision(1)}.</p>}
-        {data.encoder !== null && state.layer.value > data.encoder && <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>}
+        {heads.bits === 8 && (
+          <p class="note">
+            The text is long, so each head keeps its strongest dimensions: weights are off by{" "}
+            {heads.mean_error!.toPrecision(1)} on average, at most {heads.largest_error!.toPrecision(1)}.
+          </p>
+        )}
+        {data.encoder !== null && state.layer.value > data.encoder && (
+          <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
+        )}
         <div class="controls">
-          <Select id="lines" label="Lines by" value={state.lines.value} on={(value) => set({ lines: value })}
-            options={[["weight", "attention weight"], ["norm", "weight × length of the vector (norm-based)"]]} />
+          <Select
+            id="lines"
+            label="Lines by"
+            value={state.lines.value}
+            on={(value) => set({ lines: value })}
+            options={[
+              ["weight", "attention weight"],
+              ["norm", "weight × length of the vector (norm-based)"],
+            ]}
+          />
           <span class="small">A weight ignores the size of the vector it multiplies; norm-based lines include it.</span>
         </div>
         <div class="heads">
           <Lines rows={rows} />
           <Matrix rows={rows} />
-          <div><h4>All heads: rows are layers, columns heads</h4><All /></div>
+          <div>
+            <h4>All heads: rows are layers, columns heads</h4>
+            <All />
+          </div>
         </div>
       </Pane>
       <Weight heads={heads} />

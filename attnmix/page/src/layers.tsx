@@ -4,14 +4,16 @@ import { Chart, type Line } from "./chart";
 import { captured, checkpoints, data, layers, type Maybe, modelName, ratioOf, reviewRatios, range } from "./data";
 import { percent, points } from "./format";
 import { set, state } from "./state";
-import { colourOf, nameThere } from "./text";
+import { colourOf } from "./text";
+import { nameThere } from "./words";
 import { Pane, type Rows, Term } from "./ui";
 
 type Row = { checkpoint: string; layer: number; method: string; mean: number; ci_low: Maybe; ci_high: Maybe };
 /** A table's rows of one method and checkpoint, by layer. */
 export function byLayer(rows: Row[], method: string, checkpoint: string) {
   const here = rows.filter((row) => row.method === method && row.checkpoint === checkpoint);
-  const of = (key: "mean" | "ci_low" | "ci_high") => layers.map((layer) => here.find((row) => row.layer === layer)?.[key] ?? null);
+  const of = (key: "mean" | "ci_low" | "ci_high") =>
+    layers.map((layer) => here.find((row) => row.layer === layer)?.[key] ?? null);
   return { values: of("mean"), low: of("ci_low"), high: of("ci_high") };
 }
 
@@ -35,26 +37,46 @@ function linesOf(measure: string, whole: boolean): Line[] {
       return few.map((i) => all[i]);
     });
     const shown = whole && !isDerivative(measure) && checkpoint === model && few.length > 1;
-    return { name: data.labels.checkpoints[checkpoint], colour: colourOf(checkpoint), ...byLayer(rows, measure, checkpoint), dots: shown ? dots : undefined };
+    return {
+      name: data.labels.checkpoints[checkpoint],
+      colour: colourOf(checkpoint),
+      ...byLayer(rows, measure, checkpoint),
+      dots: shown ? dots : undefined,
+    };
   });
   if (!whole || isDerivative(measure)) return main;
   const controls = CONTROLS.map(([control, colour, dash]): Line => {
     const of = data.controls.filter((row) => row.control === control);
     const checkpoint = control === "random_weights" ? "random" : model;
-    return { name: data.labels.controls[control], colour, dash, width: 1.6, values: byLayer(of, measure, checkpoint).values };
+    return {
+      name: data.labels.controls[control],
+      colour,
+      dash,
+      width: 1.6,
+      values: byLayer(of, measure, checkpoint).values,
+    };
   });
   const token = state.token.value;
   if (token === null) return [...main, ...controls];
   const values = layers.map((layer) => ratioOf(token, layer, model, measure));
-  return [...main, ...controls, { name: `“${nameThere(token)}”`, colour: "var(--mark)", dash: "1.5 3", width: 1.8, values }];
+  return [
+    ...main,
+    ...controls,
+    { name: `“${nameThere(token)}”`, colour: "var(--mark)", dash: "1.5 3", width: 1.8, values },
+  ];
 }
 
 /** What fine-tuning changed in the chosen layer, in one sentence. */
 function change(measure: string): string {
-  const rows = isDerivative(measure) ? data.derivatives.filter(({ checkpoint }) => checkpoint === "difference") : data.differences;
+  const rows = isDerivative(measure)
+    ? data.derivatives.filter(({ checkpoint }) => checkpoint === "difference")
+    : data.differences;
   const row = rows.find(({ layer, method }) => layer === state.layer.value && method === measure);
   if (!row) return "";
-  const interval = row.ci_low === null ? "" : ` (95% interval ${points(row.ci_low).replace(" points", "")} to ${points(row.ci_high!)})`;
+  const interval =
+    row.ci_low === null
+      ? ""
+      : ` (95% interval ${points(row.ci_low).replace(" points", "")} to ${points(row.ci_high!)})`;
   return `In layer ${row.layer}, fine-tuning changes it by ${points(row.mean)}${interval}.`;
 }
 
@@ -65,10 +87,21 @@ function Small({ measure }: { measure: string }) {
   const x = (i: number) => 4 + (i * (wide - 8)) / Math.max(layers.length - 1, 1);
   const y = (value: number) => tall - 3 - (value / most) * (tall - 8);
   return (
-    <button type="button" class="thumb" aria-pressed={state.measure.value === measure} data-measure={measure} onClick={() => set({ measure })}>
+    <button
+      type="button"
+      class="thumb"
+      aria-pressed={state.measure.value === measure}
+      data-measure={measure}
+      onClick={() => set({ measure })}
+    >
       <svg width={wide} height={tall} aria-hidden="true">
         {lines.map(({ values, colour }) => (
-          <polyline points={values.flatMap((each, i) => (each === null ? [] : [`${x(i)},${y(each)}`])).join(" ")} fill="none" stroke={colour} stroke-width="2" />
+          <polyline
+            points={values.flatMap((each, i) => (each === null ? [] : [`${x(i)},${y(each)}`])).join(" ")}
+            fill="none"
+            stroke={colour}
+            stroke-width="2"
+          />
         ))}
       </svg>
       {nameOf(measure)}
@@ -78,12 +111,20 @@ function Small({ measure }: { measure: string }) {
 
 export function Layers() {
   const measure = state.measure.value;
-  const derivatives = Object.keys(data.labels.derivatives).filter((each) => data.derivatives.some((row) => row.method === each));
+  const derivatives = Object.keys(data.labels.derivatives).filter((each) =>
+    data.derivatives.some((row) => row.method === each),
+  );
   const lines = linesOf(measure, true);
   const model = modelName(state.checkpoint.value);
   const rows = (): Rows => ({
-    columns: ["layer", ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]))],
-    rows: layers.map((layer, i) => [layer, ...lines.flatMap(({ values, low, high }) => (low ? [values[i], low[i], high![i]] : [values[i]]))]),
+    columns: [
+      "layer",
+      ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name])),
+    ],
+    rows: layers.map((layer, i) => [
+      layer,
+      ...lines.flatMap(({ values, low, high }) => (low ? [values[i], low[i], high![i]] : [values[i]])),
+    ]),
   });
   const dots = lines.some((each) => each.dots);
   return (
@@ -91,13 +132,32 @@ export function Layers() {
       <h2 id="layers-title">Layers</h2>
       <p>
         {isDerivative(measure) ? (
-          <>By <Term name="derivative">derivatives</Term>: how strongly a token's output depends on the other tokens' inputs within one layer.</>
+          <>
+            By <Term name="derivative">derivatives</Term>: how strongly a token's output depends on the other tokens'
+            inputs within one layer.
+          </>
         ) : (
-          <>The <Term name="mixing ratio" /> by layer, with its controls: <Term name="shared value">one value shared by all tokens</Term>, <Term name="words in random order" />, and random weights.</>
+          <>
+            The <Term name="mixing ratio" /> by layer, with its controls:{" "}
+            <Term name="shared value">one value shared by all tokens</Term>, <Term name="words in random order" />, and
+            random weights.
+          </>
         )}{" "}
-        <span aria-live="polite" id="difference">{change(measure)}</span>
+        <span aria-live="polite" id="difference">
+          {change(measure)}
+        </span>
       </p>
-      <Pane id="layers-chart" title={<>{nameOf(measure)}{lines.length > checkpoints.length && `; controls and word: ${model} model`}</>} file={`${nameOf(measure)}, controls of the ${model} model`} rows={rows}>
+      <Pane
+        id="layers-chart"
+        title={
+          <>
+            {nameOf(measure)}
+            {lines.length > checkpoints.length && `; controls and word: ${model} model`}
+          </>
+        }
+        file={`${nameOf(measure)}, controls of the ${model} model`}
+        rows={rows}
+      >
         <Chart
           label={`${nameOf(measure)} by layer. ${lines.map(({ name, values }) => `${name}: ${values.map((each) => (each === null ? "–" : percent(each, 0))).join(", ")}`).join(". ")}`}
           x={layers.map(String)}
@@ -109,10 +169,17 @@ export function Layers() {
           choose={(place) => set({ layer: place + 1 })}
           lines={lines}
         />
-        {dots && <p class="small">Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model} model). Lines are means over all tokens; bands are 95% intervals over reviews.</p>}
+        {dots && (
+          <p class="small">
+            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model} model). Lines are
+            means over all tokens; bands are 95% intervals over reviews.
+          </p>
+        )}
       </Pane>
       <div class="thumbs" role="group" aria-label="Measures">
-        {[...data.ratios.methods, ...derivatives].map((each) => <Small measure={each} />)}
+        {[...data.ratios.methods, ...derivatives].map((each) => (
+          <Small measure={each} />
+        ))}
       </div>
       {!checkpoints.includes(captured) && <p class="note">The captured model was not measured.</p>}
     </section>

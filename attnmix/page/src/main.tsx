@@ -9,7 +9,8 @@ import { Layers } from "./layers";
 import { MapPane } from "./map";
 import { More } from "./more";
 import { canChange, followAddress, printing, set, state } from "./state";
-import { Find, nameThere, Text } from "./text";
+import { Text } from "./text";
+import { Find, nameThere } from "./words";
 import { openTour, Tour } from "./tour";
 import { CopyLink, Select } from "./ui";
 
@@ -18,15 +19,27 @@ function Bar() {
   return (
     <div id="bar" role="region" aria-label="What is shown">
       {data.documents.length > 1 && (
-        <Select id="document" label="Text" value={String(state.document.value)} on={(value) => set({ document: Number(value) })}
-          options={data.documents.map(({ name, begins }, n) => [String(n), `${name}: ${begins}`] as const)} />
+        <Select
+          id="document"
+          label="Text"
+          value={String(state.document.value)}
+          on={(value) => set({ document: Number(value) })}
+          options={data.documents.map(({ name, begins }, n) => [String(n), `${name}: ${begins}`] as const)}
+        />
       )}
       {canChange && (
         <fieldset>
           <legend class="unseen">Model</legend>
           {checkpoints.map((each) => (
             <label class="segment">
-              <input type="radio" name="checkpoint" autocomplete="off" value={each} checked={state.checkpoint.value === each} onChange={() => set({ checkpoint: each })} />
+              <input
+                type="radio"
+                name="checkpoint"
+                autocomplete="off"
+                value={each}
+                checked={state.checkpoint.value === each}
+                onChange={() => set({ checkpoint: each })}
+              />
               <span>{data.labels.checkpoints[each]}</span>
             </label>
           ))}
@@ -34,14 +47,39 @@ function Bar() {
       )}
       <label class="depth">
         Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
-        <input type="range" id="layer" autocomplete="off" min="1" max={layerCount} value={state.layer.value} aria-valuetext={data.labels.layers[state.layer.value]} onInput={(e) => set({ layer: Number(e.currentTarget.value) })} />
+        <input
+          type="range"
+          id="layer"
+          autocomplete="off"
+          min="1"
+          max={layerCount}
+          value={state.layer.value}
+          aria-valuetext={data.labels.layers[state.layer.value]}
+          onInput={(e) => set({ layer: Number(e.currentTarget.value) })}
+        />
       </label>
       <span id="selected" aria-live="polite">
-        {token === null ? <span class="small noprint">no word selected</span> : <>Word “<b><bdi>{nameThere(token)}</bdi></b>” <small>position {positionOf(token)}</small> <button type="button" id="clear" onClick={() => set({ token: null })}>Clear</button></>}
+        {token === null ? (
+          <span class="small noprint">no word selected</span>
+        ) : (
+          <>
+            Word “
+            <b>
+              <bdi>{nameThere(token)}</bdi>
+            </b>
+            ” <small>position {positionOf(token)}</small>{" "}
+            <button type="button" id="clear" onClick={() => set({ token: null })}>
+              Clear
+            </button>
+          </>
+        )}
       </span>
       <Find />
       <span class="end">
-        <button type="button" id="tour-button" onClick={() => openTour(1)}>Tour</button> <CopyLink />
+        <button type="button" id="tour-button" onClick={() => openTour(1)}>
+          Tour
+        </button>{" "}
+        <CopyLink />
       </span>
     </div>
   );

@@ -51,7 +51,7 @@ export function shadeRange(): [number, number] {
   const values = tokens.map((token) => shadeOf(token, state.checkpoint.value, state.change.value));
   const known = values.filter((each) => each !== null).map((each) => (hasSign() ? Math.abs(each) : each));
   if (known.length === 0) return [0, 0];
-  const sorted = Float64Array.from(known).sort();
+  const sorted = Float64Array.from(known).toSorted();
   const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))];
   return hasSign() ? [-at(MIDDLE), at(MIDDLE)] : [at((1 - MIDDLE) / 2), at(1 - (1 - MIDDLE) / 2)];
 }
@@ -64,7 +64,9 @@ export const matrixName = () =>
 export function shadeName(): string {
   if (ofClass()) return `effect on the predicted class (${data.labels.importance[state.shade.value].toLowerCase()})`;
   const what =
-    state.shade.value === "ratio" ? `mixing ratio (${data.labels.methods[state.method.value]})` : `from other words (${matrixName()})`;
+    state.shade.value === "ratio"
+      ? `mixing ratio (${data.labels.methods[state.method.value]})`
+      : `from other words (${matrixName()})`;
   return `${state.change.value ? "change of the share" : "share"} ${what}`.replace("share mixing", "mixing");
 }
 export const shownModel = () =>
@@ -93,7 +95,9 @@ function gave(token: number, checkpoint: string): Share[] {
 
 /** What changed between the models' lists, of words that both have, the largest change first. */
 function changes(find: typeof took, token: number): Share[] {
-  const [before, after] = checkpoints.map((each) => new Map((find(token, each) ?? []).map((one) => [one.token, one.share])));
+  const [before, after] = checkpoints.map(
+    (each) => new Map((find(token, each) ?? []).map((one) => [one.token, one.share])),
+  );
   return [...after.keys()]
     .filter((each) => each !== token && before.has(each))
     .map((each) => ({ token: each, share: after.get(each)! - before.get(each)! }))

@@ -118,14 +118,21 @@ const WRITTEN: Partial<Record<keyof Choice, (value: never) => string>> = {
   head: (head: number | null) => (head === null ? "mean" : String(head + 1)),
   point: siteName,
 };
-const written = (key: keyof Choice, value: unknown) => (WRITTEN[key] as (value: unknown) => string)?.(value) ?? String(value);
+const written = (key: keyof Choice, value: unknown) =>
+  (WRITTEN[key] as (value: unknown) => string)?.(value) ?? String(value);
 /** What each choice may be. */
 const allowed = (key: keyof Choice, document: number): unknown[] => {
   const { start, length } = data.documents[document];
   const tokens = [null, ...range(start + length, start)];
   const { labels } = data;
   const of: Record<keyof Choice, unknown[]> = {
-    ...{ document: range(data.documents.length), token: tokens, source: tokens, checkpoint: checkpoints, layer: layers },
+    ...{
+      document: range(data.documents.length),
+      token: tokens,
+      source: tokens,
+      checkpoint: checkpoints,
+      layer: layers,
+    },
     ...{ method: data.ratios.methods, measure: [...data.ratios.methods, ...Object.keys(labels.derivatives)] },
     ...{ matrix: data.matrices, head: [null, ...range(headCount)], lines: ["weight", "norm"] },
     ...{ shade: ["ratio", ...(data.matrices.length > 0 ? ["sources"] : []), ...Object.keys(data.importance)] },

@@ -1,6 +1,5 @@
-// The text as words, shaded by a measure; what the selected word kept, took and gave.
+// The text with its measures, and what the selected word kept, took and gave.
 
-import { computed, signal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { headCount } from "./attention";
 import { Chart } from "./chart";
@@ -9,183 +8,32 @@ import {
   data,
   documentOf,
   layers,
-  type Maybe,
   mean,
   modelName,
   positionOf,
   range,
   ratioOf,
-  readingAt,
   reviewRatios,
   type Share,
   tokensOf,
 } from "./data";
 import { percent, points } from "./format";
-import { exchanged, hasSign, matrixName, othersShare, shadeName, shadeOf, shadeRange, shadeText, shownModel, minus, ofClass } from "./measures";
-import { besideNow, canChange, dark, hovered, set, state } from "./state";
+import {
+  exchanged,
+  hasSign,
+  matrixName,
+  othersShare,
+  shadeName,
+  shadeOf,
+  shadeText,
+  shownModel,
+  minus,
+} from "./measures";
+import { besideNow, canChange, hovered, set, state } from "./state";
 import { Check, Pane, Ramp, type Rows, Select } from "./ui";
 
+import { nameThere, limits, opacity, Words } from "./words";
 const LISTED = 8; // words in each list
-const THICKEST = 6; // pixels, of the line at the word that gave or took most
-
-export const nameThere = (token: number) => readingAt(state.layer.value).names[token];
-const limits = computed(shadeRange);
-const opacity = () => (dark.value ? 0.5 : 0.68); // of the darkest shade, on which a word can still be read
-
-function shade(value: Maybe): string | undefined {
-  const [low, high] = limits.value;
-  if (value === null || high <= low) return undefined;
-  const share = Math.min(Math.max(hasSign() ? Math.abs(value) / high : (value - low) / (high - low), 0), 1);
-  return `rgb(var(--${value < 0 ? "less" : "more"}) / ${(opacity() * share).toFixed(3)})`;
-}
-
-// Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
-
-export const sought = signal("");
-const joined = computed(() => {
-  const { words, apart } = data.readings[0];
-  let text = "";
-  const tokenAt: number[] = [];
-  for (const token of tokensOf(state.document.value)) {
-    if (text && apart[token]) text += " ";
-    text += words[token].toLowerCase();
-    while (tokenAt.length < text.length) tokenAt.push(token);
-  }
-  return { text, tokenAt };
-});
-/** The tokens of each place that is found. */
-export const found = computed(() => {
-  const query = sought.value.trim().toLowerCase().replaceAll(/\s+/g, " ");
-  const { text, tokenAt } = joined.value;
-  const places: number[][] = [];
-  if (!query) return places;
-  for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + query.length))
-    places.push([...new Set(tokenAt.slice(at, at + query.length))]);
-  return places;
-});
-const foundTokens = computed(() => new Set(found.value.flat()));
-
-export function Find() {
-  const next = () => {
-    const starts = found.value.map(([first]) => first);
-    if (starts.length === 0) return;
-    set({ token: starts.find((each) => each > (state.token.value ?? -1)) ?? starts[0] });
-  };
-  const number = found.value.length;
-  return (
-    <label>
-      <span>Find</span>
-      <input
-        id="find"
-        type="search"
-        autocomplete="off"
-        placeholder="word or phrase"
-        value={sought.value}
-        onInput={(e) => (sought.value = e.currentTarget.value)}
-        onKeyDown={(e) => e.key === "Enter" && next()}
-      />
-      <span class="small" aria-live="polite">{sought.value.trim() && `${number} found`}</span>
-    </label>
-  );
-}
-
-function Word(props: { token: number; value: Maybe; id?: string; mark?: { took?: number; gave?: number }; select: boolean }) {
-  const { token, value, mark } = props;
-  const { words, apart } = data.readings.length > 1 ? readingAt(state.layer.value) : data.readings[0];
-  const chosen = token === state.token.value;
-  const classes = [!apart[token] && "piece", foundTokens.value.has(token) && "found", mark?.took && "took", mark?.gave && "gave"];
-  const style: Record<string, string> = {};
-  const background = shade(value);
-  if (background) style.backgroundColor = background;
-  if (mark?.took) style["--took-width"] = `${mark.took}px`;
-  if (mark?.gave) style["--gave-width"] = `${mark.gave}px`;
-  const said = value === null ? "" : `, ${ofClass() ? "effect" : state.shade.value === "ratio" ? "mixing ratio" : "from others"} ${shadeText(value)}`;
-  return (
-    <span
-      id={props.id}
-      role={props.select ? "option" : undefined}
-      aria-selected={props.select ? chosen : undefined}
-      class={classes.filter(Boolean).join(" ") + (chosen ? " chosen" : "")}
-      style={style}
-      data-token={token}
-      data-share={value === null ? "" : shadeText(value)}
-      title={`${nameThere(token)}, position ${positionOf(token)}${said}`}
-    >
-      {words[token]}
-    </span>
-  );
-}
-
-const widths = (shares: Share[]) => {
-  const most = Math.max(...shares.map(({ share }) => Math.abs(share)));
-  return new Map(shares.map(({ token, share }) => [token, Math.max(1, Math.round(THICKEST * Math.sqrt(Math.abs(share) / most)))]));
-};
-
-/** Words from one token to another; with a `prefix` for their ids they can be selected by mouse and keys. */
-export function Words(props: { tokens: number[]; prefix?: string; label: string; checkpoint: string; change: boolean; marks?: boolean; id: string }) {
-  const { tokens, prefix, checkpoint, change } = props;
-  const exchange = props.marks && state.token.value !== null ? exchanged(state.token.value, checkpoint, change) : null;
-  const [took, gave] = [widths(exchange?.took ?? []), widths(exchange?.gave ?? [])];
-  const { apart } = readingAt(state.layer.value);
-  const chosen = state.token.value;
-  const { direction } = data.documents[documentOf[tokens[0]]];
-  const step = (e: KeyboardEvent) => {
-    const at = chosen === null ? -1 : tokens.indexOf(chosen);
-    const [on, back] = [at + 1, Math.max(at - 1, 0)];
-    const [left, right] = direction === "rtl" ? [on, back] : [back, on];
-    const last = tokens.length - 1;
-    const moves: Record<string, number> = { ArrowRight: right, ArrowDown: on, ArrowLeft: left, ArrowUp: back, Home: 0, End: last };
-    if (e.key === "Escape") set({ token: null });
-    else if (e.key in moves) set({ token: tokens[Math.min(moves[e.key], tokens.length - 1)] });
-    else return;
-    e.preventDefault();
-  };
-  const tokenAt = (e: Event) => {
-    const element = (e.target as Element).closest<HTMLElement>("[data-token]");
-    return element ? Number(element.dataset.token) : null;
-  };
-  return (
-    <div
-      id={props.id}
-      class="words"
-      dir={direction as "ltr"}
-      role={prefix ? "listbox" : "group"}
-      tabIndex={0}
-      aria-label={props.label}
-      aria-orientation={prefix ? "horizontal" : undefined}
-      aria-activedescendant={prefix && chosen !== null && tokens.includes(chosen) ? `${prefix}${chosen}` : undefined}
-      onKeyDown={step}
-      onClick={(e) => tokenAt(e) !== null && set({ token: tokenAt(e) })}
-      onMouseOver={(e) => (hovered.value = tokenAt(e))}
-      onMouseLeave={() => (hovered.value = null)}
-    >
-      {tokens.map((token) => (
-        <>
-          {token > tokens[0] && apart[token] ? " " : ""}
-          <Word
-            key={token}
-            token={token}
-            value={shadeOf(token, checkpoint, change)}
-            id={prefix && `${prefix}${token}`}
-            mark={{ took: took.get(token), gave: gave.get(token) }}
-            select={Boolean(prefix)}
-          />
-        </>
-      ))}
-    </div>
-  );
-}
-
-/** The sentence around the selected word, or the text's first; a short text is whole. */
-export const sentence = computed(() => {
-  const tokens = tokensOf(state.document.value);
-  const { words } = data.readings[0];
-  const ends = tokens.filter((token) => /^[.!?…。।]+$/.test(words[token]));
-  const at = state.token.value ?? tokens[0];
-  const start = (ends.findLast((end) => end < at) ?? tokens[0] - 1) + 1;
-  const end = ends.find((each) => each >= at) ?? tokens.at(-1)!;
-  return range(Math.min(end, start + 60) + 1, Math.max(start, at - 40));
-});
 
 /** One bar for all that a word took: what it kept, its main sources, and all others. */
 export function KeptBar({ token }: { token: number }) {
@@ -202,13 +50,22 @@ export function KeptBar({ token }: { token: number }) {
   return (
     <div class="kept">
       <p>
-        <b>“<bdi>{nameThere(token)}</bdi>”</b>: {percent(1 - others)} its own, <b>{percent(others)} from other words</b>{" "}
-        <span class="small">({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {modelName(state.checkpoint.value)})</span>
+        <b>
+          “<bdi>{nameThere(token)}</bdi>”
+        </b>
+        : {percent(1 - others)} its own, <b>{percent(others)} from other words</b>{" "}
+        <span class="small">
+          ({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {modelName(state.checkpoint.value)})
+        </span>
       </p>
       <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
         {parts.map(([name, share, kind]) => (
           <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-            {share > 0.09 && <bdi>{name} {percent(share, 0)}</bdi>}
+            {share > 0.09 && (
+              <bdi>
+                {name} {percent(share, 0)}
+              </bdi>
+            )}
           </span>
         ))}
       </div>
@@ -223,7 +80,19 @@ const notThere = () =>
       ? "What this text's words took from each other is not on the page, which would grow too large; it is in features/measure/contributions."
       : "This word's row is too small to be told from rounding, so it is not shown.";
 
-function Sources({ title, shares, none, scale, id }: { title: string; shares: Share[]; none: string; scale: number; id: string }) {
+function Sources({
+  title,
+  shares,
+  none,
+  scale,
+  id,
+}: {
+  title: string;
+  shares: Share[];
+  none: string;
+  scale: number;
+  id: string;
+}) {
   const text = (share: number) => (state.change.value ? points(share) : percent(share));
   return (
     <div>
@@ -235,7 +104,11 @@ function Sources({ title, shares, none, scale, id }: { title: string; shares: Sh
             <button type="button" data-token={token} onClick={() => set({ token })}>
               <bdi>{nameThere(token)}</bdi> <small>{positionOf(token)}</small>
             </button>
-            <i class={share < 0 ? "less" : ""} style={`width: ${Math.min(100, (100 * Math.abs(share)) / scale)}%`} aria-hidden="true" />
+            <i
+              class={share < 0 ? "less" : ""}
+              style={`width: ${Math.min(100, (100 * Math.abs(share)) / scale)}%`}
+              aria-hidden="true"
+            />
             <span class="number">{text(share)}</span>
           </li>
         ))}
@@ -252,7 +125,9 @@ function Course({ token }: { token: number }) {
   if (othersShare(token, 1, checkpoints[0]) === null) return null;
   return (
     <>
-      <h4>“<bdi>{nameThere(token)}</bdi>”: share from other words by layer ({matrixName()})</h4>
+      <h4>
+        “<bdi>{nameThere(token)}</bdi>”: share from other words by layer ({matrixName()})
+      </h4>
       <Chart
         label={`Share of “${nameThere(token)}” from other words by layer`}
         x={layers.map(String)}
@@ -262,7 +137,11 @@ function Course({ token }: { token: number }) {
         bounds={[0, 1]}
         chosen={state.layer.value - 1}
         choose={(place) => set({ layer: place + 1 })}
-        lines={checkpoints.map((each) => ({ name: data.labels.checkpoints[each], colour: colourOf(each), values: course(token, each) }))}
+        lines={checkpoints.map((each) => ({
+          name: data.labels.checkpoints[each],
+          colour: colourOf(each),
+          values: course(token, each),
+        }))}
       />
     </>
   );
@@ -270,26 +149,41 @@ function Course({ token }: { token: number }) {
 
 function Card({ token }: { token: number }) {
   const { took, gave } = exchanged(token) ?? { took: [], gave: [] };
-  const scale = state.change.value ? Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), 0.01) : Math.max(...[...took, ...gave].map(({ share }) => share), 0.2);
+  const scale = state.change.value
+    ? Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), 0.01)
+    : Math.max(...[...took, ...gave].map(({ share }) => share), 0.2);
   const [before, after] = checkpoints.map((each) => othersShare(token, state.layer.value, each));
   const change = minus(after ?? null, before);
   return (
     <>
       {state.change.value && canChange && change !== null ? (
         <p>
-          <b>“<bdi>{nameThere(token)}</bdi>”</b>: {points(change)} from other words by fine-tuning{" "}
-          <span class="small">({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()})</span>
+          <b>
+            “<bdi>{nameThere(token)}</bdi>”
+          </b>
+          : {points(change)} from other words by fine-tuning{" "}
+          <span class="small">
+            ({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()})
+          </span>
         </p>
       ) : (
         <KeptBar token={token} />
       )}
       <div class="lists">
         <Sources id="sources" title="Contributed to it" shares={took} none="No other word." scale={scale} />
-        <Sources id="gave" title="Received from it" shares={gave} none="No other word lists it among its main sources." scale={scale} />
+        <Sources
+          id="gave"
+          title="Received from it"
+          shares={gave}
+          none="No other word lists it among its main sources."
+          scale={scale}
+        />
       </div>
       <p class="small">
-        {state.change.value ? "Change of the share, in percentage points." : `Share of a word's input; bars end at ${percent(scale, 0)}.`} Only a word's 16 largest sources
-        are on the page.
+        {state.change.value
+          ? "Change of the share, in percentage points."
+          : `Share of a word's input; bars end at ${percent(scale, 0)}.`}{" "}
+        Only a word's 16 largest sources are on the page.
       </p>
     </>
   );
@@ -312,7 +206,12 @@ const textRows = (): Rows => {
   const { took, gave } = (token !== null && exchanged(token)) || { took: [], gave: [] };
   const of = (shares: Share[], each: number) => shares.find((one) => one.token === each)?.share ?? null;
   return {
-    columns: ["position", "token", shadeName(), ...(token === null ? [] : ["contributed to the selected word", "received from it"])],
+    columns: [
+      "position",
+      "token",
+      shadeName(),
+      ...(token === null ? [] : ["contributed to the selected word", "received from it"]),
+    ],
     rows: tokensOf(state.document.value).map((each) => [
       positionOf(each),
       nameThere(each),
@@ -338,61 +237,143 @@ export function Text() {
   return (
     <Pane
       id="text"
-      title={<><bdi>{name}</bdi>, {shownModel()}, layer {layer.value}</>}
+      title={
+        <>
+          <bdi>{name}</bdi>, {shownModel()}, layer {layer.value}
+        </>
+      }
       file={`${name}, ${shownModel()}, layer ${layer.value}`}
       rows={textRows}
     >
-      <p class="small noprint" id="text-note">{note} {rankOf(number)}</p>
+      <p class="small noprint" id="text-note">
+        {note} {rankOf(number)}
+      </p>
       <div class="controls">
-        <Select id="shade" label="Colour words by" value={by.value} on={(value) => set({ shade: value })}
+        <Select
+          id="shade"
+          label="Colour words by"
+          value={by.value}
+          on={(value) => set({ shade: value })}
           options={[
             ...(data.matrices.length > 0 ? [["sources", "amount from other words"] as const] : []),
             ["ratio", "mixing ratio"],
-            ...Object.keys(data.importance).map((each) => [each, `effect on the prediction: ${data.labels.importance[each].toLowerCase()}`] as const),
-          ]} />
+            ...Object.keys(data.importance).map(
+              (each) => [each, `effect on the prediction: ${data.labels.importance[each].toLowerCase()}`] as const,
+            ),
+          ]}
+        />
         {data.matrices.length > 0 && (
-          <Select id="matrix" label="Sources by" value={matrix.value!} on={(value) => set({ matrix: value })}
-            options={data.matrices.map((each) => [each, data.labels.matrices[each]] as const)} />
+          <Select
+            id="matrix"
+            label="Sources by"
+            value={matrix.value!}
+            on={(value) => set({ matrix: value })}
+            options={data.matrices.map((each) => [each, data.labels.matrices[each]] as const)}
+          />
         )}
         {by.value === "ratio" && (
-          <Select id="method" label="Ratio" value={state.method.value} on={(value) => set({ method: value, measure: value })}
-            options={data.ratios.methods.map((each) => [each, data.labels.methods[each]] as const)} />
+          <Select
+            id="method"
+            label="Ratio"
+            value={state.method.value}
+            on={(value) => set({ method: value, measure: value })}
+            options={data.ratios.methods.map((each) => [each, data.labels.methods[each]] as const)}
+          />
         )}
         {matrix.value === "attention" && headCount > 0 && (
-          <Select id="head" label="Head" value={String(head.value ?? "mean")} on={(value) => set({ head: value === "mean" ? null : Number(value) })}
-            options={[["mean", "mean of all"], ...range(headCount).map((each) => [String(each), `no. ${each + 1}`] as const)]} />
+          <Select
+            id="head"
+            label="Head"
+            value={String(head.value ?? "mean")}
+            on={(value) => set({ head: value === "mean" ? null : Number(value) })}
+            options={[
+              ["mean", "mean of all"],
+              ...range(headCount).map((each) => [String(each), `no. ${each + 1}`] as const),
+            ]}
+          />
         )}
-        <Select id="beside" label="Compare with" value={String(beside.value)}
+        <Select
+          id="beside"
+          label="Compare with"
+          value={String(beside.value)}
           on={(value) => set({ beside: value === "none" || checkpoints.includes(value) ? value : Number(value) })}
           options={[
             ["none", "nothing"],
             ...(canChange ? checkpoints.map((each) => [each, `${modelName(each)} model`] as const) : []),
             ...data.documents.flatMap((each, n) => (n === number ? [] : [[String(n), each.name] as const])),
-          ]} />
-        {canChange && <Check label="Change by fine-tuning" checked={change.value} on={(checked) => set({ change: checked })} />}
+          ]}
+        />
+        {canChange && (
+          <Check label="Change by fine-tuning" checked={change.value} on={(checked) => set({ change: checked })} />
+        )}
       </div>
       <p class="legend" id="text-legend">
         {hasSign() ? (
-          <Ramp low={`${shadeText(low)} or less`} high={`${shadeText(high)} or more`} colours={`rgb(var(--less) / ${alpha}), transparent, ${more}`} />
+          <Ramp
+            low={`${shadeText(low)} or less`}
+            high={`${shadeText(high)} or more`}
+            colours={`rgb(var(--less) / ${alpha}), transparent, ${more}`}
+          />
         ) : (
-          <Ramp low={`${shadeText(low)} or less`} high={`${shadeText(high)} or more`} colours={`transparent, ${more}`} />
+          <Ramp
+            low={`${shadeText(low)} or less`}
+            high={`${shadeText(high)} or more`}
+            colours={`transparent, ${more}`}
+          />
         )}{" "}
-        {shadeName()}{state.token.value !== null && <>. <span class="took-key">Underlined</span> words contributed to the selected one; <span class="gave-key">overlined</span> words received from it</>}.
+        {shadeName()}
+        {state.token.value !== null && (
+          <>
+            . <span class="took-key">Underlined</span> words contributed to the selected one;{" "}
+            <span class="gave-key">overlined</span> words received from it
+          </>
+        )}
+        .
       </p>
       <div class={other ? "reader two" : "reader"}>
         <div>
-          {other && <h4><bdi>{title(name, shownModel())}</bdi></h4>}
-          <Words id="words" tokens={tokens} prefix="token-" label="Words of the text" checkpoint={state.checkpoint.value} change={change.value} marks />
+          {other && (
+            <h4>
+              <bdi>{title(name, shownModel())}</bdi>
+            </h4>
+          )}
+          <Words
+            id="words"
+            tokens={tokens}
+            prefix="token-"
+            label="Words of the text"
+            checkpoint={state.checkpoint.value}
+            change={change.value}
+            marks
+          />
           {state.token.value !== null && !other && <Course token={state.token.value} />}
           {other && (
             <>
-              <h4><bdi>{title(data.documents[documentOf[other[0]]].name, besideModel ? modelName(besideModel) : shownModel())}</bdi></h4>
-              <Words id="beside-words" tokens={other} label="Words to compare with" checkpoint={besideModel ?? state.checkpoint.value} change={besideModel === null && change.value} marks={besideModel !== null} />
+              <h4>
+                <bdi>
+                  {title(
+                    data.documents[documentOf[other[0]]].name,
+                    besideModel ? modelName(besideModel) : shownModel(),
+                  )}
+                </bdi>
+              </h4>
+              <Words
+                id="beside-words"
+                tokens={other}
+                label="Words to compare with"
+                checkpoint={besideModel ?? state.checkpoint.value}
+                change={besideModel === null && change.value}
+                marks={besideModel !== null}
+              />
             </>
           )}
         </div>
         <aside id="card" aria-label="The selected word" aria-live="polite">
-          {state.token.value === null ? <p class="small noprint">Select a word, by click or arrow keys, to see what it took and gave.</p> : <Card token={state.token.value} />}
+          {state.token.value === null ? (
+            <p class="small noprint">Select a word, by click or arrow keys, to see what it took and gave.</p>
+          ) : (
+            <Card token={state.token.value} />
+          )}
         </aside>
       </div>
     </Pane>

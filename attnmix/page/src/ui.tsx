@@ -8,7 +8,13 @@ import { savePicture, saveText } from "./files";
 import { address } from "./state";
 
 type Option = readonly [value: string, name: string];
-export function Select(props: { label: string; value: string; options: Option[]; on: (value: string) => void; id?: string }) {
+export function Select(props: {
+  label: string;
+  value: string;
+  options: Option[];
+  on: (value: string) => void;
+  id?: string;
+}) {
   return (
     <label>
       <span>{props.label}</span>
@@ -69,8 +75,15 @@ export function Pane(props: {
         <details class="files" onToggle={(e) => (open.value = e.currentTarget.open)}>
           <summary aria-label={`Data and image of ${props.id}`}>Data and image</summary>
           <p>
-            <button type="button" onClick={csv}>csv</button> <button type="button" onClick={() => picture("svg")}>SVG</button>{" "}
-            <button type="button" onClick={() => picture("png")}>PNG</button>
+            <button type="button" onClick={csv}>
+              csv
+            </button>{" "}
+            <button type="button" onClick={() => picture("svg")}>
+              SVG
+            </button>{" "}
+            <button type="button" onClick={() => picture("png")}>
+              PNG
+            </button>
           </p>
           {open.value && <Table {...props.rows()} label={props.id} />}
         </details>
@@ -88,15 +101,27 @@ function Table({ columns, rows, note, digits, label }: Rows & { label: string })
       <table>
         {note && <caption>{note}</caption>}
         <thead>
-          <tr>{columns.map((each) => <th scope="col">{each}</th>)}</tr>
+          <tr>
+            {columns.map((each) => (
+              <th scope="col">{each}</th>
+            ))}
+          </tr>
         </thead>
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => (
-            <tr>{row.map((each) => <td class={typeof each === "number" ? "number" : ""}>{<bdi>{asText(each, digits)}</bdi>}</td>)}</tr>
+            <tr>
+              {row.map((each) => (
+                <td class={typeof each === "number" ? "number" : ""}>{<bdi>{asText(each, digits)}</bdi>}</td>
+              ))}
+            </tr>
           ))}
         </tbody>
       </table>
-      {rows.length > MAX_ROWS && <p class="small">The first {MAX_ROWS} of {rows.length} rows; the csv has all.</p>}
+      {rows.length > MAX_ROWS && (
+        <p class="small">
+          The first {MAX_ROWS} of {rows.length} rows; the csv has all.
+        </p>
+      )}
     </div>
   );
 }
@@ -115,7 +140,8 @@ const GLOSSARY: Record<string, string> = {
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
   "words in random order": "A control: the same text with its words shuffled.",
-  derivative: "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
+  derivative:
+    "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
   ALTI: "Shares by how near each token's part lies to the resulting vector (Ferrando et al., 2022).",
   "Value Zeroing": "How far a token's output moves when another token's value is set to zero.",
   "capture point": "A place in the model at which every token's vector is stored, such as a layer's output.",
