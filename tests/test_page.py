@@ -86,8 +86,8 @@ CHOICES |= {"shade": "ratio", "beside": "2", "layout": "aligned", "colour": "cla
 
 
 def chosen_now(page: Any) -> dict[str, str]:
-    ids = [name for name in CHOICES if name != "checkpoint"]
-    return {**{name: page.locator(f"#{name}").input_value() for name in ids}, "checkpoint": chosen_model(page)}
+    ids = [name for name in CHOICES if page.locator(f"#{name}").count()]
+    return {name: page.locator(f"#{name}").input_value() for name in ids} | {"checkpoint": chosen_model(page)}
 
 
 def chosen_model(page: Any) -> str:

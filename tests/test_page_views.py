@@ -119,7 +119,7 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     most = np.quantile(np.abs(np.concatenate(list(changes.values()))), 0.9, method="nearest")
     legend = page.locator("#text-legend").inner_text().replace("\u2212", "-")
     ends = [float(end) for end in re.findall(r"([-+][\d.]+) points or", legend)]
-    assert ends == pytest.approx([-100 * most, 100 * most], abs=0.06)
+    assert ends == pytest.approx([-100 * most, 100 * most], rel=0.01)
     colours = assert_shades(page, np.abs(changes["test/0"]) / most)
     assert len({(change > 0, colour) for change, colour in zip(changes["test/0"], colours, strict=True) if colour}) == 2
     page.locator("#token-3").click()

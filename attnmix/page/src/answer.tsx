@@ -38,7 +38,7 @@ export function Answer() {
               <li>{whole(each)}</li>
             ))}
           </ul>
-          <p>
+          <p class="noprint">
             <button type="button" class="strong" onClick={() => openTour(1)}>
               Show me, in six steps
             </button>{" "}

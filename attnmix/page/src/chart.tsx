@@ -19,7 +19,7 @@ export type Line = {
   quiet?: boolean; // without its name in the chart
 };
 const PRINTED = 640; // pixels
-const [TOP, BOTTOM, LEFT, NAMES, TEXT] = [14, 38, 46, 196, 16];
+const [TOP, BOTTOM, LEFT, NAMES, TEXT] = [14, 38, 46, 204, 16];
 
 /** A name in lines that fit. */
 function folded(name: string, width: number): string[] {
