@@ -1,14 +1,13 @@
 // The first screen: what the run found, the chart that shows it, and one sentence to touch.
 
-import { Chart } from "./chart";
-import { data, layers } from "./data";
-import { percent } from "./format";
-import { set, state } from "./state";
+import { CurvePane } from "./curves";
+import { data } from "./data";
+import { state } from "./state";
 import { KeptBar } from "./text";
 import { sentence, Words } from "./words";
 import { shadeName, shownModel } from "./measures";
 import { openTour } from "./tour";
-import { Pane, Term } from "./ui";
+import { Term } from "./ui";
 
 const COLOURS = ["var(--before)", "var(--after)", "var(--before)", "var(--shared)", "var(--shuffled)", "var(--random)"];
 const SINGLE = ["var(--after)", "var(--shared)", "var(--shuffled)", "var(--random)"];
@@ -48,36 +47,13 @@ export function Answer() {
             </span>
           </p>
         </div>
-        <Pane
-          id="answer-chart"
-          first
-          title={chart.title}
-          file={chart.title}
-          rows={() => ({
-            columns: ["layer", ...lines.flatMap(({ name }) => [name, `${name}, 95% from`, `${name}, 95% to`])],
-            rows: layers.map((layer, i) => [
-              layer,
-              ...lines.flatMap(({ values, low, high }) => [values[i], low[i] ?? null, high[i] ?? null]),
-            ]),
-          })}
-        >
-          <Chart
-            label={`${chart.title}. ${lines.map(({ name, values }) => `${name}: ${values.map((each) => (each === null ? "–" : percent(each, 0))).join(", ")}`).join(". ")}`}
-            x={layers.map(String)}
-            title="layer"
-            height={290}
-            format={(value) => percent(value, 0)}
-            bounds={[0, 1]}
-            chosen={state.layer.value - 1}
-            choose={(place) => set({ layer: place + 1 })}
-            lines={lines}
-          />
+        <CurvePane id="answer-chart" first title={chart.title} lines={lines} height={290} bounds={[0, 1]}>
           <p class="small">
             {chart.unit}.{" "}
             {lines.some(({ low }) => low.some((each) => each !== null)) && "Bands: 95% intervals over reviews. "}
             <span class="noprint">Click a layer to select it everywhere.</span>
           </p>
-        </Pane>
+        </CurvePane>
       </div>
       <div class="sentence">
         <p class="small">

@@ -1,23 +1,20 @@
 // Every measure by layer: ratios with controls and reviews, derivatives, and the selected word's course.
 
-import { Chart, type Line } from "./chart";
-import { captured, checkpoints, data, layers, type Maybe, modelName, ratioOf, reviewRatios, range } from "./data";
-import { percent, points } from "./format";
+import type { Line } from "./chart";
+import { byLayer, CurvePane } from "./curves";
+import { captured, checkpoints, data, layers, modelName, ratioOf, reviewRatios, range } from "./data";
+import { points } from "./format";
 import { set, state } from "./state";
 import { colourOf } from "./text";
 import { nameThere } from "./words";
-import { Pane, type Rows, Term } from "./ui";
+import { Term } from "./ui";
 
-type Row = { checkpoint: string; layer: number; method: string; mean: number; ci_low: Maybe; ci_high: Maybe };
+type Row = (typeof data.curves)[number];
 /** A table's rows of one method and checkpoint, by layer. */
-export function byLayer(rows: Row[], method: string, checkpoint: string) {
-  const here = rows.filter((row) => row.method === method && row.checkpoint === checkpoint);
-  const of = (key: "mean" | "ci_low" | "ci_high") =>
-    layers.map((layer) => here.find((row) => row.layer === layer)?.[key] ?? null);
-  return { values: of("mean"), low: of("ci_low"), high: of("ci_high") };
-}
+export const curve = (rows: Row[], method: string, checkpoint: string) =>
+  byLayer(rows.filter((row) => row.method === method && row.checkpoint === checkpoint));
 
-export const CONTROLS: [name: string, colour: string, dash: string][] = [
+const CONTROLS: [name: string, colour: string, dash: string][] = [
   ["text_mean_value", "var(--shared)", "6 4"],
   ["shuffled_words", "var(--shuffled)", "2 3"],
   ["random_weights", "var(--random)", "1 4"],
@@ -40,7 +37,7 @@ function linesOf(measure: string, whole: boolean): Line[] {
     return {
       name: data.labels.checkpoints[checkpoint],
       colour: colourOf(checkpoint),
-      ...byLayer(rows, measure, checkpoint),
+      ...curve(rows, measure, checkpoint),
       dots: shown ? dots : undefined,
     };
   });
@@ -53,7 +50,7 @@ function linesOf(measure: string, whole: boolean): Line[] {
       colour,
       dash,
       width: 1.6,
-      values: byLayer(of, measure, checkpoint).values,
+      values: curve(of, measure, checkpoint).values,
     };
   });
   const token = state.token.value;
@@ -116,16 +113,6 @@ export function Layers() {
   );
   const lines = linesOf(measure, true);
   const model = modelName(state.checkpoint.value);
-  const rows = (): Rows => ({
-    columns: [
-      "layer",
-      ...lines.flatMap(({ name, low }) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name])),
-    ],
-    rows: layers.map((layer, i) => [
-      layer,
-      ...lines.flatMap(({ values, low, high }) => (low ? [values[i], low[i], high![i]] : [values[i]])),
-    ]),
-  });
   const dots = lines.some((each) => each.dots);
   return (
     <section id="layers" aria-labelledby="layers-title">
@@ -147,35 +134,20 @@ export function Layers() {
           {change(measure)}
         </span>
       </p>
-      <Pane
+      <CurvePane
         id="layers-chart"
-        title={
-          <>
-            {nameOf(measure)}
-            {lines.length > checkpoints.length && `; controls and word: ${model} model`}
-          </>
-        }
-        file={`${nameOf(measure)}, controls of the ${model} model`}
-        rows={rows}
+        title={nameOf(measure) + (lines.length > checkpoints.length ? `; controls and word: ${model} model` : "")}
+        lines={lines}
+        height={380}
+        bounds={[0, 1]}
       >
-        <Chart
-          label={`${nameOf(measure)} by layer. ${lines.map(({ name, values }) => `${name}: ${values.map((each) => (each === null ? "–" : percent(each, 0))).join(", ")}`).join(". ")}`}
-          x={layers.map(String)}
-          title="layer"
-          height={380}
-          format={(value) => percent(value, 0)}
-          bounds={[0, 1]}
-          chosen={state.layer.value - 1}
-          choose={(place) => set({ layer: place + 1 })}
-          lines={lines}
-        />
         {dots && (
           <p class="small">
             Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model} model). Lines are
             means over all tokens; bands are 95% intervals over reviews.
           </p>
         )}
-      </Pane>
+      </CurvePane>
       <div class="thumbs" role="group" aria-label="Measures">
         {[...data.ratios.methods, ...derivatives].map((each) => (
           <Small measure={each} />

@@ -5,14 +5,14 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { captured, checkpoints, data, layers, mean, type Maybe } from "./data";
 import { percent, points } from "./format";
-import { byLayer } from "./layers";
+import { curve } from "./layers";
 import { initial, set, state } from "./state";
 
 const LAYER = data.layer;
 const text = (value: Maybe) => (value === null ? "–" : percent(value, 0));
-const ratio = (method: string, checkpoint: string) => byLayer(data.curves, method, checkpoint).values[LAYER - 1];
+const ratio = (method: string, checkpoint: string) => curve(data.curves, method, checkpoint).values[LAYER - 1];
 const control = (name: string, checkpoint: string) =>
-  byLayer(
+  curve(
     data.controls.filter((row) => row.control === name),
     data.method,
     checkpoint,
@@ -24,7 +24,7 @@ type Step = { title: string; body: () => ComponentChildren; view: string; choose
 const start = { document: initial.document, token: initial.token, layer: LAYER, checkpoint: model, change: false };
 
 function steps(): Step[] {
-  const weights = data.ratios.methods.includes("attn_w") ? mean(byLayer(data.curves, "attn_w", model).values) : null;
+  const weights = data.ratios.methods.includes("attn_w") ? mean(curve(data.curves, "attn_w", model).values) : null;
   const first: Step[] = [
     {
       title: "Attention weights say: almost everything comes from others",
@@ -97,7 +97,7 @@ function steps(): Step[] {
     data.derivatives.some((row) => row.method === each),
   );
   const moves = checkpoints.map((each) =>
-    derivative ? byLayer(data.derivatives, derivative, each).values[LAYER - 1] : null,
+    derivative ? curve(data.derivatives, derivative, each).values[LAYER - 1] : null,
   );
   return [
     ...first,
