@@ -5,7 +5,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 BIN := $(CURDIR)/$(VENV)/bin
-SCRIPT := attnmix/page/script
+SCRIPT := attnmix/page/src
 PIP := "$(BIN)/python" -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --require-hashes --no-deps --requirement
 IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
@@ -13,7 +13,7 @@ IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro show experiments test check format docs site verify lock clean
+.PHONY: help install repro show experiments test check format bundle docs site verify lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -67,6 +67,8 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, t
 	@$(IN_VENV) mypy
 	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT)
 	@$(IN_VENV) oxfmt --check $(SCRIPT)
+	@if command -v npm >/dev/null; then npm ci --silent --ignore-scripts && npm run --silent check; \
+	   else echo "npm is not installed: the types of the page's script and its bundle are not checked"; fi
 	@$(IN_VENV) pip check
 	@$(IN_VENV) deptry . tests
 	@$(IN_VENV) check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -78,6 +80,10 @@ format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
 	@$(IN_VENV) oxfmt $(SCRIPT)
+
+bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs Node
+	@$(IN_VENV) python -m attnmix.page.payload > $(SCRIPT)/payload.d.ts
+	@npm ci --silent --ignore-scripts && npm run --silent build
 
 docs: $(INSTALLED) ## Update the tables in docs/ from the code's declarations and the results
 	@$(IN_VENV) python -m docs.tables

@@ -38,13 +38,13 @@ STEP = """() => { const slider = document.getElementById('point'); slider.value 
   slider.dispatchEvent(new Event('input')); }"""
 
 # Tokens that are seen on the map, as places on the screen, and the mouse on one of them.
-FIND = """() => { const chart = document.getElementById('map-chart');
-  const box = chart.querySelector('canvas').getBoundingClientRect();
+FIND = """() => { const map = document.getElementById('map-canvas');
+  const box = map.getBoundingClientRect();
   const seen = ([x, y]) => x > 0 && y > 0 && x < box.width && y < box.height;
-  window.spots = chart.drawn().find(({ name }) => name === 'tokens').pixels.filter(seen)
+  window.spots = map.drawn().pixels.filter(seen)
     .map(([x, y]) => ({ clientX: box.left + x, clientY: box.top + y })); }"""
-HOVER = """share => document.querySelector('#map-chart canvas').dispatchEvent(
-  new MouseEvent('mousemove', window.spots[Math.floor(share * window.spots.length)]))"""
+HOVER = """share => document.getElementById('map-canvas').dispatchEvent(
+  new PointerEvent('pointermove', window.spots[Math.floor(share * window.spots.length)]))"""
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def measure(browser: Any, path: Path) -> dict[str, float]:
     page.goto(path.resolve().as_uri())
     page.wait_for_function("() => window.readyAt")
     ready = page.evaluate("readyAt")
-    page.locator("#map-chart").scroll_into_view_if_needed()
+    page.locator("#map-canvas").scroll_into_view_if_needed()
     page.wait_for_timeout(2 * QUIET)
     devtools = context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})  # not the wall's
@@ -97,10 +97,9 @@ def measure(browser: Any, path: Path) -> dict[str, float]:
     number = page.locator("#words [data-token]").count()
     selections = [busy(CHOOSE, number * share // 10) for share in (2, 5, 8)]
     steps = [busy(STEP) for _ in range(3)]
-    busiest = {"selection": selections, "step": steps}
-    if page.locator("#map-chart canvas").count():  # a chart of plotly's is not asked in this way
-        page.evaluate(FIND)
-        busiest["hover"] = [busy(HOVER, share / 10) for share in (2, 5, 8)]
+    page.evaluate(FIND)
+    hovers = [busy(HOVER, share / 10) for share in (2, 5, 8)]
+    busiest = {"selection": selections, "step": steps, "hover": hovers}
     context.close()
     return {"ready": ready} | {name: statistics.median(each) for name, each in busiest.items()}
 

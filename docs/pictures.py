@@ -25,19 +25,20 @@ RUN = Run(Path())
 WIDTH = 1100  # pixels
 COLORS = 256
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SCREEN = {"width": 900, "height": 1500}  # one column, so that each pane has it whole
+SCREEN = {"width": 1200, "height": 1500}
 SHARPER = 2  # pixels of a picture for each of the screen
 MARGIN = 6  # pixels of the screen
 GALLERY = {
-    "text": ("#words-name", "#words", "#card-body"),
-    "heads": ("#heads .controls", ".heads .lines .ends", "#heads-lines", ".heads figure"),
-    "neuron": ("#neuron .controls", "#neuron-rows"),
-    "map": ("#map .walk", "#map-chart"),
+    "answer": ("#headline", "#answer .first", "#answer .sentence"),
+    "text": ("#text h3", "#text .reader"),
+    "heads": ("#heads h3", "#heads .heads"),
+    "neuron": ("#weights h3", "#weight-rows"),
+    "map": ("#map-pane h3", "#map-canvas"),
 }
 """Pictures of the page, and what each shows."""
 # What would lie over a pane, or be cut by the edge of its picture.
-LEFT_OUT = """.bar { position: static !important; }
-.files, #neuron-left, #map-view, #map aside { display: none !important; }
+LEFT_OUT = """#bar { position: static !important; }
+.files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
 WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more than "the" or "."
 
@@ -66,6 +67,8 @@ def _of_page() -> dict[str, bytes]:
         page.goto(made(RUN.page, "render").resolve().as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")
         page.add_style_tag(content=LEFT_OUT)
+        if page.locator("#weight").count():
+            page.locator("#weight > summary").click()
         words = page.locator("#words span")
         chosen = [n for n, word in enumerate(words.all_inner_texts()) if WORD.fullmatch(word)]
         words.nth(chosen[0] if chosen else 0).click()

@@ -47,22 +47,22 @@ class Opened:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("html[data-drawn]", state="attached")
+        self.page.wait_for_selector("html[data-ready]", state="attached")
 
-    def traces(self, chart: str) -> list[dict[str, Any]]:
-        """Scroll to a chart and return what it draws: `x` and `y` of each curve or kind of points, and its texts."""
-        self.page.locator(f"#{chart}").scroll_into_view_if_needed()
-        self.page.wait_for_selector(f"#{chart}:not([data-stale])")
-        traces: list[dict[str, Any]] = self.page.evaluate(
-            "id => document.getElementById(id).drawn().map(({ points, ...rest }) => "
-            "({ ...rest, symbol: null, x: points.map(at => at[0]), y: points.map(at => at[1]) }))",
-            chart,
-        )
-        return traces
+    def drawn(self) -> dict[str, Any]:
+        """Return what the map shows once nothing moves: tokens, their pixels, words and the selected token's trail."""
+        self.page.wait_for_function("() => !document.getElementById('map-canvas').drawn().moving")
+        return dict(self.page.evaluate("document.getElementById('map-canvas').drawn()"))
 
-    def trace(self, chart: str, name: str) -> dict[str, Any]:
-        """Return the trace of a chart with this name."""
-        return next(trace for trace in self.traces(chart) if trace["name"] == name)
+    def values(self, pane: str) -> list[dict[str, str]]:
+        """Return the table of a pane's values, by column; minus signs are hyphens."""
+        files = self.page.locator(f"#{pane} > .title > .files")
+        if files.get_attribute("open") is None:
+            files.locator("summary").click()
+        files.locator("table").wait_for()
+        read = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
+        columns, *rows = files.locator("table").evaluate(read)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def close(self) -> None:
         """Close the page; it must not have complained, or asked for anything but itself."""

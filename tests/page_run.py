@@ -62,7 +62,11 @@ def make_run(folder: Path) -> Path:
     write_tiny_bert(folder / "models/finetuned", seed=1)
     write_tiny_bert(folder / "models/pretrained", seed=2)
     write_reviews(folder / "data/reviews")
-    for name in ("metrics/finetune.json", "plots/finetune/finetune_by_class.csv"):
+    for name in (
+        "metrics/finetune.json",
+        "plots/finetune/finetune_by_class.csv",
+        "plots/faithfulness/faithfulness.csv",
+    ):
         (folder / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "reports" / name, folder / "reports" / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -99,15 +103,13 @@ def tokens() -> pd.DataFrame:
 
 
 def choose(page: Any, label: str, option: str) -> None:
-    page.locator(f"#{label}").select_option(option)
-
-
-def open_values(page: Any, pane: str) -> Any:
-    """Open the table of a pane's values; a browser tells the page of that a moment after the click."""
-    files = page.locator(f"#{pane} ~ .files").first
-    files.locator("summary").click()
-    files.locator("table").wait_for()
-    return files
+    """Choose an option of a select, a radio button of the models, or a place of a slider."""
+    if label == "checkpoint":
+        page.locator(f"input[name=checkpoint][value={option}]").check(force=True)
+    elif label in ("layer", "point"):
+        page.locator(f"#{label}").fill(option)
+    else:
+        page.locator(f"#{label}").select_option(value=option)
 
 
 def open_changed(chromium: Any, points_per_second: int = 20) -> Opened:

@@ -12,6 +12,7 @@ import pytest
 from browser import Opened
 from conftest import toy_reviews, write_parameters
 from families import EACH_FAMILY, write_family
+from page_run import choose
 from transformers import AutoConfig
 
 from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
@@ -70,10 +71,6 @@ def points_of_other_widths() -> set[str]:
     return {point for point, width in widths.items() if width != widths["layer_output"]}
 
 
-def choose(page: Any, label: str, option: str) -> None:
-    page.locator(f"#{label}").select_option(option)
-
-
 def options(page: Any, label: str) -> list[str]:
     values: list[str] = page.locator(f"#{label} option").evaluate_all("all => all.map(each => each.value)")
     return values
@@ -114,22 +111,22 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents.query("captured")["tokens"].sum())
     page.locator("#token-3").click()
-    assert options(page, "ratio-method") == family.present(RATIOS)
+    measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
+    assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     assert [each for each in options(page, "matrix") if not each.endswith("_rollout")] == family.present(LAYER_MATRICES)
     for matrix in options(page, "matrix"):
         choose(page, "matrix", matrix)
         assert page.locator("#sources li").count() >= 1
-    for method in options(page, "ratio-method"):
-        choose(page, "ratio-method", method)
-        assert shown.traces("mixing-chart")
+    for measure in measures:
+        page.locator(f"[data-measure={measure}]").click()
+        assert page.locator("#layers-chart path.line:not([d=''])").count() > 0
     assert sites == stored_sites(ACTIVATIONS)
     for layout in ("separate", "aligned", "joint"):
         choose(page, "layout", layout)
         for number, site in enumerate(sites):
             page.locator("#point").fill(str(number))
             has_place = layout == "separate" or site.point not in points_of_other_widths()
-            drawn = [len(trace["x"]) for trace in shown.traces("map-chart") if trace["name"] == "tokens"]
-            assert sum(drawn) == tokens * has_place, site
+            assert len(shown.drawn()["tokens"]) == tokens * has_place, site
             note = f"The {layout} layout leaves this capture point out."
             assert page.locator("#map-note").inner_text() == ("" if has_place else note)
     text = page.locator("body").inner_text()
@@ -147,15 +144,20 @@ def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Famil
         assert map_sites(run.map(layout)) == in_stream
     counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counts == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
-    (note,) = shown.page.locator("#map .note").all_inner_texts()
-    assert note.startswith("Not on the joint and the aligned map: attention heads.")
+    notes = shown.page.locator("main > .note").all_inner_texts()
+    assert any(note.startswith("Not on the joint and the aligned map: attention heads.") for note in notes)
+    shown.page.locator("#more > summary").click()
     assert "no cosine to it" in shown.page.locator("#steps").inner_text()
 
 
 @pytest.mark.parametrize("name", ["bart"], indirect=True)
 def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
     page = shown.page
-    assert page.locator("#layer option").all_inner_texts() == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
+    names = []
+    for layer in range(1, 5):
+        choose(page, "layer", str(layer))
+        names.append(page.locator("#layer").get_attribute("aria-valuetext"))
+    assert names == ["Encoder 1", "Encoder 2", "Decoder 1", "Decoder 2"]
     words = {}
     for layer in ("1", "3"):
         choose(page, "layer", layer)
@@ -164,14 +166,14 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: 
     assert words["3"] == f"</s> {words['1'].removesuffix(' </s>')}"
     sites = map_sites(Run(Path()).map("joint"))
     for site, start in (
-        (Site(2, "layer_output"), "Encoder 2: Layer output ("),
-        (Site(2, "decoder_embedding_output"), "Decoder embedding output ("),
-        (Site(3, "cross_attention_output"), "Decoder 1: Cross-attention output ("),
+        (Site(2, "layer_output"), "Encoder 2: Layer output"),
+        (Site(2, "decoder_embedding_output"), "Decoder embedding output"),
+        (Site(3, "cross_attention_output"), "Decoder 1: Cross-attention output"),
     ):
         page.locator("#point").fill(str(sites.index(site)))
-        assert page.locator("#point-name").inner_text().startswith(start)
-    crossing = next(trace for trace in shown.traces("steps-chart") if trace["name"] == "Cross-attention")
-    assert crossing["x"] == [3, 4]
+        assert page.locator("#point").get_attribute("aria-valuetext") == start
+    page.locator("#more > summary").click()
+    assert [row["layer"] for row in shown.values("steps") if row["Cross-attention"]] == ["3", "4"]
 
 
 @pytest.mark.parametrize("name", ["gpt_neox"], indirect=True)
@@ -183,9 +185,9 @@ def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family
     assert places == sorted(places, reverse=True)
     page.locator(f"#token-{first}").click()
     page.keyboard.press("ArrowLeft")
-    assert "position 1 of text/1" in page.locator("#selected").inner_text()
+    assert "position 1" in page.locator("#selected").inner_text()
     assert page.locator("p.raw").nth(1).evaluate("each => getComputedStyle(each).direction") == "rtl"
     page.locator("#document").select_option(index=2)
     choose(page, "shade", "ratio")
-    assert page.locator(f"#token-{alone}").get_attribute("title") == "a, position 0, length ratio of others 0 %"
+    assert page.locator(f"#token-{alone}").get_attribute("title") == "a, position 0, mixing ratio 0.0%"
     assert Run(Path()).ratios().query("document == 'text/2'")["attn_n"].lt(1e-5).all()

@@ -1,4 +1,4 @@
-"""The page: its numbers are the files', its views work in a browser and are linked, and no captured text runs."""
+"""The page as one file: what it says, holds, saves and prints; no captured text runs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import re
 import shutil
 import zlib
 from pathlib import Path
+from types import UnionType
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from browser import Opened, browser, violations
-from conftest import COMMIT
-from page_run import HOSTILE, LAYOUTS, choose, open_changed, open_values, tokens
+from conftest import COMMIT, REPOSITORY
+from page_run import HOSTILE, LAYOUTS, choose, open_changed, tokens
 from PIL import Image
 
 from attnmix.page.arrays import visible
-from attnmix.page.assembly import HERE, page_script
-from attnmix.page.payload import SHAPE
+from attnmix.page.payload import SHAPE, typescript
 from attnmix.page.sentences import headline
 from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters
 
+SOURCES = REPOSITORY / "attnmix/page/src"
+
 
 @pytest.mark.long
 def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
     with browser("firefox") as firefox:
-        # Firefox does not know what Playwright asks of a browser's media by default.
         shown = Opened(firefox, Run(run).page, viewport={"width": 1400, "height": 900})
         for token in (*range(2, 2 + len(HOSTILE)), 3):
             shown.page.locator(f"#token-{token}").click()
@@ -40,97 +41,113 @@ def test_views_are_drawn_and_linked_in_firefox(run: Path) -> None:
         assert shown.page.locator("#sources li").count() > 0
         shown.page.keyboard.press("ArrowRight")
         assert visible(tokens()["token"][4]) in shown.page.locator("#selected").inner_text()
-        assert all(shown.traces(chart) for chart in ("map-chart", "mixing-chart", "steps-chart"))
+        assert len(shown.drawn()["tokens"]) == len(tokens())
         shown.close()
 
 
-def test_first_picture_has_every_measured_review_and_the_chosen_text(opened: Opened) -> None:
-    page, table = opened.page, Run(Path()).table("measure/mixing_by_review")
-    reviews = table.query("checkpoint == 'finetuned' and method == 'attnresln_n'").sort_values("layer", kind="stable")
-    mixing = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'")
-    means = mixing.set_index("layer")["mean"]
-    layer = means.idxmax()
-    assert page.locator("h1").inner_text().replace("\xa0", " ") == (
-        f"Layer {layer} mixes tokens most, at a ratio of {100 * means.max():.0f} %; layer "
-        f"{means.idxmin()} least, {100 * means.min():.0f} %"
-    )
-    assert page.locator("#layer").input_value() == str(layer)
-    page.wait_for_selector("#overview-chart circle", state="attached")  # drawn once it is seen
-    dots = page.locator("#overview-chart circle").evaluate_all(
-        "all => all.map(each => [each.textContent, Number(each.getAttribute('cy'))])"
-    )
-    assert [name for name, _ in dots] == [f"{row.document}: {100 * row.mean:.0f} %" for row in reviews.itertuples()]
-    heights = [height for _, height in dots]
-    slope, start = np.polyfit(reviews["mean"], heights, 1)
+def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened: Opened) -> None:
+    page, run = opened.page, Run(Path())
+    means = run.mixing[0].query("method == 'attnresln_n'").pivot(index="layer", columns="checkpoint", values="mean")
+    controls = run.table("measure/mixing_controls").query("method == 'attnresln_n' and control == 'text_mean_value'")
+    controls = controls.pivot(index="layer", columns="checkpoint", values="mean")
+    rows = opened.values("answer-chart")
+    expected = {"Fine-tuned": means["finetuned"], "Pretrained": means["pretrained"]}
+    expected |= {"Fine-tuned, one value shared by all tokens": controls["finetuned"]}
+    for name, values in expected.items():
+        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-3)
+        assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews have no interval
+    heights = page.locator("#answer-chart circle").evaluate_all("all => all.map(each => +each.getAttribute('cy'))")
+    drawn = [float(row[name]) for name in list(rows[0])[1::3] for row in rows]
+    slope, start = np.polyfit(drawn, heights, 1)
     assert slope < 0
-    assert heights == pytest.approx((slope * reviews["mean"] + start).tolist(), abs=0.1)  # pixels
-    captured = Run(Path()).captured_ratios(["test/0"]).query("checkpoint == 'finetuned'")
-    shares = captured.groupby("layer")["attnresln_n"].mean()
-    path = page.locator("#overview-chart path.own").get_attribute("d")
-    drawn = [float(part.split(" ")[1]) for part in re.split("[ML]", path)[1:]]
-    assert drawn == pytest.approx((slope * shares + start).tolist(), abs=0.2)
-    among = reviews.loc[reviews["layer"] == layer, "mean"]
-    assert page.locator("#typical").inner_text() == (
-        f"The mean ratio of its tokens in layer {layer} is {100 * shares[layer]:.0f} %, higher than in "
-        f"{100 * (among < shares[layer]).mean():.0f} % of the {len(among)} measured reviews."
-    )
+    assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
+    assert page.locator("#sentence [aria-selected=true]").count() == 1  # a word is selected already
+    assert page.locator("#answer .kept").is_visible()
+
+
+def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None:
+    run = Run(Path())
+    curves = run.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
+    ratios = run.captured_ratios(tokens()["document"].unique().tolist())
+    rows = ratios[(ratios["checkpoint"] == "finetuned") & (ratios["layer"] == curves.idxmax())]
+    means = rows.groupby("document", sort=False)["attnresln_n"].mean()
+    chosen = opened.page.locator("#document option:checked").inner_text()
+    assert chosen.startswith(means.sort_values().index[(len(means) - 1) // 2] + ":")
 
 
 def follow(page: Any, link: str) -> None:
     page.goto("about:blank")
     page.goto(link)
-    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector("html[data-ready]", state="attached")
+
+
+CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "matrix": "attention", "head": "1"}
+CHOICES |= {"shade": "ratio", "beside": "2", "layout": "aligned", "colour": "class", "lines": "norm"}
+
+
+def chosen_now(page: Any) -> dict[str, str]:
+    ids = [name for name in CHOICES if page.locator(f"#{name}").count()]
+    return {name: page.locator(f"#{name}").input_value() for name in ids} | {"checkpoint": chosen_model(page)}
+
+
+def chosen_model(page: Any) -> str:
+    return str(page.locator("input[name=checkpoint]:checked").input_value())
 
 
 def test_a_link_shows_what_its_sender_saw_and_ignores_foreign_names(opened: Opened) -> None:
     page = opened.page
-    choices = {"document": "1", "checkpoint": "pretrained", "matrix": "attention", "head": "1", "shade": "ratio"}
-    choices |= {"ratio-method": "attn_n", "beside-choice": "2", "layout": "aligned", "step-measure": "norm"}
-    for control, option in choices.items():
+    for control, option in CHOICES.items():
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
-    page.locator("#point").fill("5")
-    assert page.locator("#layer").input_value() == "1"
-    choose(page, "layer", "2")
-    choices["layer"] = "2"
-    point = page.locator("#point").input_value()
     selected = page.locator("#selected").inner_text()
-    page.wait_for_function("() => location.hash.includes('point=2.ffn_output') && location.hash.includes('token=')")
+    page.wait_for_function("() => location.hash.includes('token=2') && location.hash.includes('lines=norm')")
     follow(page, page.url)
-    assert {name: page.locator(f"#{name}").input_value() for name in choices} == choices
-    assert page.locator("#point").input_value() == point
+    assert chosen_now(page) == CHOICES
     assert page.locator("#selected").inner_text() == selected
-    choose(page, "checkpoint", "difference")
-    page.wait_for_function("() => location.hash.includes('difference=true')")
-    follow(page, f"{page.url.partition('#')[0]}#difference=true&document=99&method=<b>")
-    choices = {"checkpoint": "difference", "document": "0", "ratio-method": "attnresln_n"}
-    assert {name: page.locator(f"#{name}").input_value() for name in choices} == choices
+    first = page.url.partition("#")[0]
+    follow(page, first)
+    opening = chosen_now(page)
+    for hostile in ("document=foo&layer=99&method=<b>&token=-1", "%E0%A4%A=1", "__proto__=1&constructor=2", "tour=9"):
+        follow(page, f"{first}#{hostile}")
+        assert chosen_now(page) == opening
+
+
+def test_back_goes_through_texts_models_and_words(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    for token in (3, 4):
+        page.locator(f"#token-{token}").click()
+    choose(page, "checkpoint", "pretrained")
+    states = []
+    for _ in range(3):
+        states.append((chosen_model(page), page.locator("#words .chosen").get_attribute("id")))
+        page.go_back()
+        page.wait_for_timeout(100)
+    assert states == [("pretrained", "token-4"), ("finetuned", "token-4"), ("finetuned", "token-3")]
 
 
 def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
+    page.locator("#run > summary").click()
     test = run.metrics("finetune")["test"]
     assert f"{100 * test['accuracy']:.1f} % test accuracy" in page.locator(".facts").inner_text().replace("\n", " ")
-    mixing = run.table("measure/mixing").query("method == 'attnresln_n'")
-    most = mixing[mixing["checkpoint"] == "finetuned"].nlargest(1, "mean").iloc[0]
     controls = run.table("measure/mixing_controls").query("method == 'attnresln_n'")
     control = controls[controls["checkpoint"].isin(["finetuned", "random"])].groupby("control")["mean"].mean()
-    text = " ".join(page.locator(".lead, #findings").all_inner_texts()).replace("\xa0", " ")
+    text = page.locator("#findings").inner_text()
     for sentence in (
-        f"LayerNorm of layer {most['layer']}, the length ratio of other tokens in a token's vector is "
-        f"{100 * most['mean']:.0f} %",
         f"accuracy is {100 * test['accuracy_ci_low']:.0f} % to {100 * test['accuracy_ci_high']:.0f} %",
         f"With random weights the ratio would be {100 * control['random_weights']:.0f} %",
         f"would be {100 * control['text_mean_value']:.0f} %",
     ):
         assert sentence in text
-    choose(page, "layer", "2")
-    difference = mixing.query("layer == 2 and checkpoint == 'difference'")["mean"].item()
-    shown = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert f"{100 * difference:+.1f} percentage points" in shown
-    assert page.locator("#text-note").inner_text() == (
-        "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
-        "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+    choose(page, "document", "0")
+    assert (
+        page.locator("#text-note")
+        .inner_text()
+        .startswith(
+            "Labelled negative, classified as positive with a probability of 75 %. Only 9 of its 12 tokens were read "
+            "(capture.max_length). 2 of its 9 tokens are unknown to the model."
+        )
     )
     parameters = page.locator("#run tbody tr").all_inner_texts()
     assert any(row.startswith("capture.max_length") and "40" in row for row in parameters)
@@ -141,19 +158,18 @@ def test_what_is_said_of_the_run_is_what_its_files_say(opened: Opened) -> None:
 
 def test_hostile_text_is_shown_and_runs_nothing(opened: Opened) -> None:
     page = opened.page
+    choose(page, "document", "0")
     shown = page.locator("#words").inner_text()
     assert all(visible(text) in shown for text in HOSTILE)
-    choose(page, "shape", "words")
     for token, text in enumerate(HOSTILE, start=2):
-        page.locator(f"#token-{token}").click()  # the selected word is always drawn
-        words = opened.trace("map-chart", "words")
-        assert visible(text) == words["text"][words["tokens"].index(token)]
-    for pane in ("heads-lines", "neuron-scores"):
-        open_values(page, pane)
-    page.wait_for_selector("#neuron:not([data-stale])")
+        page.locator(f"#token-{token}").click()
+        assert visible(text) in page.locator("#selected").inner_text()
+        assert token in opened.drawn()["words"]  # the selected word is always drawn
+    for pane in ("text", "heads", "map-pane"):
+        opened.values(pane)
     assert page.evaluate("window.hacked") is None
     assert page.locator("img").count() == 0
-    assert page.locator("#map-chart a[href*='example.org'], #words a, details a").count() == 0
+    assert page.locator("main a").count() == 0
     policy = page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy.split("script-src")[1].split(";")[0]
@@ -171,51 +187,43 @@ def test_foreign_scripts_are_stopped_and_broken_data_is_an_error(run: Path, chro
     shown.context.close()
 
 
-def test_no_two_modules_define_one_name_as_they_share_a_scope() -> None:
-    defined = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
-    names = [name for path in (HERE / "script").glob("*.js") for name in defined.findall(path.read_text("utf-8"))]
-    assert len(names) > 50
-    assert sorted(names) == sorted(set(names))
-
-
-def test_data_of_the_page_have_the_declared_shape(run: Path) -> None:
-    _, packed = (Run(run).page).read_text(encoding="utf-8").split('id="data">')
-    data = json.loads(zlib.decompress(base64.b64decode(packed.partition("<")[0])))
-    check_shape(data, SHAPE)
-    assert set(re.findall(r"(?<![\w./])data\.(\w+)", page_script())) == set(data)  # the script reads each part
+def test_data_have_the_declared_shape_which_is_that_of_the_scripts_types(run: Path) -> None:
+    _, packed = Run(run).page.read_text(encoding="utf-8").split('id="data">')
+    check_shape(json.loads(zlib.decompress(base64.b64decode(packed.partition("<")[0]))), SHAPE)
+    assert (SOURCES / "payload.d.ts").read_text("utf-8").endswith(f"export type Payload = {typescript()};\n")
+    script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
+    assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script reads each part
 
 
 def check_shape(value: Any, shape: Any) -> None:
     """Raise an error where a value of JSON is not of the shape that is declared for it."""
+    if isinstance(shape, UnionType) or shape is float:
+        shape = shape | int
     assert isinstance(value, type(shape) if isinstance(shape, dict | list) else shape), (value, shape)
     if isinstance(shape, dict):
-        assert ... in shape or set(value) == set(shape), shape
+        named = {key.removesuffix("?"): each for key, each in shape.items() if key is not ...}
+        assert ... in shape or set(value) <= set(named), set(value) - set(named)
+        assert {key for key in shape if key is not ... and not key.endswith("?")} <= set(value), shape
         for name, each in value.items():
-            check_shape(each, shape.get(name, shape.get(...)))
+            check_shape(each, named.get(name, shape.get(...)))
     elif isinstance(shape, list):
         for each in value:
             check_shape(each, shape[0])
 
 
-def test_light_and_dark_follow_the_system(opened: Opened) -> None:
-    inks = []
-    for scheme in ("light", "dark"):
-        opened.page.emulate_media(color_scheme=scheme)
-        opened.traces("mixing-chart")
-        inks.append(opened.page.locator("#mixing-chart .chosen").first.get_attribute("fill"))
-    assert inks[0] != inks[1]
-
-
-@pytest.mark.long
-def test_print_names_the_choice_and_fits_the_paper(opened: Opened) -> None:
+def test_print_has_no_prompts_and_fits_the_paper(opened: Opened) -> None:
     page = opened.page
     page.locator("#token-1").click()
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert all(page.locator(f"#{name}").is_visible() for name in ("layer", "checkpoint", "matrix", "shade", "selected"))
-    assert not any(page.locator(f"#{name}").is_visible() for name in ("play", "point", "clear", "map", "steps"))
-    drawing = page.locator("#mixing-chart svg").first.bounding_box()
-    assert drawing["width"] <= page.locator("#mixing-chart").bounding_box()["width"] <= 700  # A4 between usual margins
+    for hidden in ("#bar", "#play", "#point", ".files", "#tour-button", "#text-note"):
+        assert not page.locator(hidden).first.is_visible(), hidden
+    assert all(
+        page.locator(f"#{name}").is_visible() for name in ("headline", "words", "card", "heads-lines", "map-canvas")
+    )
+    assert page.locator("#findings").is_visible()
+    assert re.search(r"revision v1\.0.*Printed \d{4}-\d\d-\d\d\.", page.locator("footer").inner_text())
+    page.emulate_media(media=None)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +252,11 @@ def test_page_and_figures_of_any_single_layout(copied: Path, chromium: Any, layo
     assert Path("reports/figures/atlas.png").is_file()
     assert Path("reports/figures/joint.gif").is_file() == (layout == "joint")
     shown = open_changed(chromium)
-    text = shown.page.locator("#map").inner_text()
+    text = shown.page.locator("main").inner_text()
     assert all(f"The {name} layout was not made: put {name} into umap.layouts" in text for name in others)
-    assert shown.page.locator("#layout option").all_inner_texts() == [layout]
-    assert shown.traces("map-chart")
+    options = shown.page.locator("#layout option").evaluate_all("all => all.map(each => each.value)")
+    assert options == [layout]
+    assert shown.drawn()["tokens"]
     shown.close()
 
 
@@ -259,11 +268,11 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
-    assert "features/measure/contributions" in shown.page.locator("#kept").inner_text()
+    assert "features/measure/contributions" in shown.page.locator("#card").inner_text()
     shown.close()
     shutil.rmtree(Run(Path()).measured / "contributions")
     shown = open_changed(chromium)
-    assert "contribution matrices in measure.matrices" in shown.page.locator("#text").inner_text()
+    assert "contribution matrices in measure.matrices" in shown.page.locator("#card").inner_text()
     shown.close()
 
 
@@ -271,57 +280,54 @@ def test_signs_that_a_page_drops_are_spelt_out() -> None:
     assert visible("a\x00b\u202ec\n") == "a\u2400b⟨U+202E⟩c\n"
 
 
-@pytest.fixture
-def page(opened: Opened) -> Any:
-    """The page at layer 2 with a selected token."""
-    choose(opened.page, "layer", "2")
-    opened.page.locator("#token-3").click()
-    opened.page.mouse.move(0, 0)
-    return opened.page
-
-
 def save(page: Any, pane: str, kind: str) -> tuple[str, bytes]:
     """Return name and content of a pane's file."""
+    files = page.locator(f"#{pane} > .title > .files")
+    if files.get_attribute("open") is None:
+        files.locator("summary").click()
     with page.expect_download() as download:
-        page.get_by_role("button", name=f"{kind} of {pane}", exact=True).click()
+        files.get_by_role("button", name=kind, exact=True).click()
     return download.value.suggested_filename, download.value.path().read_bytes()
 
 
-def test_every_file_of_every_pane_has_content(page: Any) -> None:
-    buttons = page.locator(".files button").evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
-    offered = [tuple(label.split(" of ")) for label in buttons]
-    assert {kind for kind, _ in offered} == {"csv", "SVG", "PNG"}
-    panes = {pane for _, pane in offered}
-    assert {"overview", "words", "course", "heads-lines", "neuron-scores", "map", "mixing", "steps"} <= panes
-    for kind, pane in offered:
-        place = f"{pane}-chart" if page.locator(f"#{pane}-chart").count() else pane
-        page.evaluate("id => document.getElementById(id).scrollIntoView({ block: 'center' })", place)
-        page.wait_for_selector(f"#{place}:not([data-stale]):not([data-moving])")
-        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it has drawn
-        name, content = save(page, pane, kind)
-        assert name.endswith(f".{kind.lower()}")
-        if kind == "csv":
-            columns, *rows = csv.reader(io.StringIO(content.decode()))
-            assert {len(row) for row in rows} == {len(columns)}, pane
-        elif kind == "SVG":
-            assert len(list(ElementTree.fromstring(content).iter())) > 2, pane  # a background and something on it
-        else:
-            with Image.open(io.BytesIO(content)) as picture:
-                assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 2, pane
+def test_every_file_of_every_pane_has_content(opened: Opened) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    choose(page, "checkpoint", "pretrained")
+    page.locator("#token-3").click()
+    for summary in page.locator(".fold > summary").all():
+        summary.click()
+    panes = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
+    assert {"answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "steps", "removal"} <= set(panes)
+    for pane in panes:
+        name, content = save(page, pane, "csv")
+        assert name.endswith(".csv")
+        # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
+        assert ("fine_tuned" in name) == (pane == "map-pane") or pane in ("answer-chart", "removal", "layers-chart")
+        lines = [line for line in content.decode().splitlines() if not line.startswith("# ")]
+        columns, *rows = csv.reader(lines)
+        assert {len(row) for row in rows} <= {len(columns)}, pane
+        numbers = re.findall(r"(?<![\w.])\d+\.\d+", "\n".join(lines))
+        digits = 6 if pane in ("heads", "weights", "steps-of-weight") else 4
+        assert all(len(number.replace(".", "").strip("0")) <= digits for number in numbers), pane
+        _, content = save(page, pane, "SVG")
+        assert len(list(ElementTree.fromstring(content).iter())) > 4, pane
+        _, content = save(page, pane, "PNG")
+        with Image.open(io.BytesIO(content)) as picture:
+            assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 4, pane
 
 
-def test_words_are_saved_as_shown_and_run_nothing(page: Any, opened: Opened, tmp_path: Path) -> None:
-    page.locator("#clear").click()  # or the table has columns of the selected word
-    name, content = save(page, "words", "csv")
-    assert name == "words_test-0_finetuned_layer-2.csv"
-    columns, *rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
-    assert columns == ["position", "token", "share from others (ALTI, fine-tuned)"]
+def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path) -> None:
+    page = opened.page
+    choose(page, "document", "0")
+    name, content = save(page, "text", "csv")
+    rows = list(csv.reader(content.decode("utf-8").splitlines()[1:]))
     names = tokens().query("document == 'test/0'")["token"]
-    assert [row[1] for row in rows] == [visible(each, kept="") for each in names]
+    assert [row[1] for row in rows[1:]] == [visible(each, kept="") for each in names]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
-    for title, (*_, share) in zip(titles, rows, strict=True):
-        assert not share or title.endswith(f"{100 * float(share):.0f} %")
-    name, content = save(page, "words", "SVG")
+    for title, row in zip(titles, rows[1:], strict=True):
+        assert not row[2] or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(row[2]), abs=0.06)
+    name, content = save(page, "text", "SVG")
     text = "".join(ElementTree.fromstring(content).itertext())
     assert all(visible(each, kept="") in text for each in HOSTILE)
     (tmp_path / name).write_bytes(content)
@@ -331,15 +337,18 @@ def test_words_are_saved_as_shown_and_run_nothing(page: Any, opened: Opened, tmp
     alone.close()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_page_is_accessible_on_wide_and_narrow_screens(run: Path, chromium: Any, scheme: str, width: int) -> None:
-    size = {"width": width, "height": 900}
-    shown = Opened(chromium, Run(run).page, viewport=size, color_scheme=scheme, bypass_csp=True)
+SCREENS = [("light", 1400, "none"), ("dark", 400, "none"), ("light", 768, "active"), ("dark", 2560, "none")]
+
+
+@pytest.mark.parametrize(("scheme", "width", "forced"), SCREENS)
+def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: str, width: int, forced: str) -> None:
+    looks = {"color_scheme": scheme, "forced_colors": forced, "bypass_csp": True, "reduced_motion": "reduce"}
+    shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 900}, **looks)
     page = shown.page
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
     page.locator("#token-3").click()
-    choose(page, "beside-choice", "pretrained")
+    choose(page, "beside", "pretrained")
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    page.wait_for_function("() => document.querySelectorAll('.files details[open] table').length > 2")
+    page.locator("#tour-button").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
     assert violations(page) == []
     shown.close()

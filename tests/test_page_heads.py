@@ -16,7 +16,6 @@ from conftest import SHORT, write_parameters
 from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
 from head_parts import random_parts
-from page_run import open_values
 
 from attnmix.measures.heads import RESULTS
 from attnmix.models.checkpoint import load_tokenizer
@@ -121,42 +120,32 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 @pytest.fixture
 def family(
     name: str, pages: Callable[[str], tuple[Path, Reference]], chromium: Any
-) -> Iterator[tuple[Any, Reference, str]]:
+) -> Iterator[tuple[Opened, Reference, str]]:
     """The opened page of a family, the same model run by hand, and the family's name."""
     path, reference = pages(name)
     shown = Opened(chromium, path, viewport={"width": 1400, "height": 900})
-    yield shown.page, reference, name
+    yield shown, reference, name
     shown.close()
 
 
-def table_of(page: Any, pane: str) -> list[dict[str, str]]:
-    """Return the table of a pane's values, by column."""
-    files = page.locator(f"#{pane} + .files")
-    if files.locator("details").get_attribute("open") is None:
-        open_values(page, pane)
-    columns = files.locator("th").all_text_contents()
-    rows = files.locator("tbody tr").evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.textContent))")
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
 @pytest.mark.parametrize("name", FAMILIES)
-def test_lines_are_the_models_weights_and_norms(family: tuple[Any, Reference, str]) -> None:
-    page, layer = family[0], family[1].layers[1]
+def test_lines_are_the_models_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
+    shown, layer = family[0], family[1].layers[1]
+    page = shown.page
     page.locator("#heads-all button[aria-label='Layer 2, head 3']").click()
-    assert page.locator("#heads-name").inner_text() == "Layer 2, head 3 of 4"
+    assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 3 of 4")
     page.locator("#token-2").click()
-    page.mouse.move(0, 0)
     W_O = layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2]
     f = np.linalg.norm(layer.value[2] @ W_O, axis=-1)
     for kind, column in (("weight", "attention weight"), ("norm", "weight times length")):
-        page.locator("#head-value").select_option(kind)
+        page.locator("#lines").select_option(kind)
         expected = layer.attention[2] * (f if kind == "norm" else 1)
-        rows = table_of(page, "heads-lines")
+        rows = shown.values("heads")
         assert {(2, j) for j in range(len(f)) if expected[2, j]} <= {
-            (int(r["position"]), int(r["takes from position"])) for r in rows
+            (int(r["position"]), int(r["attends to position"])) for r in rows
         }
         for row in rows:
-            entry = expected[int(row["position"]), int(row["takes from position"])]
+            entry = expected[int(row["position"]), int(row["attends to position"])]
             assert float(row[column]) == pytest.approx(entry, abs=1e-5)
 
 
@@ -168,19 +157,19 @@ def queries_and_keys(layer: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
-def test_every_number_of_a_neuron_is_the_models(family: tuple[Any, Reference, str]) -> None:
-    page, reference, name = family
+def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference, str]) -> None:
+    shown, reference, name = family
+    page = shown.page
     number, head, i, j = 1, 2, 3, 1
     layer = reference.layers[number]
     page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head + 1}']").click()
     page.locator(f"#token-{i}").click()
-    page.mouse.move(0, 0)
-    page.locator("#neuron").scroll_into_view_if_needed()
-    page.locator("#neuron-source").select_option(str(j))
+    page.locator("#weight > summary").click()
+    page.locator("#source").select_option(value=str(j))
     query, key = queries_and_keys(layer)
     scaling = first_of(layer.weights.config, "query_pre_attn_scalar", default=layer.weights.head_size) ** -0.5
     close = {"abs": 1e-4}
-    for row in table_of(page, "neuron-scores"):
+    for row in shown.values("weights"):
         source = int(row["position"])
         assert float(row["weight"]) == pytest.approx(layer.attention[head, i, source], **close)
         if layer.visible[i, source]:
@@ -190,7 +179,7 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Any, Reference, st
         else:
             assert row["score"] == ""
     steps: dict[str, list[float]] = {}
-    for row in table_of(page, "neuron-steps"):
+    for row in shown.values("steps-of-weight"):
         steps.setdefault(row["step"], []).append(float(row["value"]))
     w, points = layer.weights, layer.points
     attended = layer.attention[head, i] @ layer.value[head]
@@ -207,4 +196,4 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Any, Reference, st
     assert ("skip" in steps) == (name != "gpt_neox")
     assert ("norm" in steps) == (name == "bert")
     assert ("output_norm" in steps) == (name in ("gemma3_text", "olmo2"))
-    assert "off the model's own by" in page.locator("#neuron-ends").inner_text()
+    assert "differs from the model's own by" in page.locator("#off").inner_text()

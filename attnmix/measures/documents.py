@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
     arrays = (np.split(column, ends) for column in columns)
     segments = np.split(np.array(tokens[store.SEGMENT]), ends) if store.SEGMENT in tokens else [None] * len(texts)
-    columns = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
-    rows = zip(texts["document"], *arrays, *columns, strict=True)
+    of_texts = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
+    rows: Iterator[Any] = zip(texts["document"], *arrays, *of_texts, strict=True)
     return [Document(*row) for row in rows]
 
 

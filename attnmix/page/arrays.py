@@ -25,7 +25,6 @@ Array = npt.NDArray[Any]
 
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
-SHARE_LEVELS = 255
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
 HEAD_BYTES = 4_200_000  # of the queries and keys of all other texts
 MIN_DIMENSION_SHARE = 1 / 4  # a text that would keep fewer of its heads' dimensions has no heads on the page
@@ -51,8 +50,8 @@ def quantise(values: Array, low: float, high: float) -> str:
 def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     """Return the `keep` largest sources of each row of `[..., T, T]`, as shares of the row's sum.
 
-    `sources` (16 bits) and `shares` (8 bits, of the square root, so that small ones keep their digits)
-    are `[..., T, keep]`, `own` (16 bits) each token's share of itself `[..., T]`. A row with NaN or without any
+    `sources` and `shares` (of the square root, so that small ones keep their digits) are `[..., T, keep]`, `own` each
+    token's share of itself `[..., T]`; all have 16 bits. A row with NaN or without any
     contribution has no source.
     """
     shares = row_shares(matrices)
@@ -63,8 +62,8 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     order = np.argsort(-shares, axis=-1, kind="stable")[..., :keep]
     largest = np.take_along_axis(shares, order, axis=-1)
     sources = np.where(has_shares, order, MISSING_CODE).astype(np.uint16)
-    levels = np.round(SHARE_LEVELS * np.sqrt(np.clip(largest, 0, 1))).astype(np.uint8)
-    return {"keep": keep, "sources": encode(sources), "shares": encode(levels), "own": own_shares}
+    roots = quantise(np.sqrt(np.clip(largest, 0, 1)), 0, 1)
+    return {"keep": keep, "sources": encode(sources), "shares": roots, "own": own_shares}
 
 
 def pack(data: Any) -> str:

@@ -1,10 +1,14 @@
-"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts."""
+"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts.
+
+python -m attnmix.page.payload > attnmix/page/src/payload.d.ts    # the same shape as types of TypeScript
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,31 +17,59 @@ import pandas as pd
 from attnmix.core import names
 from attnmix.core.names import Site, layer_input
 from attnmix.figures import labels
-from attnmix.figures.tokens import read_captured
+from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import document_note, most_and_least
-from attnmix.store.runs import Run, map_sites
+from attnmix.page.sentences import MIN_INTERVAL_DOCUMENTS, answer, document_note, most_and_least
+from attnmix.store.runs import Run, map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
 SOURCES = 16  # kept for each token
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
+CONTROL_LABELS = {
+    "text_mean_value": "One value shared by all tokens",
+    "shuffled_words": "Words in random order",
+    "random_weights": "Random weights",
+    "without_value_bias": "Without the value's bias",
+}
+DERIVATIVE_LABELS = {
+    "norm_of_sum": "Derivative, others moved together",
+    "norm_of_block": "Derivative, others moved independently",
+    "sum_of_norms": "Derivative, sum over single tokens",
+}
+GEOMETRY_LABELS = {
+    "mean_cosine": "Mean cosine of two tokens of a text",
+    "mean_cosine_across": "Mean cosine of tokens of different texts",
+    "effective_rank": "Effective rank of a text's vectors",
+    "cka_input": "Similarity to the embedding (CKA)",
+    "own_nearest": "Own vector at the input is the nearest",
+}
 KEYS = ["document", "position"]
+MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
 
 Data = dict[Any, Any]
 _NAMES = {...: str}
+_NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
 _SCORES = {...: [float | int | None]}  # value and chance by measure
-_ROW = {...: object}  # of a table, by column; None where a value is missing
+_INTERVAL = {"mean": float, "ci_low": _NUMBER, "ci_high": _NUMBER}
+_RATIO = {"checkpoint": str, "layer": int, "method": str, **_INTERVAL}
+_STEP = {"checkpoint": str, "layer": int, "step": str, "measure": str, **_INTERVAL}
+_HEADS = {
+    **{"scores": [[float]], "reach": str, "source_norms": str, "given_norms": str, "key_heads": int, "bits": int},
+    **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
+    **{"ranks?": [int], "largest_error?": float, "mean_error?": float},
+}
 SHAPE: Data = {
     "pointsPerSecond": int,
     "labels": {
         **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
         **{"steps": _NAMES, "stepMeasures": _NAMES, "mapMeasures": _NAMES},
+        **{"controls": _NAMES, "derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES},
         "layers": [str],  # from 0 on, the embedding
     },
     "captured": str,  # the checkpoint of the vectors
@@ -49,12 +81,24 @@ SHAPE: Data = {
     "layer": int,
     "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
     "reviews": {"names": [str], "total": int, "values": _GRIDS},  # mean ratios `[layers, reviews]`
-    "curves": [_ROW],
-    "differences": [_ROW],
-    "steps": [_ROW],
-    "movement": [_ROW],
+    "answer": {
+        "headline": str,
+        "sentences": [str],
+        "chart": {
+            "title": str,
+            "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}],
+            "unit": str,
+        },
+    },
+    "opens": {"document": int, "token": int},
+    "curves": [_RATIO],
+    "differences": [_RATIO],
+    "controls": [{**_RATIO, "control": str}],
+    "derivatives": [_RATIO],
+    "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
+    "steps": [_STEP],
+    "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
     "quality": {...: {"whole": _SCORES, "points": [_SCORES]}},  # of a layout, and of each site
-    "layerParts": [[str]],
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
     "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
     "encoder": int | None,  # layers, where there is a decoder too
@@ -65,17 +109,30 @@ SHAPE: Data = {
     # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
     "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
     "matrices": [str],
-    "attention": {"number": int, "width": int, "documents": {...: {...: {...: object}}}},  # of heads, as contributions
+    "attention": {"number": int, "width": int, "documents": {...: {...: _HEADS}}},  # of heads, as contributions
     "tokenSteps": _NAMES,  # `[layers, tokens]` by step
-    "sites": [_ROW],
+    "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
     # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
     "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
 }
 """The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
 
-The number of a token, layer or site is its place in a list or array.
+A key that ends in `?` may be left out. The number of a token, layer or site is its place in a list or array.
 """
+
+
+def typescript(shape: Any = SHAPE) -> str:
+    """Return the shape as a type of TypeScript."""
+    if isinstance(shape, list):
+        return f"{typescript(shape[0])}[]" if isinstance(shape[0], dict | type) else f"({typescript(shape[0])})[]"
+    if isinstance(shape, dict):
+        if ... in shape:
+            return f"Record<string, {typescript(shape[...])}>"
+        return "{ " + "; ".join(f"{key}: {typescript(each)}" for key, each in shape.items()) + " }"
+    if isinstance(shape, UnionType):
+        return " | ".join(dict.fromkeys(typescript(each) for each in get_args(shape)))
+    return {str: "string", int: "number", float: "number", type(None): "null"}[shape]
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -89,7 +146,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
     curves, differences = run.mixing
-    steps = run.steps.dropna(subset="mean")
+    steps, geometry = run.steps.dropna(subset="mean"), run.table("measure/geometry").dropna(subset="mean")
     texts = read_captured(tokens, steps)
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
@@ -109,6 +166,10 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "steps": {name: mark.label for name, mark in labels.STEP_MARKS.items()},
             "stepMeasures": labels.STEP_MEASURES,
             "mapMeasures": labels.MAP_MEASURES,
+            "controls": CONTROL_LABELS,
+            "derivatives": DERIVATIVE_LABELS,
+            "geometry": GEOMETRY_LABELS,
+            "points": {point: mark.label for point, mark in labels.POINT_MARKS.items()},
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
@@ -120,12 +181,16 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "layer": int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
-        "curves": _records(curves.drop(columns=["simultaneous_low", "simultaneous_high"])),
-        "differences": _records(differences.drop(columns="checkpoint").rename(columns={"mean": "difference"})),
-        "steps": _records(steps),
-        "movement": _records(run.table("reduce/movement")),
+        "answer": answer(run),
+        "opens": _opening(tokens, ratios, most, texts, run),
+        "curves": _rows(curves, _RATIO),
+        "differences": _rows(differences, _RATIO),
+        "controls": _rows(run.table("measure/mixing_controls"), {**_RATIO, "control": str}),
+        "derivatives": _derivatives(run),
+        "removal": _removal(run) if has_classifier else [],
+        "steps": _rows(steps, _STEP),
+        "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], SHAPE["geometry"][0]),
         "quality": _quality(run.map_quality.round(6), sites),
-        "layerParts": run.layer_parts,
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
         "readings": [
@@ -166,6 +231,50 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
 
 def _records(table: pd.DataFrame) -> list[Data]:
     return list(table.astype(object).where(table.notna(), None).to_dict("records"))
+
+
+def _rows(table: pd.DataFrame, shape: Mapping[Any, Any]) -> list[Data]:
+    """Return the columns that `shape` names, without the intervals of fewer than `MIN_INTERVAL_DOCUMENTS`."""
+    if "documents" in table:
+        intervals = table[["ci_low", "ci_high"]].where(table["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
+        table = table.assign(**intervals)
+    return _records(table[list(shape)])
+
+
+def _derivatives(run: Run) -> list[Data]:
+    """Return how strongly outputs depend on other tokens' inputs in one layer; nothing without gradient documents."""
+    table = run.table("measure/derivatives").dropna(subset="mean")
+    return _rows(table[(table["quantity"] == "level") & (table["reference"] == "layer_input")], _RATIO)
+
+
+def _removal(run: Run) -> list[Data]:
+    """Return how far the class's logit falls where the tokens that a measure names first are removed."""
+    table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
+    return _rows(table, SHAPE["removal"][0])
+
+
+def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:
+    """Return the text whose mean ratio is the median of the page's, and in it the word with the largest single source.
+
+    The source is another word, by the preferred measure of sources in the layer of `most`; without one, the word has
+    the largest ratio.
+    """
+    rows = ratios[(ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])]
+    value_T = _by_token(rows.assign(key=0), tokens, "key", most["method"]).to_numpy(float)[0]
+    names_D = tokens["document"].unique()
+    means = tokens.assign(value=value_T).groupby("document")["value"].mean().reindex(names_D).fillna(0)
+    document = int(np.argsort(means.to_numpy(), kind="stable")[(len(means) - 1) // 2])
+    own = np.flatnonzero(tokens["document"] == names_D[document])
+    labels_T = [texts.readings[0][number].text for number in own]
+    words = [n for n, text in enumerate(labels_T) if text.isalpha() and len(text) >= MIN_WORD] or list(range(len(own)))
+    strength = np.nan_to_num(value_T[own])
+    if methods := [
+        method for method in ("alti", *MATRICES) if method in run.matrices(most["checkpoint"], names_D[document])
+    ]:
+        shares = row_shares(run.matrix(most["checkpoint"], names_D[document], methods[0])[most["layer"] - 1])
+        others = np.nan_to_num(shares) * ~np.eye(len(own), dtype=bool)
+        strength = others[:, words].max(axis=1)
+    return {"document": document, "token": int(own[max(words, key=lambda number: strength[number])])}
 
 
 def _reviews(table: pd.DataFrame) -> Data:
@@ -313,3 +422,7 @@ def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: ra
             if site in sites and (end := unit(site)).shape == start.shape:
                 cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
     return {step: quantise(each, -1, 1) for step, each in cosines.items()}
+
+
+if __name__ == "__main__":
+    print(f"// Written by attnmix/page/payload.py.\nexport type Payload = {typescript()};")

@@ -25,7 +25,8 @@ DERIVATIVE_FORMS = {
     "sum_of_norms": "when the norms of single tokens are added",
 }
 NOTABLE_SHARE = 0.1  # of the squared length, from which on a class share makes the headline without "a little of"
-PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr", "mpld3")
+MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
+PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 
 
 class Subject(NamedTuple):
@@ -130,7 +131,7 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def answer(run: Run) -> dict[str, Any]:
-    """Return what the run found, chosen by rule from its tables: `headline`, `sentences` and a `chart` or None.
+    """Return what the run found, chosen by rule from its tables: `headline`, `sentences` and a `chart`.
 
     Did the ratio change, is the class in what tokens give each other, does the class need it: each is said with its
     number, or that this run does not show it. `chart` has `title`, `unit` and `series` of `name, values, low, high`,
@@ -138,7 +139,11 @@ def answer(run: Run) -> dict[str, Any]:
     """
     curves, differences = run.mixing
     if differences.empty:
-        return {"headline": headline(curves), "sentences": [lead(curves)], "chart": None}
+        return {
+            "headline": headline(curves),
+            "sentences": [lead(curves), *_controls(run)[-1:]],
+            "chart": _ratio_chart(run),
+        }
     change, geometry = _overall_change(run), run.table("measure/geometry")
     shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
@@ -150,7 +155,7 @@ def answer(run: Run) -> dict[str, Any]:
     plain = {"rises": "makes tokens mix more", "falls": "makes tokens mix less"}.get(verb)
     if shares.empty:
         title = f"Fine-tuning {plain}" if plain else "Fine-tuning changes mixing by no more than chance would"
-        return {"headline": title, "sentences": [ratio], "chart": None}
+        return {"headline": title, "sentences": [ratio], "chart": _ratio_chart(run)}
     by_layer = {
         name: rows.set_index("layer")
         for name, rows in (
@@ -160,7 +165,7 @@ def answer(run: Run) -> dict[str, Any]:
             ("permuted", shares.query("checkpoint == 'finetuned' and measure == 'share_class_permuted'")),
         )
     }
-    top = by_layer["after"]["mean"].idxmax()
+    top: Any = by_layer["after"]["mean"].idxmax()
     before, after, difference, chance = (rows.loc[top] for rows in by_layer.values())
     shared = after["ci_low"] > chance["mean"] and difference["ci_low"] > 0
     if shared:
@@ -175,14 +180,18 @@ def answer(run: Run) -> dict[str, Any]:
         f"give in layer {top}; it was {percent(max(before['mean'], 0))} before, and with classes dealt out at random "
         f"it is at most {percent(max(chance['mean'], 0))}."
     )
-    chart = {"title": "The predicted class in what other tokens give", "unit": "share of squared length"}
+    chart = {"title": "The predicted class in what other tokens give", "unit": "Share of squared length"}
     named = {"before": "before fine-tuning", "after": "after fine-tuning", "permuted": "classes dealt out at random"}
     columns = {"values": "mean", "low": "ci_low", "high": "ci_high"}
     series = [
-        {"name": label, **{key: by_layer[name][column].tolist() for key, column in columns.items()}}
+        {"name": label, **{key: _values(by_layer[name][column]) for key, column in columns.items()}}
         for name, label in named.items()
     ]
     return {"headline": title, "sentences": [ratio, part, *_needs(run)], "chart": chart | {"series": series}}
+
+
+def _values(column: pd.Series) -> list[float | None]:
+    return [None if pd.isna(value) else float(value) for value in column]
 
 
 def _overall_change(run: Run) -> pd.Series:
@@ -190,8 +199,9 @@ def _overall_change(run: Run) -> pd.Series:
     table = run.table("measure/mixing_weighted")
     rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
     rows = rows[rows["method"] == _preferred(rows)].set_index("checkpoint")
-    means = {"before": rows.loc["pretrained", "mean"], "after": rows.loc["finetuned", "mean"]}
-    return pd.concat([rows.loc["difference", ["mean", "ci_low", "ci_high"]], pd.Series(means)])
+    means = {"before": rows["mean"]["pretrained"], "after": rows["mean"]["finetuned"]}
+    change: pd.Series = rows[["mean", "ci_low", "ci_high"]].T["difference"]
+    return pd.concat([change, pd.Series(means)])
 
 
 def _needs(run: Run) -> list[str]:
@@ -201,7 +211,9 @@ def _needs(run: Run) -> list[str]:
     sentences = []
     if {"text_mean", "corpus_mean", "other_class"} <= set(kept):
         first = len(kept) // 2 + 1
-        text, corpus, other = (percent(kept.loc[first, name]) for name in ("text_mean", "corpus_mean", "other_class"))
+        text, corpus, other = (
+            percent(float(kept[name][first])) for name in ("text_mean", "corpus_mean", "other_class")
+        )
         sentences.append(
             f"If every value from layer {first} on is the mean of its text, so that no token can tell which one gave "
             f"it, {text} of the reviews keep their class; with the mean over other texts {corpus} do, with that over "
@@ -211,7 +223,7 @@ def _needs(run: Run) -> list[str]:
     if len(lens):
         sentences.append(
             "Put on any other token after the last layer, the classifier's head names the review's class on "
-            f"{percent(lens.loc[lens['layer'].idxmax(), 'mean'])} of them."
+            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them."
         )
     return sentences
 
@@ -231,6 +243,23 @@ def lead(curves: pd.DataFrame) -> str:
     most, _ = most_and_least(curves)
     sentence = RATIOS[most["method"]].sentence.format(layer=most["layer"], share=percent(most["mean"]))
     return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
+
+
+def _ratio_chart(run: Run) -> dict[str, Any]:
+    """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
+    curves = run.mixing[0]
+    method, checkpoints = _preferred(curves), curves["checkpoint"].unique().tolist()
+    controls = run.table("measure/mixing_controls")
+    tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
+    series = []
+    for suffix, table in tables.items():
+        for checkpoint in checkpoints:
+            rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
+            bounds = rows[["ci_low", "ci_high"]].where(rows["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
+            low, high = (_values(bounds[name]) for name in bounds)
+            name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
+            series.append({"name": name + suffix, "values": rows["mean"].tolist(), "low": low, "high": high})
+    return {"title": "Mixing ratio by layer", "series": series, "unit": "Share of length from other tokens"}
 
 
 def document_note(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,209 @@
+// Every attention head's weights, computed from the queries and keys of a text, and a token's way through one head.
+
+import { bytes, data, documentOf, floats, type Maybe, once, positionOf, range, type Share } from "./data";
+
+const ARRAYS = { 8: Int8Array, 16: Int16Array, 32: Float32Array };
+const CACHED_HEADS = 24; // whose weights are held at once
+const SOURCES = 16;
+
+export const headCount = data.attention.number;
+type Side = (at: number) => { width: number; vectors: Float32Array };
+
+/** Queries or keys by head, scaled when they are asked for: by vector (16 bits) or by dimension (8 bits). */
+function sideOf(part: Form, name: "query" | "key", length: number): Side {
+  const whole = new ARRAYS[part.bits as 8 | 16 | 32](bytes(part[name]).buffer);
+  const number = part.scores.length * (name === "key" ? part.key_heads : headCount);
+  const widths = part.ranks ?? Array<number>(number).fill(data.attention.width);
+  const starts = widths.map(() => 0);
+  for (let at = 1; at < number; at++) starts[at] = starts[at - 1] + widths[at - 1];
+  const packed = part[`${name}_scales`];
+  const scales = packed ? floats(packed) : null;
+  return once((at) => {
+    const width = widths[at];
+    const own = whole.subarray(starts[at] * length, (starts[at] + width) * length);
+    const scale = part.ranks
+      ? (i: number) => scales![starts[at] + (i % width)]
+      : (i: number) => scales![at * length + Math.floor(i / width)];
+    return { width, vectors: scales ? Float32Array.from(own, (each, i) => each * scale(i)) : (own as Float32Array) };
+  });
+}
+
+type Form = (typeof data.attention.documents)[string][string];
+
+/** A text's heads in one checkpoint, as "document checkpoint"; null where its queries and keys are not on the page. */
+const decoded = once((key: string) => {
+  const [number, checkpoint] = key.split(" ");
+  const { name, length } = data.documents[Number(number)];
+  const part = data.attention.documents[name]?.[checkpoint];
+  if (!part) return null;
+  return {
+    ...part,
+    length,
+    queries: sideOf(part, "query", length),
+    keys: sideOf(part, "key", length),
+    reach: new Uint16Array(bytes(part.reach).buffer),
+    sums: part.sums ? floats(part.sums) : null,
+    source_norms: floats(part.source_norms),
+    given_norms: floats(part.given_norms),
+    vectors: part.vectors ? once((each: string) => (part.vectors![each] ? floats(part.vectors![each]) : null)) : null,
+  };
+});
+export const headsOf = (number: number, checkpoint: string) => decoded(`${number} ${checkpoint}`);
+export type Heads = NonNullable<ReturnType<typeof headsOf>>;
+
+const headAt = (layer: number, head: number) => (layer - 1) * headCount + head;
+const keyHead = (heads: Heads, layer: number, head: number) =>
+  (layer - 1) * heads.key_heads + Math.floor((head * heads.key_heads) / headCount);
+const vectorOf = ({ width, vectors }: ReturnType<Side>, i: number) => vectors.subarray(i * width, (i + 1) * width);
+
+/** A row of a head, from the source `first` on: q·k, the scores that the softmax takes, and the weights. */
+export function attentionRow(heads: Heads, layer: number, head: number, i: number) {
+  const ends = 2 * ((layer - 1) * heads.length + i);
+  const [first, last] = [heads.reach[ends], heads.reach[ends + 1]];
+  const [scaling, softcap] = heads.scores[layer - 1];
+  const query = vectorOf(heads.queries(headAt(layer, head)), i);
+  const { width, vectors } = heads.keys(keyHead(heads, layer, head));
+  const dots = new Float64Array(last - first + 1);
+  for (let j = 0, at = first * width; j < dots.length; j++, at += width) {
+    let sum = 0;
+    for (let n = 0; n < width; n++) sum += query[n] * vectors[at + n];
+    dots[j] = sum;
+  }
+  const scores = dots.map((dot) => (softcap ? softcap * Math.tanh((dot * scaling) / softcap) : dot * scaling));
+  const largest = scores.reduce((most, score) => Math.max(most, score), -Infinity);
+  const weights = scores.map((score) => Math.exp(score - largest));
+  const total = weights.reduce((sum, each) => sum + each, 0);
+  const share = heads.sums ? heads.sums[headAt(layer, head) * heads.length + i] : 1; // an attention sink takes the rest
+  const logSum = largest + Math.log(total / share);
+  return { first, last, dots, scores, logSum, weights: weights.map((each) => (each * share) / total) };
+}
+
+const cache = new Map<string, Float32Array[]>(); // the newest last
+/** Rows of a head over all sources, every so many; `kind` norm: weights times the length |f(x_j)| of what each gives. */
+export function headRows(heads: Heads, layer: number, head: number, kind: string, every = 1): Float32Array[] {
+  return range(Math.ceil(heads.length / every)).map((n) => {
+    const { first, weights } = attentionRow(heads, layer, head, n * every);
+    const row = new Float32Array(heads.length);
+    for (const [j, weight] of weights.entries()) {
+      const norm = kind === "norm" ? heads.source_norms[headAt(layer, head) * heads.length + first + j] : 1;
+      row[first + j] = weight * norm;
+    }
+    return row;
+  });
+}
+
+export function headMatrix(number: number, checkpoint: string, layer: number, head: number, kind: string) {
+  const heads = headsOf(number, checkpoint);
+  if (!heads) return null;
+  const key = [number, checkpoint, layer, head, kind].join();
+  const rows = cache.get(key) ?? headRows(heads, layer, head, kind);
+  cache.delete(key);
+  cache.set(key, rows);
+  if (cache.size > CACHED_HEADS) cache.delete(cache.keys().next().value!);
+  return rows;
+}
+
+/** A token's own share through one head. */
+export function headShare(token: number, layer: number, checkpoint: string, head: number): Maybe {
+  const heads = headsOf(documentOf[token], checkpoint);
+  if (!heads) return null;
+  const { first, weights } = attentionRow(heads, layer, head, positionOf(token));
+  return weights[positionOf(token) - first];
+}
+
+export function headSources(token: number, layer: number, checkpoint: string, head: number): Share[] | null {
+  const number = documentOf[token];
+  const heads = headsOf(number, checkpoint);
+  if (!heads) return null;
+  const { first, weights } = attentionRow(heads, layer, head, positionOf(token));
+  return Array.from(weights, (share, j) => ({ token: data.documents[number].start + first + j, share }))
+    .toSorted((a, b) => b.share - a.share)
+    .slice(0, SOURCES)
+    .filter((each) => each.share > 0);
+}
+
+/** The head of a layer in which words attend most to words that are neither first nor last nor themselves. */
+export const tellingHead = once((key: string) => {
+  const [number, checkpoint, layer] = key.split(" ");
+  const heads = headsOf(Number(number), checkpoint);
+  if (!heads) return 0;
+  const every = Math.ceil(heads.length / 32);
+  const strength = range(headCount).map((head) => {
+    let sum = 0;
+    for (const [n, row] of headRows(heads, Number(layer), head, "weight", every).entries())
+      sum += row.reduce((most, w, j) => ([0, n * every, row.length - 1].includes(j) ? most : Math.max(most, w)), 0);
+    return sum;
+  });
+  return strength.indexOf(Math.max(...strength));
+});
+
+export type Vector = Float32Array | Float64Array;
+export const lengthOf = (vector: Vector) => Math.hypot(...vector);
+export const largestOf = (vectors: Vector[]) =>
+  vectors.reduce((most, each) => Math.max(most, ...Float64Array.from(each, Math.abs)), 0);
+const plus = (one: Vector, other: Vector) => Float64Array.from(one, (each, n) => each + other[n]);
+const farthest = (one: Vector, other: Vector) => largestOf([Float64Array.from(one, (each, n) => each - other[n])]);
+
+/** Query, keys and products of one token in one head, with its scores and weights; masked keys have none. */
+export function meeting(heads: Heads, layer: number, head: number, i: number) {
+  const row = attentionRow(heads, layer, head, i);
+  const query = vectorOf(heads.queries(headAt(layer, head)), i);
+  const keys = heads.keys(keyHead(heads, layer, head));
+  const [scaling, softcap] = heads.scores[layer - 1];
+  const sources = range(heads.length).map((j) => {
+    const key = vectorOf(keys, j);
+    const seen = j >= row.first && j <= row.last;
+    const product = query.map((each, n) => each * key[n]);
+    const at = j - row.first;
+    return { j, seen, key, product, dot: row.dots[at], score: row.scores[at], weight: seen ? row.weights[at] : 0 };
+  });
+  return { query, sources, scaling, softcap, logSum: row.logSum };
+}
+export type Meeting = ReturnType<typeof meeting>;
+
+/** A LayerNorm, or an RMSNorm, which does not centre. */
+function normalised(vector: Vector, [eps, centred]: Float32Array, weights: Float32Array): Vector {
+  const all = Float64Array.from(vector);
+  const middle = centred ? all.reduce((sum, each) => sum + each, 0) / all.length : 0;
+  const inner = all.map((each) => each - middle);
+  const deviation = Math.sqrt(inner.reduce((sum, each) => sum + each * each, 0) / inner.length + eps);
+  return inner.map((each, n) => (each / deviation) * weights[n] + weights[vector.length + n]);
+}
+
+/** From a head's weights to the vector in which attention's part of the layer ends; null for a long text. */
+export function afterSoftmax(heads: Heads, layer: number, head: number, i: number, { sources, query }: Meeting) {
+  if (!heads.vectors) return null;
+  const all = (name: string) => heads.vectors!(name);
+  const [width, hidden] = [query.length, all("output_bias")!.length / heads.scores.length];
+  const part = (name: string, at: number, size: number) => all(name)!.subarray(at * size, (at + 1) * size);
+  const ofHead = (each: number) => headAt(layer, each) * heads.length + i;
+  const values = sources.map(({ j }) => part("value", keyHead(heads, layer, head) * heads.length + j, width));
+  const weighted = sources.map(({ weight }, j) => Float64Array.from(values[j], (each) => weight * each));
+  const attended = weighted.reduce<Vector>(plus, new Float64Array(width));
+  const given = part("given", ofHead(head), hidden);
+  const others = range(headCount).filter((each) => each !== head);
+  const summed = others.map((each) => part("given", ofHead(each), hidden)).reduce<Vector>(plus, given);
+  let vector: Vector = plus(summed, part("output_bias", layer - 1, hidden));
+  const steps: [string, Vector][] = [
+    ["attended", attended],
+    ["given", given],
+    ["output", vector],
+  ];
+  const norm = (name: string, which: number) => {
+    if (!all(name)) return false;
+    const constants = part("norm_constants", 2 * (layer - 1) + which, 2);
+    vector = normalised(vector, constants, part(name, layer - 1, 2 * hidden));
+    return true;
+  };
+  if (norm("attention_output_norm", 0)) steps.push(["output_norm", vector]);
+  if (data.steps.some(({ step }) => step === "attention_norm" || step === "attention_skip")) {
+    const input = part("input", (layer - 1) * heads.length + i, hidden);
+    vector = plus(vector, input);
+    steps.push(["input", input], ["skip", vector]);
+  }
+  if (norm("attention_norm", 1)) steps.push(["norm", vector]);
+  const stored = part("result", (layer - 1) * heads.length + i, hidden);
+  steps.push(["stored", stored]);
+  const off = { attended: farthest(attended, part("attended", ofHead(head), width)), stored: farthest(vector, stored) };
+  return { values, weighted, steps, off };
+}

@@ -1,0 +1,155 @@
+// The page's data, decoded when they are first read. Tokens are numbered over all documents, from 0.
+// A decoder beside an encoder has a reading of its own: at each position it sees the token before.
+
+import type { Payload } from "./payload";
+
+const MISSING = 65535; // code of a value that is not there
+const MAX_CODE = 65534;
+
+export function bytes(text: string): Uint8Array<ArrayBuffer> {
+  const raw = atob(text);
+  const array = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) array[i] = raw.charCodeAt(i);
+  return array;
+}
+
+async function unpack(text: string): Promise<Payload> {
+  const stream = new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+/** A function that computes its result once for each argument. */
+export function once<K, V>(compute: (key: K) => V): (key: K) => V {
+  const results = new Map<K, V>();
+  return (key) => {
+    if (!results.has(key)) results.set(key, compute(key));
+    return results.get(key)!;
+  };
+}
+
+const codes = once((text: string) => new Uint16Array(bytes(text).buffer));
+export const floats = (text: string) => new Float32Array(bytes(text).buffer);
+const value = (code: number, low: number, high: number) =>
+  code === MISSING ? null : low + (code * (high - low)) / MAX_CODE;
+
+export type Maybe = number | null;
+export const range = (end: number, start = 0) => Array.from({ length: end - start }, (_, i) => i + start);
+
+export const data = await unpack(document.getElementById("data")!.textContent!.trim()).catch((error: unknown) => {
+  const note = Object.assign(document.createElement("p"), { className: "note missing" });
+  note.textContent = `The views cannot be shown: the page's data are damaged, or this browser is too old. (${error})`;
+  document.getElementById("app")!.append(note);
+  throw error;
+});
+export const documentOf = data.documents.flatMap((each, number) => Array<number>(each.length).fill(number));
+export const tokenCount = documentOf.length;
+export const positionOf = (token: number) => token - data.documents[documentOf[token]].start;
+export const tokensOf = (number: number) => {
+  const { start, length } = data.documents[number];
+  return range(start + length, start);
+};
+export const checkpoints = Object.keys(data.labels.checkpoints).filter((name) => name in data.ratios.values);
+/** The checkpoint whose vectors are on the maps. */
+export const captured = data.captured;
+export const layerCount = data.ratios.layers;
+export const layers = range(layerCount + 1, 1);
+export const layouts = ["separate", "aligned", "joint"].filter((name) => name in data.maps);
+export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
+/** What a token is called; beside a decoder, in both readings. */
+export const nameOf = (token: number) => [...new Set(data.readings.map(({ names }) => names[token]))].join(" / ");
+/** A checkpoint's name within a sentence. */
+export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
+/** The share of a token's vector that comes from others; null where it was not measured or cannot be trusted. */
+export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
+  const text = data.ratios.values[checkpoint]?.[method];
+  return text && layer > 0 ? value(codes(text)[(layer - 1) * tokenCount + token], 0, 1) : null;
+}
+
+export const mean = (values: Maybe[]): Maybe => {
+  const known = values.filter((each) => each !== null);
+  return known.length > 0 ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
+};
+
+/** The mean ratio of each measured review. */
+export function reviewRatios(layer: number, checkpoint: string, method: string): Maybe[] {
+  const text = data.reviews.values[checkpoint]?.[method];
+  const { length } = data.reviews.names;
+  return range(length).map((i) => (text ? value(codes(text)[(layer - 1) * length + i] ?? MISSING, 0, 1) : null));
+}
+
+export const largestRatio = once((key: string) => {
+  const [checkpoint, method] = key.split(" ");
+  const all = codes(data.ratios.values[checkpoint][method]);
+  return all.reduce((most, code) => Math.max(most, value(code, 0, 1) ?? 0), 0) || 1;
+});
+
+export const inOnePlane = (layout: string) => data.onePlane.includes(layout);
+/** Limits of x and y of a layout; a map in a plane of its own is scaled to a square. */
+export const limits = (layout: string): number[][] =>
+  inOnePlane(layout)
+    ? data.maps[layout].ranges[0]
+    : [
+        [0, 1],
+        [0, 1],
+      ];
+/** Whether a layout has a capture point; those of one plane lack points whose vectors have another width. */
+export const onMap = (layout: string, point: number) => !data.maps[layout].absent.includes(point);
+
+const pointPlaces = once((key: string) => {
+  const [layout, point] = key.split(" ");
+  return (["x", "y"] as const).map((axis, i) => {
+    const [low, high] = limits(layout)[i];
+    const all = codes(data.maps[layout][axis]);
+    const here = all.subarray(Number(point) * tokenCount, (Number(point) + 1) * tokenCount);
+    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
+  });
+});
+/** Places `[x, y]` by token at a capture point; NaN for tokens that are not on the map (umap.max_points). */
+export const placesOf = (layout: string, point: number) => pointPlaces(`${layout} ${point}`);
+
+/** A token's nearest others at a capture point, in the full space, the nearest first. */
+export function nearestTo(token: number, point: number): number[] {
+  const from = (point * tokenCount + token) * data.nearest.number;
+  return [...codes(data.nearest.tokens).subarray(from, from + data.nearest.number)].filter((each) => each !== MISSING);
+}
+
+/** The cosine of a token's vector after a step with the layer's input, by layer. */
+export const cosinesOf = (token: number, step: string): Maybe[] => {
+  const text = data.tokenSteps[step];
+  return text ? layers.map((layer) => value(codes(text)[(layer - 1) * tokenCount + token], -1, 1)) : [];
+};
+
+function rowOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
+  const { name, length } = data.documents[documentOf[token]];
+  const part = matrix && data.contributions[name]?.[checkpoint]?.[matrix];
+  return part ? { ...part, at: (layer - 1) * length + positionOf(token) } : null;
+}
+
+/** A token's own share of what it took; null where it is not on the page or cannot be trusted. */
+export function ownShare(token: number, layer: number, checkpoint: string, matrix: string | undefined): Maybe {
+  const row = rowOf(token, layer, checkpoint, matrix);
+  return row && value(codes(row.own)[row.at], 0, 1);
+}
+
+export type Share = { token: number; share: number };
+/** The largest shares that a token took; null where the text's matrices are not on the page. */
+export function sourcesOf(
+  token: number,
+  layer: number,
+  checkpoint: string,
+  matrix: string | undefined,
+): Share[] | null {
+  const row = rowOf(token, layer, checkpoint, matrix);
+  if (!row) return null;
+  const { start } = data.documents[documentOf[token]];
+  const [sources, roots] = [codes(row.sources), codes(row.shares)];
+  return range((row.at + 1) * row.keep, row.at * row.keep)
+    .filter((at) => sources[at] !== MISSING && roots[at] > 0)
+    .map((at) => ({ token: start + sources[at], share: (roots[at] / MAX_CODE) ** 2 }));
+}
+
+/** A token's score for the predicted class's logit; null where it has none. */
+export const importanceOf = (token: number, name: string): Maybe => {
+  const { values, limit } = data.importance[name];
+  return value(codes(values)[token], -limit, limit);
+};

@@ -1,0 +1,20 @@
+// Numbers as they are read.
+
+const minusSign = (text: string) => text.replace("-", "−");
+/** `0.5213` as `52.1%`. */
+export const percent = (share: number, digits = 1): string =>
+  share > 0 && share < 0.05 / 100 ? "<0.1%" : `${(100 * share).toFixed(digits)}%`;
+/** A number with its sign, and a zero without one. */
+export const signed = (number: number, digits = 2): string => {
+  const text = number.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : minusSign(number > 0 ? `+${text}` : text);
+};
+export const points = (share: number): string => `${signed(100 * share, 1)} points`;
+/** A number of any size, with three or four digits. */
+export const figures = (value: number): string => {
+  const size = Math.abs(value);
+  const plain = size === 0 || (size >= 0.001 && size < 1000);
+  return minusSign(plain ? value.toFixed(size >= 10 ? 2 : 3) : value.toExponential(1));
+};
+/** As many digits as are known. */
+export const rounded = (value: number, digits: number): number => Number(value.toPrecision(digits));

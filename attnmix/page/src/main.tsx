@@ -1,0 +1,114 @@
+// The page: one bar of choices above four panes.
+
+import { render } from "preact";
+import { Answer } from "./answer";
+import { headCount } from "./attention";
+import { checkpoints, data, layerCount, positionOf } from "./data";
+import { Heads } from "./heads";
+import { Layers } from "./layers";
+import { MapPane } from "./map";
+import { More } from "./more";
+import { canChange, followAddress, printing, set, state } from "./state";
+import { Text } from "./text";
+import { Find, nameThere } from "./words";
+import { openTour, Tour } from "./tour";
+import { CopyLink, Select } from "./ui";
+
+function Bar() {
+  const token = state.token.value;
+  return (
+    <div id="bar" role="region" aria-label="What is shown">
+      {data.documents.length > 1 && (
+        <Select
+          id="document"
+          label="Text"
+          value={String(state.document.value)}
+          on={(value) => set({ document: Number(value) })}
+          options={data.documents.map(({ name, begins }, n) => [String(n), `${name}: ${begins}`] as const)}
+        />
+      )}
+      {canChange && (
+        <fieldset>
+          <legend class="unseen">Model</legend>
+          {checkpoints.map((each) => (
+            <label class="segment">
+              <input
+                type="radio"
+                name="checkpoint"
+                autocomplete="off"
+                value={each}
+                checked={state.checkpoint.value === each}
+                onChange={() => set({ checkpoint: each })}
+              />
+              <span>{data.labels.checkpoints[each]}</span>
+            </label>
+          ))}
+        </fieldset>
+      )}
+      <label class="depth">
+        Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
+        <input
+          type="range"
+          id="layer"
+          autocomplete="off"
+          min="1"
+          max={layerCount}
+          value={state.layer.value}
+          aria-valuetext={data.labels.layers[state.layer.value]}
+          onInput={(e) => set({ layer: Number(e.currentTarget.value) })}
+        />
+      </label>
+      <span id="selected" aria-live="polite">
+        {token === null ? (
+          <span class="small noprint">no word selected</span>
+        ) : (
+          <>
+            Word “
+            <b>
+              <bdi>{nameThere(token)}</bdi>
+            </b>
+            ” <small>position {positionOf(token)}</small>{" "}
+            <button type="button" id="clear" onClick={() => set({ token: null })}>
+              Clear
+            </button>
+          </>
+        )}
+      </span>
+      <Find />
+      <span class="end">
+        <button type="button" id="tour-button" onClick={() => openTour(1)}>
+          Tour
+        </button>{" "}
+        <CopyLink />
+      </span>
+    </div>
+  );
+}
+
+const Page = () => (
+  <>
+    <Bar />
+    <Answer />
+    <Layers />
+    <section id="inside" aria-labelledby="inside-title">
+      <h2 id="inside-title">Text{headCount > 0 && " and heads"}</h2>
+      <Text />
+      {headCount > 0 && <Heads />}
+    </section>
+    <MapPane />
+    <More />
+    <Tour />
+  </>
+);
+
+followAddress();
+render(<Page />, document.getElementById("app")!);
+const root = document.documentElement;
+root.dataset.drawn = "";
+requestAnimationFrame(() => setTimeout(() => (root.dataset.ready = "yes")));
+addEventListener("beforeprint", () => {
+  printing.value = true;
+  document.getElementById("printed")!.textContent = `Printed ${new Date().toISOString().slice(0, 10)}.`;
+  for (const each of document.querySelectorAll<HTMLDetailsElement>("details.run")) each.open = true;
+});
+addEventListener("afterprint", () => (printing.value = false));
