@@ -15,7 +15,8 @@ class PlantedRun:
 
     def __init__(self, change: float, share: float, chance: float = 0.02) -> None:
         layers = pd.DataFrame({"layer": [1, 2], "method": "attnresln_n", "tokens": 10})
-        self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3])
+        self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8)
+        self.curves = self.curves.assign(ci_low=0.1, ci_high=0.4)
         self.differences = layers.assign(checkpoint="difference", mean=change)
         weighted = pd.DataFrame(
             {"checkpoint": ["pretrained", "finetuned", "difference"], "mean": [0.25, 0.25 + change, change]}
@@ -39,7 +40,10 @@ class PlantedRun:
         use = pd.DataFrame(
             [*kept, ("lens_agreement", "others", 2, 0.94)], columns=["quantity", "group", "layer", "mean"]
         )
+        controls = [("text_mean_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
+        parts = [self.curves.assign(control=control, checkpoint=name) for control, name in controls]
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
+        self.tables["measure/mixing_controls"] = pd.concat(parts)
 
     @property
     def mixing(self) -> Any:

@@ -24,6 +24,7 @@ DERIVATIVE_FORMS = {
     "norm_of_block": "when they move independently",
     "sum_of_norms": "when the norms of single tokens are added",
 }
+EDITS = ("text_mean", "corpus_mean", "other_class")
 NOTABLE_SHARE = 0.1  # of the squared length, from which on a class share makes the headline without "a little of"
 MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
@@ -200,8 +201,8 @@ def _overall_change(run: Run) -> pd.Series:
     rows = table[(table["weight"] == "token") & (table["tokens_of"] == "all") & (table["layer"] == "all")]
     rows = rows[rows["method"] == _preferred(rows)].set_index("checkpoint")
     means = {"before": rows["mean"]["pretrained"], "after": rows["mean"]["finetuned"]}
-    change: pd.Series = rows[["mean", "ci_low", "ci_high"]].T["difference"]
-    return pd.concat([change, pd.Series(means)])
+    change = {name: rows[name]["difference"] for name in ("mean", "ci_low", "ci_high")}
+    return pd.Series(change | means)
 
 
 def _needs(run: Run) -> list[str]:
@@ -209,7 +210,7 @@ def _needs(run: Run) -> list[str]:
     table = run.table("faithfulness/class_use")
     kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
     sentences = []
-    if {"text_mean", "corpus_mean", "other_class"} <= set(kept):
+    if set(EDITS) <= set(kept):
         first = len(kept) // 2 + 1
         text, corpus, other = (
             percent(float(kept[name][first])) for name in ("text_mean", "corpus_mean", "other_class")
