@@ -411,10 +411,16 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: add_token(own, special=False), rf"knows 1 tokens .* {ROWS} rows does not have, the first '<image>'"),
     (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own gives NaN or infinite"),
     (know_other_words, r"own has no token for 100\.0 % of the words of 9 reviews, such as 'the', '\w+', '\w+'; al"),
-    (lambda own: change_config(own, model_type="bloom"), "'bloom' cannot be looked into: it does not call"),
-    (lambda own: (own / "config.json").write_text('{"model_type": "t5"}'), "'t5' cannot be looked into; known: bert"),
-    (lambda own: (own / "config.json").write_text('{"model_type": "deberta-v2"}'), "'deberta-v2' .*its disentangled"),
-    (lambda own: (own / "config.json").write_text('{"model_type": "mpnet"}'), "'mpnet' .*it adds relative positions"),
+    (lambda own: change_config(own, model_type="fnet"), "'fnet' cannot be looked into: it has no attention;"),
+    (
+        lambda own: (own / "config.json").write_text('{"model_type": "xglm"}'),
+        "'xglm' cannot be looked into; known: bert",
+    ),
+    (
+        lambda own: (own / "config.json").write_text('{"model_type": "deberta-v2", "conv_kernel_size": 3}'),
+        "of the model family deberta-v2, only models with conv_kernel_size: 0 are known",
+    ),
+    (lambda own: (own / "config.json").write_text('{"model_type": "t5"}'), "'t5' .*its decoder's cross-attention"),
     (lambda own: change_config(own, model_type="opt", do_layer_norm_before=False), "only models with do_layer_norm"),
 ]
 

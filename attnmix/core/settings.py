@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from fsspec import available_protocols
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, MATRIX_NAMES, METRIC_NAMES, POINTS, RATIO_NAMES
@@ -24,7 +33,30 @@ def _check_text(text: str) -> str:
     return text
 
 
-FreeText = Annotated[str, AfterValidator(_check_text)]
+def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
+    """Return the validator of one value that passes `check`, or of a list of two."""
+
+    def validate(value: Any) -> str | list[str]:
+        values = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(isinstance(each, str) for each in values):
+            raise ValueError(f"give {what}")
+        checked = [check(each) for each in values]
+        return checked if isinstance(value, list) else checked[0]
+
+    return PlainValidator(validate)
+
+
+def _check_name(name: str) -> str:
+    if not name:
+        raise ValueError("the name is empty")
+    return name
+
+
+def _targets(value: Any) -> str | list[str]:
+    """Return the names of Linears that adapters change, or the word for all."""
+    if value == "all-linear" or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("give all-linear, or a list of names")
 
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
@@ -54,7 +86,9 @@ class DatasetParameters(Section):
     revision: Text | None = None
     train_split: Text = "train"
     test_split: Text | None = "test"
-    text_column: Text | Annotated[list[Text], Field(min_length=2, max_length=2)] = "text"
+    text_column: Annotated[str | list[str], _one_or_pair(_check_name, "one name, or the two of a pair of texts")] = (
+        "text"
+    )
     label_column: Text = "label"
     group_column: Text | None = None
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
@@ -97,7 +131,7 @@ class ModelParameters(Section):
 class LoraParameters(Section):
     rank: Count = 8
     alpha: Count = 16
-    targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
+    targets: Annotated[str | list[str], PlainValidator(_targets)] = "all-linear"
 
 
 class FinetuneParameters(Section):
@@ -118,7 +152,7 @@ class FinetuneParameters(Section):
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
-    texts: list[FreeText | Annotated[list[FreeText], Field(min_length=2, max_length=2)]] = []
+    texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two")]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
         *("word_embedding", "embedding_output", "attention_heads", "attention_output", "attention_norm"),
         *("ffn_output", "layer_output"),

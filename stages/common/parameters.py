@@ -20,6 +20,7 @@ from attnmix.core.settings import (
     DatasetParameters,
     FaithfulnessParameters,
     FinetuneParameters,
+    LoraParameters,
     MeasureParameters,
     ModelParameters,
     RenderParameters,
@@ -65,6 +66,9 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 def _explain(problem: ErrorDetails) -> str:
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
+    if section == "finetune" and names[:1] == ["lora"]:
+        section, names = "finetune.lora", names[1:]
+        sections[section] = list(LoraParameters.model_fields)
     # After the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
     key = ".".join([section, *names[:1]] if section in sections else [section])
     key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
