@@ -12,22 +12,31 @@ import { Weight } from "./weight";
 
 const MAX_ROWS = 24; // on each side
 const MAX_LINES = 240;
+const STRONGEST = 3; // of each word of a long text, while none is selected
 const FAINT = 0.02; // of the strongest, below which a line is left out
 const ROW = 21; // pixels
 const SMALL_ROWS = 32; // of a small picture
 
 type Link = { i: number; j: number; value: number };
 
-export const largest = once(
-  (rows: Float32Array[]) => rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1,
-);
+const maxima = new WeakMap<Float32Array[], number>();
+function largest(rows: Float32Array[]): number {
+  const known =
+    maxima.get(rows) ?? (rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1);
+  maxima.set(rows, known);
+  return known;
+}
 
 /** The lines that are drawn, and the tokens in the two columns: all of a short text, else those of the strongest lines. */
 function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) {
   const length = rows.length;
   const all: Link[] = [];
   const add = (i: number, j: number) => rows[i][j] > 0 && all.push({ i, j, value: rows[i][j] });
-  if (looked === null) range(length).forEach((i) => range(length).forEach((j) => add(i, j)));
+  if (looked === null)
+    range(length).forEach((i) => {
+      const least = length <= MAX_ROWS ? 0 : (rows[i].toSorted().at(-STRONGEST) ?? 0); // of a long text, a few of each word
+      range(length).forEach((j) => rows[i][j] >= least && add(i, j));
+    });
   else {
     range(length).forEach((j) => add(looked, j));
     range(length).forEach((i) => i !== looked && add(i, looked));

@@ -96,6 +96,7 @@ export type Payload = {
     string,
     Record<string, Record<string, { keep: number; sources: string; shares: string; own: string }>>
   >;
+  sourcesKept: number;
   matrices: string[];
   attention: {
     number: number;

@@ -70,7 +70,8 @@ export function Find() {
   );
 }
 
-function Word(props: {
+/** An element and no component: of 512 words, components would take longer than what they draw. */
+function wordOf(props: {
   token: number;
   value: Maybe;
   id?: string;
@@ -174,14 +175,13 @@ export function Words(props: {
       {tokens.map((token) => (
         <>
           {token > tokens[0] && apart[token] ? " " : ""}
-          <Word
-            key={token}
-            token={token}
-            value={shadeOf(token, checkpoint, change)}
-            id={prefix && `${prefix}${token}`}
-            mark={{ took: took.get(token), gave: gave.get(token) }}
-            select={Boolean(prefix)}
-          />
+          {wordOf({
+            token,
+            value: shadeOf(token, checkpoint, change),
+            id: prefix && `${prefix}${token}`,
+            mark: { took: took.get(token), gave: gave.get(token) },
+            select: Boolean(prefix),
+          })}
         </>
       ))}
     </div>
