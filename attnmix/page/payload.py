@@ -126,7 +126,7 @@ A key that ends in `?` may be left out. The number of a token, layer or site is 
 def typescript(shape: Any = SHAPE) -> str:
     """Return the shape as a type of TypeScript."""
     if isinstance(shape, list):
-        return f"{typescript(shape[0])}[]" if isinstance(shape[0], dict | type) else f"({typescript(shape[0])})[]"
+        return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
     if isinstance(shape, dict):
         if ... in shape:
             return f"Record<string, {typescript(shape[...])}>"

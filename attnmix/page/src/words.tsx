@@ -196,5 +196,6 @@ export const sentence = computed(() => {
   const at = state.token.value ?? tokens[0];
   const start = (ends.findLast((end) => end < at) ?? tokens[0] - 1) + 1;
   const end = ends.find((each) => each >= at) ?? tokens.at(-1)!;
-  return range(Math.min(end, start + 60) + 1, Math.max(start, at - 40));
+  const from = Math.max(start, at - 30); // of a text without full stops, a part
+  return range(Math.min(end, from + 60) + 1, from);
 });
