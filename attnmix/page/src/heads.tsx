@@ -6,7 +6,7 @@ import { useWidth } from "./chart";
 import { data, documentOf, layers, modelName, once, positionOf, range } from "./data";
 import { figures, percent } from "./format";
 import { nameThere } from "./words";
-import { dark, hovered, position, set, shownHead, state } from "./state";
+import { dark, hovered, headsLayer, position, set, shownHead, state } from "./state";
 import { Pane, type Rows, Select } from "./ui";
 import { Weight } from "./weight";
 
@@ -58,7 +58,7 @@ function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) 
 }
 
 const shown = () =>
-  headMatrix(state.document.value, state.checkpoint.value, state.layer.value, shownHead.value, state.lines.value);
+  headMatrix(state.document.value, state.checkpoint.value, headsLayer.value, shownHead.value, state.lines.value);
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
 
 function Lines({ rows }: { rows: Float32Array[] }) {
@@ -98,7 +98,7 @@ function Lines({ rows }: { rows: Float32Array[] }) {
         role="img"
         width={width}
         height={height}
-        aria-label={`Attention of ${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1}: ${links
+        aria-label={`Attention of ${data.labels.layers[headsLayer.value]}, head ${shownHead.value + 1}: ${links
           .slice(0, 5)
           .map(({ i, j, value }) => `${nameThere(start + i)} to ${nameThere(start + j)} ${said(value)}`)
           .join(", ")}`}
@@ -221,7 +221,7 @@ function All() {
     timer = window.setTimeout(draw, 100);
     return () => clearTimeout(timer);
   }, [text, model, night]);
-  const chosen = [state.layer.value, shownHead.value].join();
+  const chosen = [headsLayer.value, shownHead.value].join();
   const move = (e: KeyboardEvent) => {
     const steps: Record<string, [number, number]> = {
       ArrowLeft: [0, -1],
@@ -231,7 +231,7 @@ function All() {
     };
     if (!(e.key in steps)) return;
     e.preventDefault();
-    const [layer, head] = [state.layer.value + steps[e.key][0], shownHead.value + steps[e.key][1]];
+    const [layer, head] = [headsLayer.value + steps[e.key][0], shownHead.value + steps[e.key][1]];
     if (layer < 1 || layer > layers.length || head < 0 || head >= headCount) return;
     set({ layer, head, matrix: data.matrices.includes("attention") ? "attention" : state.matrix.value });
     box.current!.querySelector<HTMLElement>(`[data-key="${layer},${head}"]`)?.focus();
@@ -275,7 +275,7 @@ export function Heads() {
   const number = state.document.value;
   const heads = headsOf(number, state.checkpoint.value);
   const { name, start } = data.documents[number];
-  const where = `${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1} of ${headCount}, ${modelName(state.checkpoint.value)} model`;
+  const where = `${data.labels.layers[headsLayer.value]}, head ${shownHead.value + 1} of ${headCount}, ${modelName(state.checkpoint.value)} model`;
   const table = (): Rows => {
     const all = rows ? linksOf(rows, position.value, 0).links : [];
     return {
@@ -313,7 +313,7 @@ export function Heads() {
             {heads.mean_error!.toPrecision(1)} on average, at most {heads.largest_error!.toPrecision(1)}.
           </p>
         )}
-        {data.encoder !== null && state.layer.value > data.encoder && (
+        {data.encoder !== null && headsLayer.value > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
         )}
         <div class="controls">
