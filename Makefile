@@ -83,6 +83,7 @@ format: $(INSTALLED_DEV) ## Format the code
 
 bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs Node
 	@$(IN_VENV) python -m attnmix.page.payload > $(SCRIPT)/payload.d.ts
+	@$(IN_VENV) oxfmt $(SCRIPT)
 	@npm ci --silent --ignore-scripts && npm run --silent build
 
 docs: $(INSTALLED) ## Update the tables in docs/ from the code's declarations and the results

@@ -26,7 +26,7 @@ from attnmix.store.runs import Run, map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
 CONTRIBUTION_BYTES = 8_000_000  # of contribution matrices, before compression; whole documents, in their order
-SOURCES = 16  # kept for each token
+SOURCES = 12  # kept for each token
 MAX_REVIEWS = 1000  # dots in the first picture
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
 CONTROL_LABELS = {
@@ -108,6 +108,7 @@ SHAPE: Data = {
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
     # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
     "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
+    "sourcesKept": int,
     "matrices": [str],
     "attention": {"number": int, "width": int, "documents": {...: {...: _HEADS}}},  # of heads, as contributions
     "tokenSteps": _NAMES,  # `[layers, tokens]` by step
@@ -125,7 +126,7 @@ A key that ends in `?` may be left out. The number of a token, layer or site is 
 def typescript(shape: Any = SHAPE) -> str:
     """Return the shape as a type of TypeScript."""
     if isinstance(shape, list):
-        return f"{typescript(shape[0])}[]" if isinstance(shape[0], dict | type) else f"({typescript(shape[0])})[]"
+        return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
     if isinstance(shape, dict):
         if ... in shape:
             return f"Record<string, {typescript(shape[...])}>"
@@ -209,6 +210,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         ],
         "ratios": _ratios(ratios, tokens),
         "contributions": contributions,
+        "sourcesKept": SOURCES,
         "matrices": [name for name in MATRICES if name in matrices],
         "attention": encode_heads(
             (document, {each: parts for each in names.CHECKPOINT_NAMES if (parts := run.heads(each, document))})

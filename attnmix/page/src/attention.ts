@@ -4,7 +4,6 @@ import { bytes, data, documentOf, floats, type Maybe, once, positionOf, range, t
 
 const ARRAYS = { 8: Int8Array, 16: Int16Array, 32: Float32Array };
 const CACHED_HEADS = 24; // whose weights are held at once
-const SOURCES = 16;
 
 export const headCount = data.attention.number;
 type Side = (at: number) => { width: number; vectors: Float32Array };
@@ -118,7 +117,7 @@ export function headSources(token: number, layer: number, checkpoint: string, he
   const { first, weights } = attentionRow(heads, layer, head, positionOf(token));
   return Array.from(weights, (share, j) => ({ token: data.documents[number].start + first + j, share }))
     .toSorted((a, b) => b.share - a.share)
-    .slice(0, SOURCES)
+    .slice(0, data.sourcesKept)
     .filter((each) => each.share > 0);
 }
 

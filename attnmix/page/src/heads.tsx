@@ -6,28 +6,37 @@ import { useWidth } from "./chart";
 import { data, documentOf, layers, modelName, once, positionOf, range } from "./data";
 import { figures, percent } from "./format";
 import { nameThere } from "./words";
-import { dark, hovered, position, set, shownHead, state } from "./state";
+import { dark, hovered, headsLayer, position, set, shownHead, state } from "./state";
 import { Pane, type Rows, Select } from "./ui";
 import { Weight } from "./weight";
 
 const MAX_ROWS = 24; // on each side
 const MAX_LINES = 240;
+const STRONGEST = 3; // of each word of a long text, while none is selected
 const FAINT = 0.02; // of the strongest, below which a line is left out
 const ROW = 21; // pixels
 const SMALL_ROWS = 32; // of a small picture
 
 type Link = { i: number; j: number; value: number };
 
-export const largest = once(
-  (rows: Float32Array[]) => rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1,
-);
+const maxima = new WeakMap<Float32Array[], number>();
+function largest(rows: Float32Array[]): number {
+  const known =
+    maxima.get(rows) ?? (rows.reduce((most, row) => row.reduce((more, x) => Math.max(more, x), most), 0) || 1);
+  maxima.set(rows, known);
+  return known;
+}
 
 /** The lines that are drawn, and the tokens in the two columns: all of a short text, else those of the strongest lines. */
 function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) {
   const length = rows.length;
   const all: Link[] = [];
   const add = (i: number, j: number) => rows[i][j] > 0 && all.push({ i, j, value: rows[i][j] });
-  if (looked === null) range(length).forEach((i) => range(length).forEach((j) => add(i, j)));
+  if (looked === null)
+    range(length).forEach((i) => {
+      const least = length <= MAX_ROWS ? 0 : (rows[i].toSorted().at(-STRONGEST) ?? 0); // of a long text, a few of each word
+      range(length).forEach((j) => rows[i][j] >= least && add(i, j));
+    });
   else {
     range(length).forEach((j) => add(looked, j));
     range(length).forEach((i) => i !== looked && add(i, looked));
@@ -49,7 +58,7 @@ function linksOf(rows: Float32Array[], looked: number | null, faintest = FAINT) 
 }
 
 const shown = () =>
-  headMatrix(state.document.value, state.checkpoint.value, state.layer.value, shownHead.value, state.lines.value);
+  headMatrix(state.document.value, state.checkpoint.value, headsLayer.value, shownHead.value, state.lines.value);
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
 
 function Lines({ rows }: { rows: Float32Array[] }) {
@@ -89,7 +98,7 @@ function Lines({ rows }: { rows: Float32Array[] }) {
         role="img"
         width={width}
         height={height}
-        aria-label={`Attention of ${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1}: ${links
+        aria-label={`Attention of ${data.labels.layers[headsLayer.value]}, head ${shownHead.value + 1}: ${links
           .slice(0, 5)
           .map(({ i, j, value }) => `${nameThere(start + i)} to ${nameThere(start + j)} ${said(value)}`)
           .join(", ")}`}
@@ -212,7 +221,7 @@ function All() {
     timer = window.setTimeout(draw, 100);
     return () => clearTimeout(timer);
   }, [text, model, night]);
-  const chosen = [state.layer.value, shownHead.value].join();
+  const chosen = [headsLayer.value, shownHead.value].join();
   const move = (e: KeyboardEvent) => {
     const steps: Record<string, [number, number]> = {
       ArrowLeft: [0, -1],
@@ -222,7 +231,7 @@ function All() {
     };
     if (!(e.key in steps)) return;
     e.preventDefault();
-    const [layer, head] = [state.layer.value + steps[e.key][0], shownHead.value + steps[e.key][1]];
+    const [layer, head] = [headsLayer.value + steps[e.key][0], shownHead.value + steps[e.key][1]];
     if (layer < 1 || layer > layers.length || head < 0 || head >= headCount) return;
     set({ layer, head, matrix: data.matrices.includes("attention") ? "attention" : state.matrix.value });
     box.current!.querySelector<HTMLElement>(`[data-key="${layer},${head}"]`)?.focus();
@@ -266,7 +275,7 @@ export function Heads() {
   const number = state.document.value;
   const heads = headsOf(number, state.checkpoint.value);
   const { name, start } = data.documents[number];
-  const where = `${data.labels.layers[state.layer.value]}, head ${shownHead.value + 1} of ${headCount}, ${modelName(state.checkpoint.value)} model`;
+  const where = `${data.labels.layers[headsLayer.value]}, head ${shownHead.value + 1} of ${headCount}, ${modelName(state.checkpoint.value)} model`;
   const table = (): Rows => {
     const all = rows ? linksOf(rows, position.value, 0).links : [];
     return {
@@ -304,7 +313,7 @@ export function Heads() {
             {heads.mean_error!.toPrecision(1)} on average, at most {heads.largest_error!.toPrecision(1)}.
           </p>
         )}
-        {data.encoder !== null && state.layer.value > data.encoder && (
+        {data.encoder !== null && headsLayer.value > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
         )}
         <div class="controls">

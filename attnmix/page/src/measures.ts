@@ -106,7 +106,12 @@ function changes(find: typeof took, token: number): Share[] {
 
 /** What a token took from other words and gave to them, in a model or as a change; null where it is not on the page. */
 export function exchanged(token: number, checkpoint = state.checkpoint.value, change = state.change.value) {
-  if (took(token, checkpoint) === null) return null;
+  const main = mainSources(token, checkpoint);
+  if (main === null) return null;
   if (change) return { took: changes(took, token), gave: changes(gave, token) };
-  return { took: took(token, checkpoint)!.filter((each) => each.token !== token), gave: gave(token, checkpoint) };
+  return { took: main, gave: gave(token, checkpoint) };
 }
+
+/** The other words that a token took most from; null where they are not on the page. */
+export const mainSources = (token: number, checkpoint: string): Share[] | null =>
+  took(token, checkpoint)?.filter((each) => each.token !== token) ?? null;

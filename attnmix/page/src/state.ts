@@ -86,15 +86,24 @@ function consequences(changes: Partial<Choice>): Partial<Choice> {
   return { ...all, ...changes };
 }
 
+/** The layer that Heads shows. It follows once a slider rests, as all weights of a layer take longer than a frame. */
+export const headsLayer = signal(initial.layer);
+const REST = 120; // milliseconds
+let resting = 0;
+
 export function set(changes: Partial<Choice>): void {
+  const all = consequences(changes);
   batch(() => {
-    for (const [key, value] of Object.entries(consequences(changes)))
-      (state[key as keyof Choice] as Signal<unknown>).value = value;
+    for (const [key, value] of Object.entries(all)) (state[key as keyof Choice] as Signal<unknown>).value = value;
   });
+  const follow = () => (headsLayer.value = state.layer.peek());
+  clearTimeout(resting);
+  if (Object.keys(all).every((key) => key === "layer" || key === "point")) resting = window.setTimeout(follow, REST);
+  else follow();
 }
 
 export const shownHead = computed(
-  () => state.head.value ?? tellingHead(`${state.document.value} ${state.checkpoint.value} ${state.layer.value}`),
+  () => state.head.value ?? tellingHead(`${state.document.value} ${state.checkpoint.value} ${headsLayer.value}`),
 );
 /** The position of the selected token in the chosen text. */
 export const position = computed(() => (state.token.value === null ? null : positionOf(state.token.value)));
@@ -164,7 +173,10 @@ export function readAddress(): void {
     if (each !== undefined) chosen[key] = each;
   }
   if (read.has("layer") && !read.has("point")) chosen.point = pointIn(chosen.layer as number, initial.point);
-  batch(() => keys.forEach((key) => ((state[key] as Signal<unknown>).value = chosen[key])));
+  batch(() => {
+    for (const key of keys) (state[key] as Signal<unknown>).value = chosen[key];
+    headsLayer.value = chosen.layer as number;
+  });
 }
 
 const STEPS: (keyof Choice)[] = ["document", "token", "checkpoint", "tour"]; // each a step of Back

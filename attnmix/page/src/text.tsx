@@ -20,6 +20,7 @@ import {
 import { percent, points } from "./format";
 import {
   exchanged,
+  mainSources,
   hasSign,
   matrixName,
   othersShare,
@@ -39,7 +40,7 @@ const LISTED = 8; // words in each list
 export function KeptBar({ token }: { token: number }) {
   const others = othersShare(token, state.layer.value, state.checkpoint.value);
   if (others === null) return <p class="note">{notThere()}</p>;
-  const main = (exchanged(token, state.checkpoint.value, false)?.took ?? []).slice(0, 4);
+  const main = (mainSources(token, state.checkpoint.value) ?? []).slice(0, 4);
   const listed = main.reduce((sum, { share }) => sum + share, 0);
   const rest = Math.max(0, others - listed);
   const parts: [string, number, string][] = [
@@ -183,7 +184,7 @@ function Card({ token }: { token: number }) {
         {state.change.value
           ? "Change of the share, in percentage points."
           : `Share of a word's input; bars end at ${percent(scale, 0)}.`}{" "}
-        Only a word's 16 largest sources are on the page.
+        Only a word's {data.sourcesKept} largest sources are on the page.
       </p>
     </>
   );
@@ -218,7 +219,7 @@ const textRows = (): Rows => {
       shadeOf(each, state.checkpoint.value, state.change.value),
       ...(token === null ? [] : [of(took, each), of(gave, each)]),
     ]),
-    note: `${shownModel()}, layer ${state.layer.value}; of a word's sources the 16 largest`,
+    note: `${shownModel()}, layer ${state.layer.value}; of a word's sources the ${data.sourcesKept} largest`,
   };
 };
 

@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type Vector } from "./attention";
 import { data, modelName } from "./data";
 import { figures, percent } from "./format";
-import { dark, position, set, shownHead, state } from "./state";
+import { dark, headsLayer, position, set, shownHead, state } from "./state";
 import { nameThere } from "./words";
 import { Pane, type Rows, Select, Term } from "./ui";
 
@@ -74,7 +74,7 @@ export function Weight({ heads }: { heads: Heads }) {
 
 function Numbers({ heads }: { heads: Heads }) {
   const { start, name: text } = data.documents[state.document.value];
-  const [layer, head] = [state.layer.value, shownHead.value];
+  const [layer, head] = [headsLayer.value, shownHead.value];
   const i = position.value ?? Math.min(2, heads.length - 1);
   const met = meeting(heads, layer, head, i);
   const after = afterSoftmax(heads, layer, head, i, met);

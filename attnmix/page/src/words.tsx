@@ -70,7 +70,8 @@ export function Find() {
   );
 }
 
-function Word(props: {
+/** An element and no component: of 512 words, components would take longer than what they draw. */
+function wordOf(props: {
   token: number;
   value: Maybe;
   id?: string;
@@ -174,14 +175,13 @@ export function Words(props: {
       {tokens.map((token) => (
         <>
           {token > tokens[0] && apart[token] ? " " : ""}
-          <Word
-            key={token}
-            token={token}
-            value={shadeOf(token, checkpoint, change)}
-            id={prefix && `${prefix}${token}`}
-            mark={{ took: took.get(token), gave: gave.get(token) }}
-            select={Boolean(prefix)}
-          />
+          {wordOf({
+            token,
+            value: shadeOf(token, checkpoint, change),
+            id: prefix && `${prefix}${token}`,
+            mark: { took: took.get(token), gave: gave.get(token) },
+            select: Boolean(prefix),
+          })}
         </>
       ))}
     </div>
@@ -196,5 +196,6 @@ export const sentence = computed(() => {
   const at = state.token.value ?? tokens[0];
   const start = (ends.findLast((end) => end < at) ?? tokens[0] - 1) + 1;
   const end = ends.find((each) => each >= at) ?? tokens.at(-1)!;
-  return range(Math.min(end, start + 60) + 1, Math.max(start, at - 40));
+  const from = Math.max(start, at - 30); // of a text without full stops, a part
+  return range(Math.min(end, from + 60) + 1, from);
 });
