@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from docs.tables import DOCUMENTS, MARKED, tables
+from docs.tables import DOCUMENTS, MARKED, results, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
 CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
+OTHER, RANDOM = "other class's mean", "random direction erased"
 
 
 @cache
@@ -49,9 +51,9 @@ def row(path: str, **where: object) -> pd.Series:
     return table.iloc[0]
 
 
-def study(csv: str, checkpoint: str = CHANGE, **where: object) -> pd.Series:
-    """Return a row of a table of the study, of the change through fine-tuning by default."""
-    return row(f"{STUDY}{csv}.csv", checkpoint=checkpoint, **where)
+def study(table: str, setting: str = "true labels", **where: object) -> pd.Series:
+    """Return a row of a table of the study."""
+    return row(f"{STUDY}answer_{table}.csv", setting=setting, **where)
 
 
 def percent(*shares: float) -> str:
@@ -71,10 +73,6 @@ def change(values: Mapping[Any, Any]) -> str:
     return points(*(values[name] for name in ENDS))
 
 
-def significant_layers(changes: pd.DataFrame) -> list[int]:
-    return changes.index[(changes["p_holm"] < 0.05) & (changes["mean"] > 0)].tolist()
-
-
 def assert_numbers(document: str, start: str, end: str, expected: list[str]) -> None:
     """Assert that the numbers from `start` to `end`, but for those in code and links, are those of each paragraph."""
     text = committed(document)
@@ -84,64 +82,46 @@ def assert_numbers(document: str, start: str, end: str, expected: list[str]) -> 
 
 
 def test_findings_of_the_study_are_those_of_its_tables() -> None:
-    before, after, difference = (study("ratios_overall", each, method=RATIO) for each in CHECKPOINTS)
-    ratios = rows(f"{STUDY}ratios.csv", method=RATIO, checkpoint=CHANGE)
-    alike = rows(f"{STUDY}geometry.csv", measure="mean_cosine", checkpoint=CHANGE, point="attention_output")
-    assert significant_layers(ratios) == significant_layers(alike) == [2, 3, 4, 5, 6]
-    assert ratios["mean"].loc[4:].sum() > 0.9 * ratios["mean"].sum()
-    assert alike["mean"].idxmax() == 5
-    left = rows(f"{STUDY}mixing_controls_difference.csv", control="text_mean_value", method=RATIO, checkpoint=CHANGE)
-    assert (left["p_holm"] > 0.05).all()
-    scores = committed(f"{STUDY}faithfulness_overall.csv").query("quantity == 'above_random' and method != 'random'")
-    assert len(scores) == ((scores["mean"] > 0) & (scores["p_holm"] < 0.05)).sum() == 9
-    control = rows(f"{STUDY}mixing_controls.csv", checkpoint=CHANGE).groupby(["control", "method"])["mean"].mean()
+    every, share = "ratio attnresln_n, all layers", "share class by predicted"
 
-    def level(layer: int) -> str:
-        return change(study("derivative_levels", reference="layer_input", layer=layer, form="norm_of_block"))
+    def of_all(checkpoint: str, setting: str = "true labels") -> pd.Series:
+        return study("layers", setting, measure=every, checkpoint=checkpoint)
 
-    def of_class(layer: int, token_class: str, checkpoint: str = CHANGE) -> pd.Series:
-        return study("mixing_by_class", checkpoint, layer=layer, method=RATIO, token_class=token_class)
+    def at(measure: str, checkpoint: str, layer: int, setting: str = "true labels") -> float:
+        return float(study("layers", setting, measure=measure, checkpoint=checkpoint, layer=layer)["mean"])
 
-    def cosines(measure: str) -> list[str]:
-        where = {"layer": 6, "point": "attention_output", "measure": measure}
-        first, last, difference = (study("geometry", each, **where) for each in CHECKPOINTS)
-        ends = " ".join(f"{difference[name]:+.2f}" for name in ENDS)
-        return [decimals(first["mean"], last["mean"]), ends]
+    def told(checkpoint: str, target: str = "sentiment") -> float:
+        return float(study("probes", checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
 
-    def from_input(method: str) -> str:
-        return change(study("mixing_from_input", layer=6, method=method))
+    def after(edit: str, measure: str = "same_class") -> float:
+        where = {"edit": edit, "measure": measure, "extent": "from", "layer": 4}
+        return float(study("interventions", **where)["mean"])
 
-    words, cls = ([of_class(each, name)["mean"] for each in range(1, 7)] for name in ("word", "cls"))
-    assert [word > other for word, other in zip(words, cls, strict=True)][:4] == [False, True, True, True]
-    across = study("geometry", layer=2, measure="mean_cosine_across", point="attention_output")["mean"]
-    globenc = study("mixing_from_input", "pretrained", layer=6, method="globenc_rollout")["mean"]
-    above, below = left.loc[4, ENDS], -left.loc[6, ENDS]
-    accuracy = percent(committed(f"{STUDY}accuracy.csv")["accuracy"].mean())
-    attn_w, attn_n = (study("ratios_overall", method=method) for method in ("attn_w", "attn_n"))
-    within, between = cosines("mean_cosine"), cosines("mean_cosine_across")
-    rise = f"{percent(before['mean'], after['mean'])} {change(difference)}"
-    expected = [
-        f"850 150 200 128 {accuracy} 50 100 95",
-        f"{rise} {points(difference['lowest_seed'], difference['highest_seed'])} 2 6 "
-        f"4 {points(ratios['mean'][4])} 5 {points(ratios['mean'][5])} 6 {points(ratios['mean'][6])}",
-        f"{change(attn_w)} 8 40 {level(5)} 5 {level(6)} 6",
-        f"2 4 2 {change(of_class(2, 'word'))} {percent(of_class(2, 'word', 'pretrained')['mean'])} "
-        f"{change(of_class(2, 'cls'))} {percent(of_class(2, 'cls', 'pretrained')['mean'])} "
-        f"3 {change(of_class(3, 'word'))} {change(of_class(3, 'cls'))} 6 {points(words[5], cls[5])}",
-        f"6 {' '.join(within)} 2 6 5 {alike['mean'][5]:+.2f} {' '.join(between)} "
-        f"2 {across:+.2f} {alike['mean'][2]:+.2f}",
-        f"{points(control['text_mean_value', RATIO], control['shuffled_words', RATIO])} "
-        f"{100 * above['mean']:.1f} {points(above['ci_low'], above['ci_high'])} 4 "
-        f"{100 * below['mean']:.1f} {points(below['ci_high'], below['ci_low'])} 6 "
-        f"{points(control['text_mean_value', 'attn_n'], attn_n['mean'])}",
-        f"8 40 {from_input('alti_rollout')} {from_input('derivative_norm_of_block')} "
-        f"{from_input('derivative_sum_of_norms')} {from_input('globenc_rollout')} {percent(globenc)} "
-        f"{from_input('attention_rollout')}",
-        "16 48",
+    def correlation(with_: str) -> str:
+        return f"{np.tanh(study('reviews', measure=f'z of margin and {with_}')['mean']):.2f}"
+
+    permuted = "permuted labels"
+    sentences = [
+        f"1 {percent(of_all('before')['mean'], of_all('after')['mean'], of_all('after', permuted)['mean'])}",
+        f"2 {percent(at(share, 'after', 6), abs(at(share, 'before', 6)), at(share, 'after', 6, permuted))} "
+        f"{percent(told('after'), told('before'))}",
+        f"3 {percent(after('class mean'), after(OTHER), after('corpus mean', 'accuracy'))}",
     ]
-    assert_numbers("docs/study/README.md", "`make experiments DATASET=...` fine-tunes", "![Five seeds", expected)
-    findings = ["100 95", f"1 {rise}", f"2 {within[0]} 6", f"3 {points(control['text_mean_value', RATIO])}"]
-    assert_numbers("README.md", "Five fine-tuning runs", "This is one model", findings)
+    assert_numbers("README.md", "1. In a layer", "![The class", sentences)
+    assert_numbers("docs/study/README.md", "1. In a layer", "![The class", sentences)
+    corpus = "share corpus by predicted"
+    claims = [
+        f"{change(of_all('difference'))} {change(of_all('difference', permuted))} "
+        f"{percent(at(corpus, 'before', 6, permuted), at(corpus, 'after', 6, permuted))} 6 "
+        f"{percent(at(corpus, 'after', 6))}",
+        f"{100 * at('ratio attn_w', 'before', 6):.1f} {100 * at('ratio attn_w', 'after', 6):.1f}",
+        percent(told("after", "lens: predicted")),
+        percent(
+            *(after(f"class erased from {tokens}") for tokens in ("words", "[CLS]")), after("random direction erased")
+        ),
+        f"{correlation('after')} {correlation('after given length')}",
+    ]
+    assert_numbers("docs/study/README.md", "- **The rise needs", "## Settings", claims)
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
@@ -174,13 +154,14 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
 
     text_mean = {"method": RATIO, "control": "text_mean_value", "checkpoint": CHANGE}
     left = rows(f"{PLOTS}measure/mixing_controls.csv", **text_mean)["below"]
-    correlations = rows(f"{PLOTS}faithfulness/margin_correlation.csv", checkpoint="finetuned").set_index("predicted")
+    correlations = committed(f"{PLOTS}faithfulness/class_use.csv").query("checkpoint == 'finetuned'")
 
-    def correlation(predicted: str, of: str = "spearman", ends: str = "ci") -> str:
-        return decimals(*correlations.loc[predicted, [of, f"{ends}_low", f"{ends}_high"]])
+    def correlation(predicted: str, quantity: str = "margin_spearman") -> str:
+        where = (correlations["group"] == predicted) & (correlations["quantity"] == quantity)
+        return decimals(*correlations.loc[where, ENDS].iloc[0])
 
     def given_length(predicted: str) -> str:
-        return correlation(predicted, "given_length", "given_length")
+        return correlation(predicted, "margin_given_length")
 
     derivatives, levels = f"{PLOTS}measure/derivatives.csv", {"quantity": "level", "method": "norm_of_sum"}
     within = rows(derivatives, reference="layer_input", checkpoint=CHANGE, **levels)
@@ -216,17 +197,9 @@ def parsed(document: str, name: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in lines[1].splitlines()[2:]]
 
 
-@pytest.mark.parametrize(
-    ("document", "path"),
-    [
-        ("docs/results.md", f"{PLOTS}measure/mixing_weighted.csv"),
-        ("docs/study/README.md", f"{STUDY}ratios_overall.csv"),
-    ],
-)
-def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: str) -> None:
-    table, where = parsed(document, "overall"), {}
-    if "weighted" in path:
-        where = {"weight": "token", "tokens_of": "all", "layer": "all"}
+def test_table_of_ratios_holds_the_numbers_of_its_own_csv() -> None:
+    path, table = f"{PLOTS}measure/mixing_weighted.csv", parsed("docs/results.md", "overall")
+    where = {"weight": "token", "tokens_of": "all", "layer": "all"}
     assert len(table) == committed(path)["method"].nunique()
     for method, _, *cells in table:
         for checkpoint, cell in zip(CHECKPOINTS, cells, strict=True):
@@ -235,20 +208,11 @@ def test_table_of_ratios_holds_the_numbers_of_its_own_csv(document: str, path: s
             assert numbers == [pytest.approx(100 * true[name], abs=0.051) for name in ENDS[: len(numbers)]]
 
 
-def test_study_shows_its_own_controls_and_moves() -> None:
-    keys = ["control", "method", "checkpoint"]
-    controls = parsed("docs/study/README.md", "controls")
-    assert len(controls) == len(committed(f"{STUDY}mixing_controls.csv")[keys].drop_duplicates())
-    for *key, first in (cells[:4] for cells in controls):
-        true = row(f"{STUDY}mixing_controls.csv", **dict(zip(keys, key, strict=True)), layer=1)["mean"]
-        assert float(first.split(" ")[0]) == pytest.approx(100 * true, abs=0.051)
-    layouts = committed(f"{STUDY}movement.csv")["layout"].unique()
-    for step, against, measure, *cells in parsed("docs/study/README.md", "movement"):
-        for layout, cell in zip(layouts, cells, strict=True):
-            where = {"step": step, "against": against, "measure": measure, "layout": layout}
-            means = rows(f"{STUDY}movement.csv", **where)["mean"].dropna()
-            true = [means.min(), means.max()] if len(means) else []
-            assert [float(end) for end in cell.replace(" to ", " ").split()] == pytest.approx(true, abs=0.006)
+@pytest.mark.parametrize("name", ["settings", "by_layer", "edits", "planted"])
+def test_tables_of_the_study_are_those_of_the_committed_csv(name: str) -> None:
+    document = "docs/measures/planted.md" if name == "planted" else "docs/study/README.md"
+    contents = {found: content for _, found, content, _ in MARKED.findall(committed(document))}
+    assert contents[name] == results(committed)[name]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
