@@ -42,7 +42,7 @@ from attnmix.models.loading import load_classifier, load_trained
 from attnmix.models.segments import read_segments
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import TEXT_COLUMNS, read_split, texts_of
+from attnmix.store.texts import read_split, texts_of
 from attnmix.store.writers import write_metrics, write_plot
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
@@ -57,7 +57,6 @@ def main(parameters: Parameters) -> None:
     _check(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     parameters.capture.check_documents(len(splits["test"]))
-    parameters.capture.check_texts(TEXT_COLUMNS[1] in splits["test"])
     folder = unfinished_folder("finetune", parameters, run.root)
 
     transformers.set_seed(parameters.seed)

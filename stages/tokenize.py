@@ -36,7 +36,6 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     capture, folder = parameters.capture, run.reviews
     reviews = store.read_split("test", folder, ["label", "label_name"])
     capture.check_documents(len(reviews))
-    capture.check_texts(isinstance(next(store.read_texts("test", folder))[0], tuple))
     predictions = read_table(run.test_predictions_file, "finetune")
     numbers = typical_reviews(predictions) if capture.typical else capture.documents
     named = np.array(numbers, np.int64)

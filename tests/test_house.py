@@ -135,7 +135,8 @@ def test_every_name_has_its_declaration_its_words_and_its_place() -> None:
     assert set(labels.IMPORTANCE) <= set(ATTRIBUTIONS)
     assert (tuple(labels.POINT_MARKS), tuple(labels.STEP_MARKS)) == (names.POINTS, tuple(names.STEP_POINTS))
     assert all(mark.meaning for mark in labels.POINT_MARKS.values())
-    paths = {field.name: field.name for field in fields(Stack) if field.name not in ("feed_forward", "parallel")}
+    others = ("feed_forward", "parallel", "own_attention", "activation", "gated")
+    paths = {field.name: field.name for field in fields(Stack) if field.name not in others}
     everything = Stack(**paths, feed_forward=("feed_forward",))
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
 

@@ -219,7 +219,7 @@ def test_the_parts_of_the_reference_sum_to_its_features(name: str, tmp_path: Pat
         if layer.post_norm:
             bias = w.norm_linear("attention_norm", bias, points["attention_residual"]) + w.arrays["attention_norm"][1]
             np.testing.assert_allclose(layer.T.sum(1) + bias, points["attention_norm"], rtol=0, atol=1e-12)
-        if layer.plain and not layer.parallel:
+        if not layer.parallel:
             parts, rest = layer.layer_parts()
             np.testing.assert_allclose(parts.sum(1) + rest, points["layer_output"], rtol=0, atol=1e-6)
         for method, matrix in layer.contributions().items():
@@ -260,7 +260,8 @@ def test_parts_of_sources_and_biases_sum_to_what_the_modules_give(present: str) 
     named = {name: norm(3 * place) if name in kept else no_norm(random(1)) for place, name in enumerate(NORMS)}
     up = Affine(random(HIDDEN, WIDTH, seed=20), random(WIDTH, seed=21))
     down = Affine(random(WIDTH, HIDDEN, seed=22), random(HIDDEN, seed=23))
-    block: Any = SimpleNamespace(**named, feed_forward=(up, down), activation=torch.sigmoid)
+    plain = SimpleNamespace(gated=())
+    block: Any = SimpleNamespace(**named, stack=plain, feed_forward=([up], down), activation=torch.sigmoid)
     own, others, constant = (random(TOKENS, HIDDEN, seed=seed) for seed in (30, 31, 32))
     cross = random(TOKENS, HIDDEN, seed=33) if "cross_attention_norm" in kept else None
     z = named["attention_norm"](own + others + constant)
@@ -280,7 +281,8 @@ def test_a_network_that_gives_nothing_leaves_the_skip_connection() -> None:
     nothing = Affine(torch.zeros(HIDDEN, WIDTH).double(), torch.zeros(WIDTH).double())
     norms = dict.fromkeys(NORMS, no_norm(random(1)))
     down = Affine(random(WIDTH, HIDDEN), random(HIDDEN))
-    block: Any = SimpleNamespace(**norms, feed_forward=(nothing, down), activation=gelu)
+    plain = SimpleNamespace(gated=())
+    block: Any = SimpleNamespace(**norms, stack=plain, feed_forward=([nothing], down), activation=gelu)
     own = random(TOKENS, HIDDEN)
     rest = AfterAttention(block, own, None, torch.zeros(TOKENS, WIDTH).double())
     torch.testing.assert_close(rest.output(own), own)

@@ -235,15 +235,17 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     opened.close()
 
 
-@pytest.mark.parametrize("stage", ["finetune", "tokenize"])
-def test_a_single_text_beside_pairs_is_one_error(pair_run: Path, stage: str) -> None:
-    parameters = read_parameters()
-    capture = parameters.capture.model_copy(update={"texts": [["a", "b"], "the film"]})
-    parameters = parameters.model_copy(update={"capture": capture})
+def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
+    texts = {"texts": [["a", "b"], "the film"]}
+    write_parameters(tmp_path, dataset={"text_column": ["a", "b"]}, capture=texts)
+    problem = r"capture\.texts\[1\]: 'the film' is one text, but each review is a pair of texts$"
+    with pytest.raises(InputError, match=problem):
+        read_parameters(tmp_path / "params.yaml")
+    write_parameters(tmp_path, capture=texts)
     with pytest.raises(
-        InputError, match=r"capture\.texts\[1\]: 'the film' is one text, but each review is a pair of texts"
+        InputError, match=r"capture\.texts\[0\]: \['a', 'b'\] is a pair of texts, but each review is one"
     ):
-        import_module(f"stages.{stage}").main(parameters)
+        read_parameters(tmp_path / "params.yaml")
 
 
 def test_the_classifier_is_tested_as_anyone_would_use_it(pair_run: Path) -> None:

@@ -183,14 +183,6 @@ class CaptureParameters(Section):
         """True where no text is chosen, so that a rule chooses typical reviews."""
         return not (self.documents or self.drawn or self.texts)
 
-    def check_texts(self, pairs: bool) -> None:
-        """Raise `InputError` where `texts` are single ones beside reviews that are `pairs`, or the other way round."""
-        kinds = ("one text", "a pair of texts")
-        for number, text in enumerate(self.texts):
-            if isinstance(text, str) == pairs:
-                problem = f"{kinds[not pairs]}, but each review is {kinds[pairs]}"
-                raise InputError(f"capture.texts[{number}]: {text!r} is {problem}; allowed: {kinds[pairs]}")
-
     def check_documents(self, reviews: int) -> None:
         """Raise `InputError` for a row number that the test split of `reviews` lacks."""
         if numbers := ", ".join(str(number) for number in self.documents if number >= reviews):

@@ -69,7 +69,7 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
     children = dict(model.named_children())
     head = [name for name, module in children.items() if module is not base and list(module.parameters())]
     head += [POOLER] if hasattr(base, POOLER) else []
-    options = {"task_type": "SEQ_CLS", "r": rank, "lora_alpha": alpha, "modules_to_save": head}
+    options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": rank, "lora_alpha": alpha, "modules_to_save": head}
     try:
         with _few_warnings():
             return peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, exclude_modules=head, **options))

@@ -9,7 +9,7 @@ import difflib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -44,6 +44,18 @@ class Parameters(Section):
     umap: UmapParameters = UmapParameters()
     render: RenderParameters = RenderParameters()
 
+    @model_validator(mode="after")
+    def _texts_are_as_reviews(self) -> Parameters:
+        """Raise where free texts are single ones and reviews are pairs, or the other way round."""
+        pairs = not isinstance(self.dataset.text_column, str)
+        kinds = ("one text", "a pair of texts")
+        for number, text in enumerate(self.capture.texts):
+            if isinstance(text, str) == pairs:
+                raise ValueError(
+                    f"capture.texts[{number}]: {text!r} is {kinds[not pairs]}, but each review is {kinds[pairs]}"
+                )
+        return self
+
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     """Return the checked parameters; raise `InputError` where the file or a value in it is not usable."""
@@ -64,6 +76,8 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 
 def _explain(problem: ErrorDetails) -> str:
+    if not problem["loc"]:  # of all sections together, with its keys in the message
+        return problem["msg"].removeprefix("Value error, ")
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:
