@@ -62,9 +62,9 @@ export function KeptBar({ token }: { token: number }) {
       <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
         {parts.map(([name, share, kind]) => (
           <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-            {share > 0.09 && (
+            {share > 0.11 && (
               <bdi>
-                {name} {percent(share, 0)}
+                {name} {percent(share)}
               </bdi>
             )}
           </span>
