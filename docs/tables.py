@@ -176,8 +176,8 @@ def _movement(read: Read) -> str:
 def _settings(read: Read) -> str:
     """Return a row for each setting of the study: what it learned, and what its tokens share."""
     layers, probes = (read(f"{STUDY}answer_{name}.csv") for name in ("layers", "probes"))
-    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"])["mean"]
-    change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"])
+    after = layers[layers["checkpoint"] == "after"].set_index(["measure", "setting", "layer"])["mean"].sort_index()
+    change = layers[layers["checkpoint"] == "difference"].set_index(["measure", "setting", "layer"]).sort_index()
     told = probes.query("checkpoint == 'after' and kind == 'the' and layer == 6").set_index(["target", "setting"])[
         "mean"
     ]
@@ -212,7 +212,8 @@ STUDY_MEASURES = {
 
 def _by_layer(read: Read) -> str:
     """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
-    table = read(f"{STUDY}answer_layers.csv").set_index(["measure", "setting", "checkpoint", "layer"])["mean"]
+    keys = ["measure", "setting", "checkpoint", "layer"]
+    table = read(f"{STUDY}answer_layers.csv").set_index(keys)["mean"].sort_index()
     rows = []
     columns = [("true labels", "before"), ("true labels", "after"), ("permuted labels", "after")]
     for measure, label in STUDY_MEASURES.items():

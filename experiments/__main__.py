@@ -6,12 +6,11 @@
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
-`planted` writes what each measure says of models with weights set by hand (`experiments.planted`).
+`planted` writes what each measure says of models with weights set by hand (`experiments.planted`; half a minute).
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
-`render`, resumes where it was stopped, and writes the table to docs/study/. `table` reads DVC's experiments of the
-current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing but
-the seed are one setting; means are over its seeds. `planted` takes half a minute and reads no run: it writes
-what each measure of mixing says of models whose weights are set by hand (`experiments/planted_cases.py`).
+`render`, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads DVC's experiments of
+the current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing
+but the seed are one setting; means are over its seeds.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, separated by spaces")
     run.add_argument("--profile", type=Path, default=Path("profiles/study.txt"), help="key=value overrides")
-    run.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of table and figure")
+    run.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
     answer = commands.add_parser("answer", help="classifiers of known tasks, before and after fine-tuning")
     answer.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     answer.add_argument("--settings", help="names in experiments/training.py, separated by semicolons; default: all")

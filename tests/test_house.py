@@ -35,7 +35,7 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 # What users call themselves, and packages that hold a docstring.
 RUN_BY_NO_STAGE = {
-    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "interventions", "model")),
+    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "model")),
     *(f"attnmix/runs/{name}.py" for name in ("__init__", "show")),
     *(f"stages/{name}.py" for name in ("__init__", "show")),
 }

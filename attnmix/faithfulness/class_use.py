@@ -23,10 +23,9 @@ import torch
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.interventions import Edit, recorded, replaced_values
+from attnmix.interventions import Edit, edited_attention, recorded, replaced_values
 from attnmix.lens import head_scores
 from attnmix.measures.documents import Document
-from attnmix.model import Model
 from attnmix.models.capture_points import first_of
 from attnmix.models.encoding import batches_by_tokens, padded
 
@@ -103,9 +102,11 @@ def lens(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd
 
 
 def _row(quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
+    """Return a row of `COLUMNS`; the interval of a share ends at 0 and 1."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
-    return ["finetuned", quantity, group, layer, *(float(each) for each in interval), len(values)]
+    lowest = -1 if quantity == "probability" else 0
+    return ["finetuned", quantity, group, layer, *(float(np.clip(each, lowest, 1)) for each in interval), len(values)]
 
 
 def _batches(classifier: Classifier, documents: Sequence[Document]) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -116,13 +117,12 @@ def _batches(classifier: Classifier, documents: Sequence[Document]) -> Iterator[
 
 
 def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predictions:
-    model = Model(classifier.model, classifier.tokenizer, str(classifier.folder))
     logits: dict[int, Tensor] = {}
     means: dict[int, dict[int, Tensor]] = {}
     for batch, inputs in _batches(classifier, documents):
         values: dict[int, Tensor] = {}
-        with torch.inference_mode(), model.intervene(recorded(values)) as network:
-            logits |= zip(batch, network(**inputs).logits.double().cpu(), strict=True)
+        with torch.inference_mode(), edited_attention(classifier.base, recorded(values)):
+            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
         mask = inputs["attention_mask"].to(classifier.model.dtype)[:, None, :, None]
         for layer, value in values.items():
             mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
@@ -134,12 +134,11 @@ def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predi
 
 def _edited_logits(classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]) -> Tensor:
     """Return the logits `[N, C]` where the values of some layers are one vector for each text, `[N, H, d]`."""
-    model = Model(classifier.model, classifier.tokenizer, str(classifier.folder))
     logits: dict[int, Tensor] = {}
     for batch, inputs in _batches(classifier, documents):
         edit: Edit = replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
-        with torch.inference_mode(), model.intervene(edit) as network:
-            logits |= zip(batch, network(**inputs).logits.double().cpu(), strict=True)
+        with torch.inference_mode(), edited_attention(classifier.base, edit):
+            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
     return torch.stack([logits[number] for number in range(len(documents))])
 
 
