@@ -226,7 +226,7 @@ class Measures:
             source = html.escape(text, quote=True)
             # In a div, as IPython warns of a bare iframe.
             frame = f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>'
-            return HTML(f"<div>{frame}</div>")
+            return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]
         webbrowser.open(page.as_uri())
         return None
 

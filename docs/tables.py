@@ -235,7 +235,7 @@ def _edits(read: Read) -> str:
 
 
 def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # no -0
 
 
 def _interval(row: Any) -> str:

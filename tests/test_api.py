@@ -228,9 +228,9 @@ def test_links_within_the_page_stay_in_the_frame_of_a_notebook(
     Path(tmp_path, "notebook.html").write_text(attnmix.measure(model, TEXTS[0]).show(), encoding="utf-8")
     page = chromium.new_page()
     page.goto((tmp_path / "notebook.html").as_uri())
-    page.frame_locator("iframe").locator("nav a[href='#heads']").click()
+    page.frame_locator("iframe").locator("nav a[href='#map']").click()
     page.wait_for_timeout(200)
-    assert page.frames[1].url == "about:srcdoc#heads"
+    assert page.frames[1].url == "about:srcdoc#map"
     page.close()
 
 

@@ -21,6 +21,8 @@ PLOTS, STUDY = "reports/plots/", "docs/study/"
 RATIO, CHANGE = "attnresln_n", "difference"
 CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
+MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
+EDITS = ("text_mean", "corpus_mean", "other_class")
 OTHER, RANDOM = "other class's mean", "random direction erased"
 
 
@@ -156,6 +158,13 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     left = rows(f"{PLOTS}measure/mixing_controls.csv", **text_mean)["below"]
     correlations = committed(f"{PLOTS}faithfulness/class_use.csv").query("checkpoint == 'finetuned'")
 
+    def of_attention(checkpoint: str, measure: str) -> float:
+        where = {"checkpoint": checkpoint, "layer": 6, "point": "attention", "measure": measure}
+        return float(row(f"{PLOTS}measure/geometry.csv", **where)["mean"])
+
+    def kept(edit: str) -> float:
+        return float(row(f"{PLOTS}faithfulness/class_use.csv", quantity="class_kept", group=edit, layer=4)["mean"])
+
     def correlation(predicted: str, quantity: str = "margin_spearman") -> str:
         where = (correlations["group"] == predicted) & (correlations["quantity"] == quantity)
         return decimals(*correlations.loc[where, ENDS].iloc[0])
@@ -169,7 +178,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     first, last, moved = (row(derivatives, layer=6, checkpoint=each, **levels) for each in CHECKPOINTS)
     same_tokens = row(derivatives, quantity="ratio", checkpoint=CHANGE, layer=6, method=RATIO)
     trained, reviews = CHECKPOINTS[:2], margins["predicted"].value_counts()
-    cosines = [geometry(each, measure) for measure in ("mean_cosine", "mean_cosine_across") for each in trained]
+    cosines = [geometry(each, measure) for measure in MEAN_COSINES for each in trained]
     places = (("norm", "output_linear"), ("cosine_input", "attention_skip"))
     steps = [geometry(each, *place) for each in trained for place in places]
     expected = [
@@ -179,8 +188,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"6 {shorter[0]} 33 64 {shorter[1]} 65 128 {long} 129 256 {len(short)} {len(less_sure)} 4.2 "
         f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())}",
         f"6 {' '.join(cosines)}",
+        f"{percent(of_attention('finetuned', 'share_class'))} 6 {percent(of_attention('pretrained', 'share_class'))} "
+        f"4 {percent(*map(kept, EDITS))}",
         f"{control('random_weights', 'random')} {control('shuffled_words', *trained)} "
-        f"{control('text_mean_value', *trained)} {100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
+        f"{control('text_mean_value', *trained)} {control('corpus_value', *trained)} "
+        f"{100 * left[3]:.1f} 3 {-100 * left[6]:.1f} 6",
         f"{reviews['negative']} {correlation('negative')} {reviews['positive']} {correlation('positive')} "
         f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
         f"4 24 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
