@@ -114,6 +114,7 @@ export function Layers() {
   const lines = linesOf(measure, true);
   const model = modelName(state.checkpoint.value);
   const dots = lines.some((each) => each.dots);
+  const banded = lines.some(({ low }) => low?.some((each) => each !== null));
   return (
     <section id="layers" aria-labelledby="layers-title">
       <h2 id="layers-title">Layers</h2>
@@ -144,7 +145,8 @@ export function Layers() {
         {dots && (
           <p class="small">
             Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model} model). Lines are
-            means over all tokens; bands are 95% intervals over reviews.
+            means over all tokens
+            {banded && "; bands are 95% intervals over reviews"}.
           </p>
         )}
       </CurvePane>
