@@ -37,7 +37,7 @@ def main(parameters: Parameters) -> None:
     use(parameters.arithmetic)
     run = Run(Path())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens)
+    classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens, run.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))

@@ -63,7 +63,7 @@ def main(parameters: Parameters) -> None:
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     model: Any = load_classifier(run.initial, names) if finetune.epochs else load_trained(run.initial, names)
     tokenizer = load_tokenizer(run.initial)
-    read_segments(model.base_model, tokenizer)
+    read_segments(model.base_model, tokenizer, "text_pair" in splits["train"])
     if finetune.lora:
         from attnmix.models.adapters import with_lora  # seconds to load
 

@@ -110,7 +110,7 @@ def test_shuffled_words_stay_in_their_text() -> None:
 def test_a_model_reads_pairs_as_with_all_that_its_tokenizer_gives(name: str, tmp_path: Path) -> None:
     folder = write_family(name, tmp_path)
     tokenizer, base = load_tokenizer(folder), load_base(folder)
-    read_segments(base, tokenizer)
+    read_segments(base, tokenizer, pairs=True)
     ids = encode(tokenizer, PAIRS, 60)
     inputs = AutoTokenizer.from_pretrained(folder)(*zip(*PAIRS, strict=True), padding=True, return_tensors="pt")
     with torch.no_grad():

@@ -63,13 +63,13 @@ class HeadCall(NamedTuple):
 class Classifier:
     """A checkpoint's sequence classifier, in eval mode and float32."""
 
-    def __init__(self, folder: Path, device: torch.device, batch_tokens: int) -> None:
+    def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
         self.folder, self.batch_tokens = folder, batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
         model: Any = load_classifier(folder, attn_implementation=implementation_of(load_config(folder)))
         self.model: PreTrainedModel = model.to(device)
         self.base: Any = self.model.base_model
-        read_segments(self.base, self.tokenizer)
+        read_segments(self.base, self.tokenizer, pairs)
         self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]

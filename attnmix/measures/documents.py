@@ -97,11 +97,6 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
-    def pairs(self) -> bool:
-        """True where the documents are pairs of texts."""
-        return self.document(0).segments is not None
-
     def rows(self, block: int) -> slice:
         """Return the numbers of a block's documents."""
         return slice(block * store.BLOCK, (block + 1) * store.BLOCK)

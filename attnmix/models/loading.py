@@ -151,7 +151,7 @@ def prove_model(folder: Path, texts: Sequence[Text]) -> None:
     sample = texts[:SAMPLE_REVIEWS]
     _check_words(folder, tokenizer, list(map(whole_text, sample)))
     prove_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
-    read_segments(base, tokenizer)
+    read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
     tokens = torch.tensor(encode(tokenizer, texts[:1], 32))
     with torch.inference_mode():
         expected = base(tokens).last_hidden_state

@@ -29,9 +29,12 @@ def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
     return (ends.cumsum(-1) - ends).clamp(max=1) * (ids != pad_id)
 
 
-def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Let a base model read the segments off the token ids of each forward pass that is not given any."""
-    if not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
+def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> None:
+    """Let a base model that is given `pairs` read the segments off the token ids of each forward pass without any.
+
+    A single text has one segment, whatever its words say: it may hold the token that ends a text.
+    """
+    if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
         return
     fill = partial(_fill, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id)
     base.register_forward_pre_hook(fill, with_kwargs=True)

@@ -56,7 +56,7 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     padding = tokenizer.pad_token_id
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(state.device)
-    read_segments(base, tokenizer)
+    read_segments(base, tokenizer, run.pairs)
     sites = widths(base, present_names("capture.points", capture.points, family_of(base.config), POINTS))
 
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"

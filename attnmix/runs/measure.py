@@ -93,7 +93,7 @@ def measure(
     for name in checkpoints:
         path = run.checkpoints[name]
         base = load_base(path).to(state.device)
-        read_segments(base, tokenizer)
+        read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         _check_room(base, methods, matrices, len(checkpoints), corpus, folder, copies)
@@ -107,7 +107,7 @@ def measure(
         work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
         gains[name] = documents.gains()
     random_model = random_base(first, seed).to(state.device)
-    read_segments(random_model, tokenizer)
+    read_segments(random_model, tokenizer, run.pairs)
     random = CheckpointWork(folder, RANDOM, *share)
     random.control("random_weights", BatchMeasurer(random_model, first, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
@@ -119,7 +119,7 @@ def measure(
     with TemporaryFile(dir=folder) as file:
         draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
         all_blocks = blocks | {RANDOM: random.blocks}
-        sources = SOURCES if corpus.pairs else ()
+        sources = SOURCES if run.pairs else ()
         tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed, sources)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
     for name, table in tables.items():

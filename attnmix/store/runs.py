@@ -34,7 +34,7 @@ from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_for
 from attnmix.store import features as stored
 from attnmix.store.files import made, open_array, read_array, read_table, undamaged
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.store.texts import TEXT_FIELDS
+from attnmix.store.texts import SEGMENT, TEXT_FIELDS
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +110,12 @@ class Run:
         """The captured tokens, a row for each row of a store; `attnmix.store.texts` names the columns."""
         names = self.documents.loc[self.documents["captured"], "document"].tolist()
         return read_table(self.tokens_file, "tokenize", filters=[("document", "in", names)])
+
+    @cached_property
+    def pairs(self) -> bool:
+        """True where the texts are pairs."""
+        with undamaged(self.tokens_file, "tokenize") as path:
+            return SEGMENT in pq.read_schema(path).names
 
     def token_blocks(
         self, columns: Sequence[str] | None = None, blocks: Iterable[int] | None = None
