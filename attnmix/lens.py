@@ -1,4 +1,4 @@
-"""What single token vectors tell: the classifier's own head applied to them, and linear probes on held-out texts."""
+"""The classifier's own head, and linear probes on held-out texts, applied to single token vectors."""
 
 from __future__ import annotations
 

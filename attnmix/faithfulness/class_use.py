@@ -1,4 +1,4 @@
-"""What the class needs of attention's values, and what single tokens tell of it: interventions and the class lens.
+"""Interventions on attention's values, which show what the class needs, and the class lens on single tokens.
 
 `interventions` replace the values of all layers from one on, in every text at once, by a vector that all sources share:
 
