@@ -16,7 +16,7 @@ BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; buil
 NEEDED = {
     *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),
     *("data/sample/train.jsonl", "data/sample/test.jsonl", "attnmix/models/families.yaml", "stages/download.py"),
-    *("attnmix/page/script/main.js", "attnmix/page/template.html.j2", "attnmix/page/page.css"),
+    *("attnmix/page/bundle.js", "attnmix/page/template.html.j2", "attnmix/page/page.css"),
 }
 
 
