@@ -21,6 +21,7 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS
+from attnmix.measures.swaps import layer_swap_ratios
 from attnmix.measures.tables import COLUMNS, derivative_tables
 from attnmix.models.loading import load_base
 from attnmix.page.sentences import derivatives
@@ -78,10 +79,27 @@ def test_norms_and_levels_are_those_of_autograds_jacobians(base: Any, reference:
     assert (np.abs(squares.mean(0) - entries**2) < 5 * squares.std(0, ddof=1) / 40**0.5 + 1e-12).all()
 
 
+def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_the_exchange(base: Any) -> None:
+    exact = jacobians(base, "layer_input")
+    donor_ids = IDS.flip(-1).roll(2, -1)
+    states, donor_states = (base(ids, output_hidden_states=True).hidden_states for ids in (IDS, donor_ids))
+    actual = layer_swap_ratios(document_chains(base, IDS), document_chains(base, donor_ids)).numpy()
+    for number, layer in enumerate(base.encoder.layer):
+        x, donor = states[number][0], donor_states[number][0]
+        for i in range(len(x)):
+            own, others = x.clone(), donor.clone()
+            own[i], others[i] = donor[i], x[i]
+            lengths = [(layer(each[None])[0][i] - layer(x[None])[0][i]).norm().item() for each in (others, own)]
+            assert actual[number, 0, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
+            moves = np.einsum("djw,jw->jd", exact[number, i], (donor - x).numpy())
+            lengths = [np.linalg.norm(np.delete(moves, i, axis=0).sum(0)), np.linalg.norm(moves[i])]
+            assert actual[number, 1, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
+
+
 def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(base: Any, tiny_bert: Path) -> None:
     measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
     ids = IDS[0].numpy().astype(np.int32)
-    agreement = measurer.derivatives(ids, directions=24, seed=0)["agreement"][..., 0]
+    agreement = measurer.derivatives(ids, ids, directions=24, seed=0)["agreement"][..., 0]
     matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
     names = [*RATIOS, *MATRICES]
     for (place, reference), layer in product(enumerate(REFERENCES), range(3)):
@@ -170,8 +188,9 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     base = load_base(folder)
     ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
     measurer = DocumentMeasurer(base, folder, ["attn_w"], list(LAYER_MATRICES))
-    actual = measurer.derivatives(ids, directions=2, seed=0)
-    layers = [layer.contributions() for layer in run_reference(name, base, ids.tolist()).layers]
+    actual = measurer.derivatives(ids, ids[:4], directions=2, seed=0)
+    reference = run_reference(name, base, ids.tolist()).layers
+    layers = [layer.contributions() for layer in reference]
     stacks = [layers[:2], layers[2:]] if name == "bart" else [layers]
     rollouts = [rollout for rollout in ROLLOUTS if rollout.removesuffix("_rollout") in measurer.matrices]
     assert actual["from_input"].shape == (len(layers), len(rollouts) + len(FORMS), len(ids))
@@ -183,6 +202,17 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
             expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
         np.testing.assert_allclose(actual["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
+    for number, layer in enumerate(reference):
+        W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
+        for i in range(len(ids)):
+            given = np.einsum("hj,hjd,hde->je", layer.attention[:, i], layer.value, W_O)
+            given = given[[j for j in range(len(ids)) if j != i and layer.attention[:, i, j].any()]]
+            expected = np.linalg.norm(given.sum(0)) / np.linalg.norm(given, axis=1).sum() if len(given) else np.nan
+            assert actual["coherence"][number, 0, i] == pytest.approx(expected, abs=1e-5, nan_ok=True)
+    swaps = actual["swap"]
+    assert swaps.shape == (len(layers), 2, len(ids))
+    assert np.isnan(swaps[..., 4:]).all()  # the other document has four tokens, here the same ones
+    assert not swaps[..., :4].any()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])
@@ -210,6 +240,8 @@ def made_up(seed: int, tokens: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
     shapes = {
         "level": (2, 3, 3, tokens),
+        "swap": (1, 3, 2, tokens),
+        "coherence": (3, 1, tokens),
         "ratio": (3, 1, tokens),
         "from_input": (3, 4, tokens),
         "agreement": (2, 3, 3, 1),

@@ -105,7 +105,10 @@ def test_swap_ratio_is_that_of_inputs_exchanged_one_after_another(name: str) -> 
     case = BY_NAME[name]
     x = entering(case, contents_of(name, 5).numpy())
     donor, y = np.roll(x, 1, axis=0), output(case, x)
-    layer = lambda x_BTD: torch.as_tensor(output(case, x_BTD.numpy()))  # noqa: E731
+
+    def layer(x_BTD: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(output(case, x_BTD.numpy()))
+
     actual = swap_ratio(layer, torch.as_tensor(x), torch.as_tensor(donor), case.others_TT.bool())
     for i in range(8):
         lengths = []

@@ -22,7 +22,8 @@ from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
 from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
-from attnmix.measures.ratios import mixing_ratios
+from attnmix.measures.ratios import all_parts, mixing_ratios
+from attnmix.measures.swaps import layer_swap_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
@@ -89,6 +90,14 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     return raw
 
 
+def coherence(layer_pass: LayerPass) -> Tensor:
+    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| of each token `[T]` of one document in one layer, in [0, 1]."""
+    (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
+    others_T = norms_TT.sum(-1) - norms_TT.diagonal()
+    length_T = all_parts(layer_pass).attention.others.norm(dim=-1)
+    return torch.where(others_T > 0, length_T / others_T, torch.nan)
+
+
 @dataclass(frozen=True)
 class SourceBlock:
     """The contributions of J sources to each of T tokens in one layer."""
@@ -148,10 +157,16 @@ class DocumentMeasurer:
         by_layer = self._map_layers(lambda each: layer_contributions(self.declared, each), ids)
         return contributions(self.declared, by_layer, self.starts)
 
-    def derivatives(self, ids: npt.NDArray[np.int32], directions: int, seed: int) -> dict[str, Doubles]:
+    def derivatives(
+        self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32], directions: int, seed: int
+    ) -> dict[str, Doubles]:
         """Return the document's derivatives and what they are compared with, by quantity.
 
         `level`       [references, layers, forms, tokens]: `levels`; NaN for a token whose output nothing moves
+        `swap`        [layers, swaps, tokens]: `layer_swap_ratios` with the inputs of the document `donor_ids`; NaN for
+                      the tokens that the shorter of the two lacks
+        `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 where all that the others give
+                      has one direction, NaN where they give nothing
         `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
         `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then the levels by word embeddings
         `agreement`   [references, layers, methods, 1]: Spearman's correlation with ratios, matrices and rollouts; NaN
@@ -161,10 +176,11 @@ class DocumentMeasurer:
         document's tokens with `sum_of_norms`. Ratios come first, then matrices and their rollouts.
         """
 
-        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor]:
-            return layer_contributions(self.declared, layer_pass), mixing_ratios(self.methods, layer_pass)
+        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+            declared = layer_contributions(self.declared, layer_pass)
+            return declared, mixing_ratios(self.methods, layer_pass), coherence(layer_pass)
 
-        by_layer, ratios = zip(*self._map_layers(measure, ids), strict=True)
+        by_layer, ratios, coherences = zip(*self._map_layers(measure, ids), strict=True)
         matrices = contributions(self.declared, by_layer, self.starts)
         names = with_rollouts(self.matrices)
         ratios_LMT = torch.stack(ratios)
@@ -183,10 +199,21 @@ class DocumentMeasurer:
         from_words_LFT = level[REFERENCES.index("word_embedding")]
         return {
             "level": np.stack(level),
+            "swap": self._swaps(ids, donor_ids),
+            "coherence": torch.stack(coherences)[:, None].cpu().numpy(),
             "ratio": ratios_LMT.cpu().numpy(),
             "from_input": np.concatenate([each[:, None] for each in mixing] + [from_words_LFT], axis=1),
             "agreement": np.stack(agreement)[..., None],
         }
+
+    def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
+        """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""
+        tokens = min(len(ids), len(donor_ids))
+        chains, donors = (
+            document_chains(self.base_32, self._batch(each[:tokens])["input_ids"]) for each in (ids, donor_ids)
+        )
+        ratios_LST = layer_swap_ratios(chains, donors).double()
+        return torch.nn.functional.pad(ratios_LST, (0, len(ids) - tokens), value=torch.nan).cpu().numpy()
 
     def gains(self) -> Doubles:
         """Return `attention_gain` of each layer."""

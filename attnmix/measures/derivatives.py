@@ -124,9 +124,9 @@ def _norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
         for sources_S in sources.split(max(1, PASS_TOKENS // (tokens * len(ks)))):
             same_ST = (sources_S[:, None] == sources).to(basis_KW)
             start_RTW = torch.einsum("st,kw->sktw", same_ST, basis_KW[ks]).flatten(0, 1)
-            moved_RTD = _tangents(chain.embed, chain.start_TW, start_RTW)
+            moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
             for place, call in enumerate(chain.layers):
-                moved_RTD = _tangents(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
+                moved_RTD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1)).squeeze(1)
                 moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), -1))
                 together[place] += torch.einsum("sktd,st->ktd", moved_SKTD, 1 - same_ST)
                 squares_SKT = moved_SKTD.square().sum(-1).double()
@@ -150,7 +150,7 @@ def _root(sums: Tensor, squares: Tensor, directions: int, width: int) -> Tensor:
     return (sums * (width / directions)).sqrt() * (1 + relative / 8)
 
 
-def _tangents(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
+def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
     """Return the derivative of `function` at a point along each tangent, which the first dimension counts."""
     with attention_by(explicit()):
         moved: Tensor = vmap(lambda tangent: jvp(function, (at,), (tangent,))[1])(along)

@@ -28,6 +28,7 @@ from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.swaps import SWAPS
 
 Doubles = npt.NDArray[np.float64]
 Block = Callable[[str], npt.NDArray[Any]]
@@ -334,6 +335,8 @@ def derivative_tables(
     from_input = [*(name for name in names if name in ROLLOUTS), *(f"derivative_{form}" for form in FORMS)]
     quantities: dict[str, Labels] = {
         "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
+        "swap": {"reference": ["layer_input"], "layer": layers, "method": SWAPS},
+        "coherence": {"reference": [None], "layer": layers, "method": ["attn_n"]},
         "ratio": {"reference": [None], "layer": layers, "method": methods},
         "from_input": {"reference": [None], "layer": layers, "method": from_input},
         "agreement": {"reference": REFERENCES, "layer": layers, "method": [*methods, *names]},
@@ -345,7 +348,7 @@ def derivative_tables(
         sums = totals[checkpoint][name] = np.stack([np.nansum(array, -1) for array in arrays])
         tokens = np.stack([(~np.isnan(array)).sum(-1, dtype=np.float64) for array in arrays])
         totals[checkpoint][f"{name}_counts"] = tokens
-        if name in ("level", "agreement"):
+        if name in ("level", "swap", "agreement"):
             mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
             labels = {"document": list(documents), "quantity": [name]} | labels
             rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))

@@ -225,13 +225,17 @@ class CheckpointWork:
             part.rename(folder)  # once both are whole
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
-        """Write the derivatives of some documents, truncated; directions are drawn for each of them."""
+        """Write the derivatives of some documents, truncated; directions are drawn for each of them.
+
+        Each takes the place of its inputs from the next of the documents where inputs are exchanged.
+        """
         for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
             document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
-            ids = document.cut(max_length).ids
-            _write_arrays(file, measurer.derivatives(ids, GRADIENT_DIRECTIONS, int(document_seed)))
+            donor = self.corpus.document(numbers[(numbers.index(number) + 1) % len(numbers)])
+            ids, donor_ids = (each.cut(max_length).ids for each in (document, donor))
+            _write_arrays(file, measurer.derivatives(ids, donor_ids, GRADIENT_DIRECTIONS, int(document_seed)))
 
     def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return what `gradients` wrote, by the name of the review."""
