@@ -1,0 +1,203 @@
+"""What the class needs: values and edges of a classifier's attention replaced, and what becomes of the class.
+
+Every text has `TOKENS` tokens, so that nothing is padding. Shapes: N reviews, H heads, d head width, E = H * d.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from attnmix.interventions import (
+    Edit,
+    Eraser,
+    chained,
+    class_eraser,
+    mapped_values,
+    random_eraser,
+    recorded,
+    replaced_values,
+    text_mean_values,
+    without_edges,
+)
+from experiments.training import TOKENS
+
+if TYPE_CHECKING:
+    from experiments.answer import Study
+
+Tensor = torch.Tensor
+BatchEdit = Callable[[npt.NDArray[np.int64]], Edit]
+"""Returns the edit for a batch, from the numbers of its reviews: each review may take another's values."""
+
+INTERVENED = 48  # reviews whose attention is edited
+SCALED = 20  # reviews whose ratio is taken with the class's part of the values scaled
+SCALED_LAYERS = (4, 5, 6)
+SINGLE_LAYERS = ("text's mean", "corpus mean", "others cut from others", "[CLS] cut from others")
+ALL_LAYERS = ("text's mean", "corpus mean", "class mean", "other class's mean")
+"""Edits that are also made in one layer alone, and from the first layer on; the others from layer 4, 5 and 6 on."""
+CLS, WORDS = slice(0, 1), slice(1, None)
+
+
+def intervention_rows(study: Study) -> Iterator[dict[str, Any]]:
+    """Yield what becomes of the class for each edit, in a layer or from it on; nothing if reviews have one class."""
+    rows = list(range(INTERVENED))
+    logits_NC = study.logits(range(len(study.documents)))
+    predicted_N = logits_NC.argmax(-1)
+    if not _two_classes(predicted_N, INTERVENED):
+        return
+    edits, donor_N = _edits(study, predicted_N)
+    truth, chosen = torch.as_tensor(study.test.labels[study.truth])[rows], predicted_N[rows]
+    probability_N = logits_NC.softmax(-1)[rows, chosen]
+    last = study.base.config.num_hidden_layers
+    for name, edit in tqdm(edits.items(), desc="interventions", disable=None):
+        for extent in ("from", "only"):
+            for first in range(1, last + 1):
+                if (extent == "only" and name not in SINGLE_LAYERS) or (first < 4 and name not in ALL_LAYERS):
+                    continue
+                layers = set(range(first, last + 1)) if extent == "from" else {first}
+                after_NC = study.logits(rows, _within(edit, layers))
+                named = after_NC.argmax(-1)
+                donors_class = np.nan
+                if name in donor_N:
+                    donors_class = float((named == predicted_N[donor_N[name][rows]]).double().mean())
+                yield {
+                    "edit": name,
+                    "extent": extent,
+                    "layer": first,
+                    "same_class": float((named == chosen).double().mean()),
+                    "accuracy": float((named == truth).double().mean()),
+                    "probability": float((after_NC.softmax(-1)[range(len(rows)), chosen] - probability_N).mean()),
+                    "donors_class": donors_class,
+                    "largest_logit_change": float((after_NC - logits_NC[rows]).abs().max()),
+                }
+
+
+def scaling_rows(study: Study, method: str) -> list[dict[str, Any]]:
+    """Return margin and ratio where what tells classes in the values of the upper layers is scaled; 0 erases it."""
+    predicted_N = study.logits(range(len(study.documents))).argmax(-1)
+    if not _two_classes(predicted_N, len(predicted_N)):
+        return []
+    erasers, _ = _erasers(study, _text_means(study), predicted_N)
+    rows, chosen = [], range(SCALED)
+    for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
+        scaled = study.with_model(copy.deepcopy(study.model))
+        for layer in SCALED_LAYERS:
+            eraser = erasers[layer].scaled(factor)
+            value = scaled.base.encoder.layer[layer - 1].attention.self.value
+            taken_EE = eraser.readout_DK @ eraser.directions_KD
+            with torch.no_grad():
+                value.weight -= (value.weight.double().T @ taken_EE).T.float()
+                value.bias -= ((value.bias.double() - eraser.mean_D) @ taken_EE).float()
+        logits_NC = scaled.logits(chosen)
+        margin_N = logits_NC.gather(1, predicted_N[: len(chosen), None])[:, 0] * 2 - logits_NC.sum(-1)
+        ratios = scaled.mean_ratios(scaled.measures(chosen), method).mean(0)
+        row = {"factor": factor, "margin": float(margin_N.mean())}
+        row["same_class"] = float((logits_NC.argmax(-1) == predicted_N[: len(chosen)]).double().mean())
+        rows += [row | {"layer": layer, "ratio": float(ratios[layer - 1])} for layer in SCALED_LAYERS]
+    return rows
+
+
+def _two_classes(predicted_N: Tensor, rows: int) -> bool:
+    """Return False if nearly all reviews have one class, so that there is no other to go to."""
+    return len(predicted_N[:rows].unique()) == 2 and int(predicted_N.bincount().min()) >= 10
+
+
+def _text_means(study: Study) -> dict[int, Tensor]:
+    """Return the mean value of each test review by layer `[N, H, d]`."""
+    values: dict[int, Tensor] = {}
+    means: dict[int, list[Tensor]] = {}
+    for batch in study.batches(range(len(study.documents))):
+        study.logits(batch, _always(recorded(values)))
+        for layer, value in values.items():
+            means.setdefault(layer, []).append(value.mean(-2))
+    return {layer: torch.cat(each) for layer, each in means.items()}
+
+
+def _erasers(
+    study: Study, means_NHd: Mapping[int, Tensor], predicted_N: Tensor
+) -> tuple[dict[int, Eraser], dict[int, Eraser]]:
+    """Return the erasers of the predicted class and of a random direction by layer, from reviews not measured."""
+    held_out = slice(study.measured, None)
+    flat_NE = {layer: each.flatten(1)[held_out] for layer, each in means_NHd.items()}
+    erasers = {layer: class_eraser(each, predicted_N[held_out]) for layer, each in flat_NE.items()}
+    return erasers, {layer: random_eraser(each, layer) for layer, each in flat_NE.items()}
+
+
+def _edits(study: Study, predicted_N: Tensor) -> tuple[dict[str, BatchEdit], dict[str, Tensor]]:
+    """Return the edits by name, and for those with a donor its number for each review."""
+    means_NHd = _text_means(study)
+    same_NN = predicted_N[:, None] == predicted_N
+    same_NN.fill_diagonal_(False)
+    other_NN = predicted_N[:, None] != predicted_N
+    generator = np.random.default_rng(0)
+    donors = {
+        f"donor of the {name} class": torch.tensor([generator.choice(np.flatnonzero(row)) for row in mask.numpy()])
+        for name, mask in (("same", same_NN), ("other", other_NN))
+    }
+    every_NN = ~torch.eye(len(predicted_N), dtype=torch.bool)
+    weights = {"corpus mean": every_NN, "class mean": same_NN, "other class's mean": other_NN}
+    weights |= {name: torch.nn.functional.one_hot(each, len(predicted_N)) for name, each in donors.items()}
+    replaced: dict[str, BatchEdit] = {}
+    for name, weights_NN in weights.items():
+        shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True)
+        mixed = {layer: torch.einsum("nm,mhd->nhd", shares_NN.float(), each) for layer, each in means_NHd.items()}
+        replaced[name] = _values_of_reviews(mixed)
+    erased, random = map(mapped_values, _erasers(study, means_NHd, predicted_N))
+    text_mean = text_mean_values(torch.ones(1, TOKENS))
+    same_in_every_review = {
+        "text's mean, class erased": chained(text_mean, erased),
+        "text's mean, random direction erased": chained(text_mean, random),
+        "class erased": erased,
+        "class erased from words": _at(WORDS, erased),
+        "class erased from [CLS]": _at(CLS, erased),
+        "random direction erased": random,
+        "no values": lambda _layer, weights, value: (weights, torch.zeros_like(value)),
+        "others cut from others": _cut_words_from_each_other,
+        "[CLS] cut from others": without_edges(CLS, WORDS),
+        "others cut from [CLS]": without_edges(WORDS, CLS),
+    }
+    edits = {"text's mean": _always(text_mean)} | replaced
+    return edits | {name: _always(edit) for name, edit in same_in_every_review.items()}, donors
+
+
+def _always(edit: Edit) -> BatchEdit:
+    return lambda _rows: edit
+
+
+def _values_of_reviews(values_NHd: Mapping[int, Tensor]) -> BatchEdit:
+    """Return the edit that gives every source of a review the review's row of `values_NHd[layer]`."""
+    return lambda rows: replaced_values({layer: each[rows][:, :, None] for layer, each in values_NHd.items()})
+
+
+def _within(edit: BatchEdit, layers: set[int]) -> BatchEdit:
+    """Return the edit in some layers only."""
+
+    def edit_in_layers(rows: npt.NDArray[np.int64]) -> Edit:
+        whole = edit(rows)
+        return lambda layer, weights, value: whole(layer, weights, value) if layer in layers else (weights, value)
+
+    return edit_in_layers
+
+
+def _at(tokens: slice, edit: Edit) -> Edit:
+    """Return the edit of the values of some tokens only."""
+
+    def edited(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        changed = value.clone()
+        changed[..., tokens, :] = edit(layer, weights, value)[1][..., tokens, :]
+        return weights, changed
+
+    return edited
+
+
+def _cut_words_from_each_other(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Let every token but [CLS] take nothing but from itself and [CLS]."""
+    cut = ~torch.eye(weights.shape[-1], dtype=torch.bool)
+    cut[CLS] = cut[:, CLS] = False
+    return weights.masked_fill(cut, 0), value
