@@ -99,7 +99,7 @@ def test_swap_ratios_are_those_of_exchanged_layer_inputs_and_of_jacobians_along_
 def test_agreement_is_scipys_rank_correlation_with_autograds_derivatives(base: Any, tiny_bert: Path) -> None:
     measurer = DocumentMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), list(LAYER_MATRICES))
     ids = IDS[0].numpy().astype(np.int32)
-    agreement = measurer.derivatives(ids, ids, directions=24, seed=0)["agreement"][..., 0]
+    agreement = measurer.derivatives(ids, [ids], directions=24, seed=0)["agreement"][..., 0]
     matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
     names = [*RATIOS, *MATRICES]
     for (place, reference), layer in product(enumerate(REFERENCES), range(3)):
@@ -188,7 +188,7 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     base = load_base(folder)
     ids = np.random.default_rng(3).integers(5, base.config.vocab_size - 5, 6).astype(np.int32)
     measurer = DocumentMeasurer(base, folder, ["attn_w"], list(LAYER_MATRICES))
-    actual = measurer.derivatives(ids, ids[:4], directions=2, seed=0)
+    actual = measurer.derivatives(ids, [ids[:4], ids[:0]], directions=2, seed=0)
     reference = run_reference(name, base, ids.tolist()).layers
     layers = [layer.contributions() for layer in reference]
     stacks = [layers[:2], layers[2:]] if name == "bart" else [layers]
@@ -210,9 +210,10 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
             expected = np.linalg.norm(given.sum(0)) / np.linalg.norm(given, axis=1).sum() if len(given) else np.nan
             assert actual["coherence"][number, 0, i] == pytest.approx(expected, abs=1e-5, nan_ok=True)
     swaps = actual["swap"]
-    assert swaps.shape == (len(layers), 2, len(ids))
-    assert np.isnan(swaps[..., 4:]).all()  # the other document has four tokens, here the same ones
-    assert not swaps[..., :4].any()
+    assert swaps.shape == (len(layers), 4, len(ids))
+    assert np.isnan(swaps[..., 4:]).all()  # one donor has four tokens, here the same ones, and the other none
+    assert np.isnan(swaps[:, 2:]).all()
+    assert not swaps[:, :2, :4].any()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])
@@ -240,7 +241,7 @@ def made_up(seed: int, tokens: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
     shapes = {
         "level": (2, 3, 3, tokens),
-        "swap": (1, 3, 2, tokens),
+        "swap": (3, 4, tokens),
         "coherence": (3, 1, tokens),
         "ratio": (3, 1, tokens),
         "from_input": (3, 4, tokens),

@@ -178,6 +178,11 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     first, last, moved = (row(derivatives, layer=6, checkpoint=each, **levels) for each in CHECKPOINTS)
     same_tokens = row(derivatives, quantity="ratio", checkpoint=CHANGE, layer=6, method=RATIO)
     trained, reviews = CHECKPOINTS[:2], margins["predicted"].value_counts()
+    exchanged = [
+        row(derivatives, quantity="swap", layer=6, checkpoint=checkpoint, method=f"swap_{donor}")["mean"]
+        for donor in ("same_class", "other_class")
+        for checkpoint in trained
+    ]
     cosines = [geometry(each, measure) for measure in MEAN_COSINES for each in trained]
     places = (("norm", "output_linear"), ("cosine_input", "attention_skip"))
     steps = [geometry(each, *place) for each in trained for place in places]
@@ -197,6 +202,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"{given_length('positive')} {long.split()[1]} {correlation('all')} {given_length('all')}",
         f"4 24 {100 * within['mean'].abs().max():.1f} {percent(first['mean'], last['mean'])} {change(moved)} "
         f"{change(same_tokens)} 6 5 {points(*within.loc[5, ENDS[1:]])} 6 {points(*within.loc[6, ENDS[1:]])}",
+        f"6 {percent(*exchanged)}",
         f"8 6 {' '.join(steps)} {geometry('finetuned', 'cosine_input', 'ffn_norm')}",
     ]
     assert_numbers("docs/results.md", "- The classifier is right on", "What these numbers do not show:", expected)

@@ -23,7 +23,7 @@ from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, do
 from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
-from attnmix.measures.swaps import layer_swap_ratios
+from attnmix.measures.swaps import SWAPS, layer_swap_ratios
 from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
@@ -158,13 +158,13 @@ class DocumentMeasurer:
         return contributions(self.declared, by_layer, self.starts)
 
     def derivatives(
-        self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32], directions: int, seed: int
+        self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
     ) -> dict[str, Doubles]:
         """Return the document's derivatives and what they are compared with, by quantity.
 
         `level`       [references, layers, forms, tokens]: `levels`; NaN for a token whose output nothing moves
-        `swap`        [layers, swaps, tokens]: `layer_swap_ratios` with the inputs of the document `donor_ids`; NaN for
-                      the tokens that the shorter of the two lacks
+        `swap`        [layers, donors * swaps, tokens]: `layer_swap_ratios` with the inputs of each of the documents
+                      `donors`; NaN for the tokens that the shorter of the two lacks
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 where all that the others give
                       has one direction, NaN where they give nothing
         `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
@@ -199,7 +199,7 @@ class DocumentMeasurer:
         from_words_LFT = level[REFERENCES.index("word_embedding")]
         return {
             "level": np.stack(level),
-            "swap": self._swaps(ids, donor_ids),
+            "swap": np.concatenate([self._swaps(ids, donor_ids) for donor_ids in donors], axis=1),
             "coherence": torch.stack(coherences)[:, None].cpu().numpy(),
             "ratio": ratios_LMT.cpu().numpy(),
             "from_input": np.concatenate([each[:, None] for each in mixing] + [from_words_LFT], axis=1),
@@ -209,6 +209,8 @@ class DocumentMeasurer:
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return `layer_swap_ratios` of the tokens that both documents have, NaN of the others."""
         tokens = min(len(ids), len(donor_ids))
+        if tokens == 0:
+            return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         chains, donors = (
             document_chains(self.base_32, self._batch(each[:tokens])["input_ids"]) for each in (ids, donor_ids)
         )

@@ -89,8 +89,9 @@ class Corpus:
     def __init__(self, run: Run) -> None:
         self.run, texts = run, run.documents
         self.texts = texts[texts["captured"] | texts["measured"]]  # the first rows
-        columns = (self.texts[name].to_numpy() for name in ("tokens", "captured", "measured", "label"))
-        self.lengths, self.captured, self.measured, self.labels = columns
+        names = ("tokens", "captured", "measured", "label", "predicted_label")
+        columns = (self.texts[name].to_numpy() for name in names)
+        self.lengths, self.captured, self.measured, self.labels, self.predicted = columns
         self.blocks = range(-(-len(self.texts) // store.BLOCK))
         self._block: tuple[int, list[Document]] = (-1, [])
 

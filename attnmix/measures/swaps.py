@@ -24,6 +24,7 @@ from attnmix.models.attention import attention_by, explicit
 Tensor = torch.Tensor
 
 SWAPS = ("swap", "swap_derivative")
+DONORS = ("same_class", "other_class")  # of the review whose inputs are exchanged, by the predicted class
 ROUNDING = 32  # in multiples of the number format's, relative to the output: a shorter move is rounding error
 
 

@@ -28,7 +28,7 @@ from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import ROLLOUTS, with_rollouts
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
-from attnmix.measures.swaps import SWAPS
+from attnmix.measures.swaps import DONORS, SWAPS
 
 Doubles = npt.NDArray[np.float64]
 Block = Callable[[str], npt.NDArray[Any]]
@@ -333,9 +333,10 @@ def derivative_tables(
     names = with_rollouts(matrices)
     layers = range(1, len(next(iter(documents.values()))["ratio"]) + 1)
     from_input = [*(name for name in names if name in ROLLOUTS), *(f"derivative_{form}" for form in FORMS)]
+    swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
     quantities: dict[str, Labels] = {
         "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
-        "swap": {"reference": ["layer_input"], "layer": layers, "method": SWAPS},
+        "swap": {"reference": ["layer_input"], "layer": layers, "method": swaps},
         "coherence": {"reference": [None], "layer": layers, "method": ["attn_n"]},
         "ratio": {"reference": [None], "layer": layers, "method": methods},
         "from_input": {"reference": [None], "layer": layers, "method": from_input},

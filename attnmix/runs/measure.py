@@ -227,15 +227,22 @@ class CheckpointWork:
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:
         """Write the derivatives of some documents, truncated; directions are drawn for each of them.
 
-        Each takes the place of its inputs from the next of the documents where inputs are exchanged.
+        Inputs are exchanged with those of the next measured review of the same and of another predicted class.
         """
         for number, file in self._remaining("gradients", [(number, self._gradient(number)) for number in numbers]):
             document = self.corpus.document(number)
             # The same for a review in both checkpoints, so that they are compared along the same directions.
             document_seed = np.random.SeedSequence([seed, crc32(document.name.encode())]).generate_state(1)[0]
-            donor = self.corpus.document(numbers[(numbers.index(number) + 1) % len(numbers)])
-            ids, donor_ids = (each.cut(max_length).ids for each in (document, donor))
-            _write_arrays(file, measurer.derivatives(ids, donor_ids, GRADIENT_DIRECTIONS, int(document_seed)))
+            ids, *donors = (each.cut(max_length).ids for each in (document, *self._donors(number)))
+            _write_arrays(file, measurer.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed)))
+
+    def _donors(self, number: int) -> Iterator[Document]:
+        """Yield the next measured review of the same and of another predicted class; without one, one of no tokens."""
+        others = np.roll(np.arange(len(self.corpus)), -number)[1:]
+        others = others[self.corpus.measured[others]]
+        same = self.corpus.predicted[others] == self.corpus.predicted[number]
+        for chosen in (others[same], others[~same]):
+            yield self.corpus.document(chosen[0]) if len(chosen) else self.corpus.document(number).take(chosen)
 
     def derivatives(self, numbers: Sequence[int]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return what `gradients` wrote, by the name of the review."""
