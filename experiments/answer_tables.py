@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import rankdata
+from scipy.stats import rankdata, ttest_ind
 
 from attnmix.core.statistics import partial_correlation, rank_correlation
 from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
-from experiments.tables import over_seeds
+from experiments.tables import holm, over_seeds
 from experiments.training import SETTINGS
 
 DIGITS = 4
 LEFT_OUT = "cosine .* by (?:sentiment|word)|share (?:corpus|text|token) by (?:sentiment|word)"  # of layers.csv
+CHANGE = "difference"
+COMPARED = ("true labels", "permuted labels")
 AVERAGED = "^(?:ratio|corpus_value|text_mean_value)"  # also as means over the layers
 KEYS = {
     "layers": ["setting", "checkpoint", "measure", "layer"],
@@ -42,7 +44,9 @@ MARKERS = {"before": "o", "true labels": "s", "permuted labels": "^"}
 def write_tables(runs: Path, to: Path) -> None:
     """Write `answer_<table>.csv` for each table, and `answer.png`, of all finished runs."""
     to.mkdir(parents=True, exist_ok=True)
-    tables = {name: over_seeds(read_runs(runs, name)) for name in KEYS}
+    by_seed = {name: read_runs(runs, name) for name in KEYS}
+    tables = {name: over_seeds(table) for name, table in by_seed.items()}
+    tables["layers"] = pd.concat([tables["layers"], differences_of_settings(by_seed["layers"])])
     for name, table in tables.items():
         shown = table.drop(columns=["checkpoint"]) if table["checkpoint"].nunique() == 1 else table
         shown.round(DIGITS).to_csv(to / f"answer_{name}.csv", index=False, lineterminator="\n")
@@ -67,6 +71,26 @@ def read_runs(runs: Path, name: str) -> pd.DataFrame:
     return table[[*KEYS[name], "seed", "mean"]]
 
 
+def differences_of_settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the change through fine-tuning with true labels less that with permuted ones, as rows of `over_seeds`.
+
+    Interval and p are Welch's, for seeds of unequal spread and number; `seeds` is the smaller number.
+    """
+    changes = runs[(runs["checkpoint"] == CHANGE) & runs["setting"].isin(COMPARED)].dropna(subset="mean")
+    rows = []
+    for (measure, layer), group in changes.groupby(["measure", "layer"], sort=False, dropna=False):
+        true, permuted = (group.loc[group["setting"] == each, "mean"] for each in COMPARED)
+        if min(len(true), len(permuted)) > 1:
+            test = ttest_ind(true, permuted, equal_var=False)
+            low, high = test.confidence_interval()
+            mean, seeds = true.mean() - permuted.mean(), min(len(true), len(permuted))
+            rows.append((" minus ".join(COMPARED), CHANGE, measure, layer, mean, low, high, test.pvalue, seeds))
+    columns = [*KEYS["layers"], "mean", "ci_low", "ci_high", "p", "seeds"]
+    table = pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"})
+    table.insert(table.columns.get_loc("seeds"), "p_holm", table.groupby("measure")["p"].transform(holm))
+    return table
+
+
 def _long(table: pd.DataFrame, name: str) -> pd.DataFrame:
     if name == "reviews":
         return pd.DataFrame(_correlations(table))
@@ -86,7 +110,7 @@ def _differences(table: pd.DataFrame, keys: list[str]) -> Iterator[pd.DataFrame]
     index = [key for key in [*keys, "seed"] if key != "checkpoint"]
     pair = [table[table["checkpoint"] == name].set_index(index)["mean"] for name in ("before", "after")]
     change = (pair[1] - pair[0]).dropna().reset_index()
-    yield change.assign(checkpoint="difference")
+    yield change.assign(checkpoint=CHANGE)
 
 
 def _correlations(reviews: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -38,9 +38,10 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     (bool) says which tokens j are exchanged for each i; its diagonal does not count.
     Source: interchange interventions (Geiger et al., NeurIPS 2021), here of the others and of the token itself.
     """
-    y_BTD = layer(x_BTD)
-    moved = [layer(x_BTD + move_TD) - y_BTD for move_TD in _moves(donor_BTD - x_BTD, others_TT)]
-    return _share_of_others(torch.stack(moved), y_BTD)
+    y_BTD, own_TT = layer(x_BTD), torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
+    moves = _moves(donor_BTD - x_BTD, torch.cat([others_TT & ~own_TT, own_TT]))
+    others_TBTD, own_TBTD = torch.stack([layer(x_BTD + move_BTD) - y_BTD for move_BTD in moves]).chunk(2)
+    return _share_of_others(others_TBTD, own_TBTD, y_BTD)
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
@@ -52,28 +53,35 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
     for chain, donor in zip(chains, donors, strict=True):
         for call, other in zip(chain.layers, donor.layers, strict=True):
             x_1TD = call.whole.hidden
-            everyone_TT = torch.ones(2 * x_1TD.shape[1:2], dtype=torch.bool, device=x_1TD.device)
-            moves_M1TD = _moves(other.whole.hidden - x_1TD, everyone_TT)
+            own_TT = torch.eye(x_1TD.shape[1], dtype=torch.bool, device=x_1TD.device)
+            moves_M1TD = _moves(other.whole.hidden - x_1TD, torch.cat([~own_TT, own_TT]))
             with torch.no_grad(), attention_by(explicit()):
                 y_1TD = call.whole(x_1TD)
-                ratios.append(_share_of_others(vmap(call.whole)(x_1TD + moves_M1TD) - y_1TD, y_1TD))
-                ratios.append(_share_of_others(differentials(call.whole, x_1TD, moves_M1TD), y_1TD))
+                others_T1TD, own_T1TD = (vmap(call.whole)(x_1TD + moves_M1TD) - y_1TD).chunk(2)
+                alone_T1TD = moves_M1TD[len(own_TT) :]
+                along_M1TD = torch.cat([alone_T1TD.sum(0, keepdim=True), alone_T1TD])
+                tangents_M1TD = differentials(call.whole, x_1TD, along_M1TD)
+            ratios.append(_share_of_others(others_T1TD, own_T1TD, y_1TD))
+            # A derivative is linear: what the others move is what all move less what the token itself does.
+            all_1TD, own_T1TD = tangents_M1TD[0], tangents_M1TD[1:]
+            ratios.append(_share_of_others(all_1TD - own_T1TD, own_T1TD, y_1TD))
     stacked: Tensor = torch.stack(ratios).unflatten(0, (-1, len(SWAPS)))
     return stacked
 
 
-def _moves(difference_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return the moves `[2 T, B, T, D]`: of the others of each token, then of each token itself."""
-    own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
-    moved_MT = torch.cat([others_TT & ~own_TT, own_TT])
+def _moves(difference_BTD: Tensor, moved_MT: Tensor) -> Tensor:
+    """Return moves `[M, B, T, D]`, each of the tokens that a row of `moved_MT` names."""
     return torch.where(moved_MT[:, None, :, None], difference_BTD, 0)
 
 
-def _share_of_others(moved_MBTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from how far the output y goes with each of `_moves`."""
-    squares_2TT: Tensor = moved_MBTD.square().sum(-1).mean(1).unflatten(0, (2, -1))
-    lengths_2T = squares_2TT.diagonal(dim1=-2, dim2=-1).sqrt()
+def _share_of_others(others_TBTD: Tensor, own_TBTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Return a / (a + o) `[T]` from how far the output y goes with the moves of each token's others, and of itself."""
     least_T = ROUNDING * torch.finfo(y_BTD.dtype).eps * y_BTD.square().sum(-1).mean(0).sqrt()
-    others_T, own_T = torch.where(lengths_2T > least_T, lengths_2T, 0)
+
+    def length(moved_TBTD: Tensor) -> Tensor:
+        length_T = moved_TBTD.square().sum(-1).mean(1).diagonal().sqrt()
+        return torch.where(length_T > least_T, length_T, 0)
+
+    others_T, own_T = length(others_TBTD), length(own_TBTD)
     share_T: Tensor = (others_T / (others_T + own_T)).masked_fill(others_T + own_T == 0, 0)
     return share_T
