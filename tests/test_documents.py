@@ -23,7 +23,7 @@ CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
 EDITS = ("text_mean", "corpus_mean", "other_class")
-OTHER, RANDOM = "other class's mean", "random direction erased"
+TEXT_MEAN, OTHER = "text's mean", "other class's mean"
 
 
 @cache
@@ -86,44 +86,52 @@ def assert_numbers(document: str, start: str, end: str, expected: list[str]) -> 
 def test_findings_of_the_study_are_those_of_its_tables() -> None:
     every, share = "ratio attnresln_n, all layers", "share class by predicted"
 
-    def of_all(checkpoint: str, setting: str = "true labels") -> pd.Series:
+    def by_layers(measure: str, checkpoint: str, layer: int, setting: str = "true labels") -> pd.Series:
+        return study("layers", setting, measure=measure, checkpoint=checkpoint, layer=layer)
+
+    def over_layers(checkpoint: str, setting: str = "true labels") -> pd.Series:
         return study("layers", setting, measure=every, checkpoint=checkpoint)
 
-    def at(measure: str, checkpoint: str, layer: int, setting: str = "true labels") -> float:
-        return float(study("layers", setting, measure=measure, checkpoint=checkpoint, layer=layer)["mean"])
+    def at(measure: str, checkpoint: str, setting: str = "true labels") -> float:
+        return float(by_layers(measure, checkpoint, 6, setting)["mean"])
 
-    def told(checkpoint: str, target: str = "sentiment") -> float:
-        return float(study("probes", checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
+    def told(checkpoint: str, target: str = "sentiment", setting: str = "true labels") -> float:
+        return float(study("probes", setting, checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
 
-    def after(edit: str, measure: str = "same_class") -> float:
-        where = {"edit": edit, "measure": measure, "extent": "from", "layer": 4}
-        return float(study("interventions", **where)["mean"])
+    def kept(edit: str, setting: str = "true labels") -> float:
+        where = {"edit": edit, "measure": "same_class", "extent": "from", "layer": 4}
+        return float(study("interventions", setting, **where)["mean"])
 
-    def correlation(with_: str) -> str:
-        return f"{np.tanh(study('reviews', measure=f'z of margin and {with_}')['mean']):.2f}"
+    def correlation(with_: str) -> pd.Series:
+        return np.tanh(study("reviews", measure=f"z of margin and {with_}")[ENDS].astype(float))
+
+    def scaled(factor: float, measure: str) -> float:
+        return float(study("scaling", factor=factor, measure=measure, layer=6)["mean"])
 
     permuted = "permuted labels"
+    both = f"true labels minus {permuted}"
+    last_layer = [100 * at(f"ratio {RATIO}", CHANGE, setting) for setting in ("true labels", permuted)]
     sentences = [
-        f"1 {percent(of_all('before')['mean'], of_all('after')['mean'], of_all('after', permuted)['mean'])}",
-        f"2 {percent(at(share, 'after', 6), abs(at(share, 'before', 6)), at(share, 'after', 6, permuted))} "
-        f"{percent(told('after'), told('before'))}",
-        f"3 {percent(after('class mean'), after(OTHER), after('corpus mean', 'accuracy'))}",
+        f"1 {percent(*(each['mean'] for each in map(over_layers, ('before', 'after'))))} "
+        f"{percent(over_layers('after', permuted)['mean'])} {last_layer[0]:+.0f} {last_layer[1]:+.0f}",
+        f"2 {percent(*by_layers(share, 'after', 6)[ENDS])} {percent(abs(at(share, 'before')))} "
+        f"{percent(at(share, 'after', permuted), told('after'), told('before'))}",
+        f"3 {percent(*map(kept, (TEXT_MEAN, 'no values', 'class mean', OTHER)), kept('class mean', 'rare word'))}",
     ]
-    assert_numbers("README.md", "1. In a layer", "![The class", sentences)
-    assert_numbers("docs/study/README.md", "1. In a layer", "![The class", sentences)
-    corpus = "share corpus by predicted"
+    assert_numbers("README.md", "1. Fine-tuning", "![The class", sentences)
+    assert_numbers("docs/study/README.md", "1. Fine-tuning", "![The class", sentences)
+    difference = by_layers(f"ratio {RATIO}", CHANGE, 6, both)
+    edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
     claims = [
-        f"{change(of_all('difference'))} {change(of_all('difference', permuted))} "
-        f"{percent(at(corpus, 'before', 6, permuted), at(corpus, 'after', 6, permuted))} 6 "
-        f"{percent(at(corpus, 'after', 6))}",
-        f"{100 * at('ratio attn_w', 'before', 6):.1f} {100 * at('ratio attn_w', 'after', 6):.1f}",
-        percent(told("after", "lens: predicted")),
-        percent(
-            *(after(f"class erased from {tokens}") for tokens in ("words", "[CLS]")), after("random direction erased")
-        ),
-        f"{correlation('after')} {correlation('after given length')}",
+        f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
+        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f}",
+        f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
+        percent(*(told("after", "lens: predicted", setting) for setting in ("true labels", permuted))),
+        f"4 6 {percent(*map(kept, edges))}",
+        f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 4 6 "
+        f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 {100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
     ]
-    assert_numbers("docs/study/README.md", "- **The rise needs", "## Settings", claims)
+    assert_numbers("docs/study/README.md", "- **Part of the rise", "## Settings", claims)
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
