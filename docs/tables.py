@@ -182,7 +182,7 @@ def _settings(read: Read) -> str:
         "mean"
     ]
     rows = []
-    for setting in layers["setting"].unique():
+    for setting in probes["setting"].unique():
         ratio = change.loc[("ratio attnresln_n, all layers", setting)].iloc[0]
         cells = [setting, f"{ratio['seeds']:.0f}", _percent(after.loc[("accuracy", setting)].iloc[0], 0)]
         cells.append(f"{100 * ratio['mean']:+.1f}" + _interval(ratio))

@@ -129,7 +129,8 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         percent(*(told("after", "lens: predicted", setting) for setting in ("true labels", permuted))),
         f"4 6 {percent(*map(kept, edges))}",
         f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 4 6 "
-        f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 {100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
+        f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
+        f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
     ]
     assert_numbers("docs/study/README.md", "- **Part of the rise", "## Settings", claims)
 
