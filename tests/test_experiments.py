@@ -14,6 +14,7 @@ from scipy import stats
 
 from attnmix.core.errors import InputError
 from experiments import __main__ as command
+from experiments.answer_tables import differences_of_settings
 from experiments.tables import over_seeds, read_experiments
 
 LAYERS, METHODS = (1, 2), ("attn_w", "attnresln_n")
@@ -97,6 +98,27 @@ def test_table_is_students_over_seeds_with_holms_verdicts() -> None:
     alone = over_seeds(table[table["seed"] == 0])
     assert alone[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
     assert (alone["seeds"] == 1).all()
+
+
+def test_difference_of_two_settings_is_welchs() -> None:
+    generator, keys = np.random.default_rng(5), ["setting", "checkpoint", "measure", "layer"]
+    true, permuted = generator.normal(1, 2, (3, 5)), generator.normal(0, 1, (3, 3))
+    rows = [
+        (setting, "difference", "ratio", layer, seed, values[layer - 1, seed])
+        for setting, values in (("true labels", true), ("permuted labels", permuted))
+        for layer in (1, 2, 3)
+        for seed in range(values.shape[1])
+    ]
+    result = differences_of_settings(pd.DataFrame(rows, columns=[*keys, "seed", "mean"]))
+    squares = true.var(1, ddof=1) / 5, permuted.var(1, ddof=1) / 3
+    error = np.sqrt(sum(squares))
+    freedom = error**4 / (squares[0] ** 2 / 4 + squares[1] ** 2 / 2)
+    mean = true.mean(1) - permuted.mean(1)
+    half = stats.t.ppf(0.975, freedom) * error
+    p = 2 * stats.t.sf(np.abs(mean) / error, freedom)
+    np.testing.assert_allclose(result[["mean", "ci_low", "ci_high", "p"]], np.c_[mean, mean - half, mean + half, p])
+    assert result["p_holm"].min() == pytest.approx(min(1, 3 * p.min()))
+    assert (result["seeds"] == 3).all()
 
 
 def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
