@@ -37,7 +37,7 @@ export function Answer() {
             ))}
           </ul>
           <p class="noprint">
-            <button type="button" class="strong" onClick={() => set({ tour: 1 })}>
+            <button class="strong" onClick={() => set({ tour: 1 })}>
               Show me, in six steps
             </button>{" "}
             <span class="small">
@@ -133,7 +133,6 @@ function Thumb({ measure }: { measure: string }) {
     `${4 + (i * 124) / Math.max(layers.length - 1, 1)},${43 - 38 * (value / most)}`;
   return (
     <button
-      type="button"
       class="thumb"
       aria-pressed={state.measure.value === measure}
       data-measure={measure}
@@ -202,38 +201,26 @@ export function Layers() {
   );
 }
 
-const named = (labels: Record<string, string>) => Object.entries(labels);
+const rowsNow = <R extends { checkpoint: string; measure: string }>(rows: R[], measure: string) =>
+  rows.filter((row) => row.checkpoint === state.checkpoint.value && row.measure === measure);
 
-function Steps() {
-  const measure = state.stepMeasure.value;
-  const [checkpoint, token] = [state.checkpoint.value, state.token.value];
-  const rows = data.steps.filter((row) => row.checkpoint === checkpoint && row.measure === measure);
-  const steps = named(data.labels.steps).filter(([step]) => rows.some((row) => row.step === step));
-  const own = token !== null && measure === "cosine_input" && checkpoint === captured;
-  const lines = steps.flatMap(([step, name], n): Line[] => {
-    const colour = COLOURS[n % COLOURS.length];
-    const mean = { name, colour, ...byLayer(rows.filter((row) => row.step === step)) };
-    if (!own) return [mean];
-    return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
-  });
+/** A measure of vectors by layer, chosen among several. */
+function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: string; note: string; lines: Line[] }) {
+  const { choice, name, note, lines } = props;
+  const measure = state[choice].value;
+  const labels = choice === "stepMeasure" ? data.labels.stepMeasures : data.labels.geometry;
   return (
     <Chart
-      id="steps"
-      title={`Steps of a layer: ${data.labels.stepMeasures[measure]}, ${modelName(checkpoint)} model`}
+      id={name.split(" ")[0].toLowerCase()}
+      title={`${name}: ${labels[measure]}, ${modelName(state.checkpoint.value)} model`}
       lines={lines}
       format={shortFigures}
       bounds={measure.startsWith("cosine") ? [-1, 1] : undefined}
       above={
         <>
-          <p>
-            What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal.
-            {steps.some(([step]) => step === "heads") &&
-              " The heads side by side have a basis of their own, so their cosine says little."}
-            {checkpoint !== captured &&
-              ` The selected word's own values are of the ${modelName(captured)} model alone.`}
-          </p>
+          <p>{note}</p>
           <div class="controls">
-            <Select choice="stepMeasure" label="Measure" options={named(data.labels.stepMeasures)} />
+            <Select choice={choice} label="Measure" options={Object.entries(labels)} />
           </div>
         </>
       }
@@ -241,30 +228,28 @@ function Steps() {
   );
 }
 
+function Steps() {
+  const [measure, token] = [state.stepMeasure.value, state.token.value];
+  const rows = rowsNow(data.steps, measure);
+  const own = token !== null && measure === "cosine_input" && state.checkpoint.value === captured;
+  const lines = Object.entries(data.labels.steps).flatMap(([step, name], n): Line[] => {
+    const colour = COLOURS[n % COLOURS.length];
+    const mean = { name, colour, ...byLayer(rows.filter((row) => row.step === step)) };
+    if (!own) return [mean];
+    return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
+  });
+  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. The heads side by side have a basis of their own, so their cosine says little. The selected word's own values are of the ${modelName(captured)} model alone.`;
+  return <VectorChart choice="stepMeasure" name="Steps of a layer" note={note} lines={lines} />;
+}
+
 function Geometry() {
-  const measure = state.geometryMeasure.value;
-  const model = state.checkpoint.value;
-  const rows = data.geometry.filter((row) => row.checkpoint === model && row.measure === measure && row.layer > 0);
-  const lines = named(data.labels.points).map(([point, name], n) => ({
+  const rows = rowsNow(data.geometry, state.geometryMeasure.value);
+  const lines = Object.entries(data.labels.points).map(([point, name], n) => ({
     ...{ name, colour: COLOURS[n % COLOURS.length] },
     ...byLayer(rows.filter((row) => row.point === point)),
   }));
-  return (
-    <Chart
-      id="geometry"
-      title={`Geometry: ${data.labels.geometry[measure]}, ${modelName(model)} model`}
-      lines={lines}
-      format={shortFigures}
-      above={
-        <>
-          <p>How the vectors of a text lie to each other at each capture point.</p>
-          <div class="controls">
-            <Select choice="geometryMeasure" label="Measure" options={named(data.labels.geometry)} />
-          </div>
-        </>
-      }
-    />
-  );
+  const note = "How the vectors of a text lie to each other at each capture point.";
+  return <VectorChart choice="geometryMeasure" name="Geometry" note={note} lines={lines} />;
 }
 
 const OTHER_SCORES = { random: "Random words", decompx: "DecompX", gradient_norm: "Gradient norm" };

@@ -213,7 +213,6 @@ function All() {
             <span class="small">{layer}</span>
             {range(headCount).map((head) => (
               <button
-                type="button"
                 tabIndex={layer === nowLayer && head === nowHead ? 0 : -1}
                 aria-pressed={layer === nowLayer && head === nowHead}
                 aria-label={`Layer ${layer}, head ${head + 1}`}

@@ -9,7 +9,7 @@ import { MapPane } from "./map";
 import { canChange, followAddress, printing, set, state } from "./state";
 import { Text } from "./text";
 import { Tour } from "./tour";
-import { Select } from "./ui";
+import { Select, Slider } from "./ui";
 import { Find, nameOf } from "./words";
 
 const Models = () => (
@@ -20,7 +20,6 @@ const Models = () => (
         <input
           type="radio"
           name="checkpoint"
-          autocomplete="off"
           value={each}
           checked={state.checkpoint.value === each}
           onChange={() => set({ checkpoint: each })}
@@ -38,7 +37,7 @@ const Selected = ({ token }: { token: number }) => (
       <bdi>{nameOf(token)}</bdi>
     </b>
     ” <small>position {positionOf(token)}</small>{" "}
-    <button type="button" id="clear" onClick={() => set({ token: null })}>
+    <button id="clear" onClick={() => set({ token: null })}>
       Clear
     </button>
   </>
@@ -54,19 +53,9 @@ const Bar = () => (
       />
     )}
     {canChange && <Models />}
-    <label class="depth">
+    <Slider choice="layer" class="depth" label={data.labels.layers[state.layer.value]} between={[1, layerCount]}>
       Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
-      <input
-        type="range"
-        id="layer"
-        autocomplete="off"
-        min="1"
-        max={layerCount}
-        value={state.layer.value}
-        aria-valuetext={data.labels.layers[state.layer.value]}
-        onInput={(e) => set({ layer: Number(e.currentTarget.value) })}
-      />
-    </label>
+    </Slider>
     <span id="selected" aria-live="polite">
       {state.token.value === null ? (
         <span class="small noprint">no word selected</span>
@@ -75,7 +64,7 @@ const Bar = () => (
       )}
     </span>
     <Find />
-    <button type="button" id="tour-button" onClick={() => set({ tour: 1 })}>
+    <button id="tour-button" onClick={() => set({ tour: 1 })}>
       Tour
     </button>
   </div>

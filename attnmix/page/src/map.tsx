@@ -5,7 +5,8 @@ import * as run from "./data";
 import { captured, checkpoints, data, documentOf, layouts, modelName, nearestTo, placesOf, positionOf } from "./data";
 import { percent } from "./format";
 import { set, state } from "./state";
-import { Pane, Ramp, type Rows, Select, Term } from "./ui";
+import { Pane, Ramp, type Rows, Select, Slider, Term } from "./ui";
+import { TokenLink } from "./words";
 
 let timer = 0;
 /** Walk through the capture points to the last, from the first if it stands there. */
@@ -44,13 +45,9 @@ const Nearest = ({ token }: { token: number }) => (
     <ol class="near" id="nearest">
       {nearestTo(token, state.point.value).map((other) => (
         <li>
-          <button type="button" data-token={other} onClick={() => set({ token: other })}>
-            <bdi>{nameHere(other)}</bdi>{" "}
-            <small>
-              {positionOf(other)}
-              {documentOf[other] !== documentOf[token] && ` of ${textName(other)}`}
-            </small>
-          </button>
+          <TokenLink token={other} name={nameHere(other)}>
+            {documentOf[other] !== documentOf[token] && ` of ${textName(other)}`}
+          </TokenLink>
           <span class="small">{rankOnMap(token, other)}</span>
         </li>
       ))}
@@ -114,25 +111,18 @@ const rows = (): Rows => {
 
 const Controls = () => (
   <div class="controls">
-    <button type="button" id="play" aria-pressed={playing.value} onClick={() => play()}>
+    <button id="play" aria-pressed={playing.value} onClick={() => play()}>
       {playing.value ? "Stop" : "Play"}
     </button>
-    <label class="wide">
+    <Slider
+      choice="point"
+      class="wide"
+      label={data.sites[state.point.value].label}
+      between={[0, data.sites.length - 1]}
+      on={() => play(false)}
+    >
       <span class="unseen">Capture point, in forward order</span>
-      <input
-        type="range"
-        id="point"
-        autocomplete="off"
-        min="0"
-        max={data.sites.length - 1}
-        value={state.point.value}
-        aria-valuetext={data.sites[state.point.value].label}
-        onInput={(e) => {
-          play(false);
-          set({ point: Number(e.currentTarget.value) });
-        }}
-      />
-    </label>
+    </Slider>
     <Select choice="layout" label="Layout" options={layouts.map((each) => [each, `${each}: ${HOW[each]}`] as const)} />
     <Select
       choice="colour"
@@ -180,14 +170,14 @@ export function MapPane() {
           <div>
             <Canvas />
             <p class="controls">
-              <button type="button" aria-label="Zoom in" onClick={() => zoomBy(1.5)}>
+              <button aria-label="Zoom in" onClick={() => zoomBy(1.5)}>
                 +
               </button>
-              <button type="button" aria-label="Zoom out" onClick={() => zoomBy(1 / 1.5)}>
+              <button aria-label="Zoom out" onClick={() => zoomBy(1 / 1.5)}>
                 −
               </button>
               {["Zoom to this text", "Show everything"].map((name, n) => (
-                <button type="button" aria-pressed={whole.value === (n === 1)} onClick={() => look(n === 1)}>
+                <button aria-pressed={whole.value === (n === 1)} onClick={() => look(n === 1)}>
                   {name}
                 </button>
               ))}

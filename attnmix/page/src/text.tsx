@@ -7,7 +7,7 @@ import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
 import { Pane, Ramp, type Rows, Select } from "./ui";
-import { limits, nameOf, opacity, Words } from "./words";
+import { limits, nameOf, opacity, TokenLink, Words } from "./words";
 
 const LISTED = 8; // words in each list
 
@@ -75,9 +75,7 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
       <ol class="shares" id={id}>
         {shares.slice(0, LISTED).map(({ token, share }) => (
           <li onMouseEnter={() => (hovered.value = token)} onMouseLeave={() => (hovered.value = null)}>
-            <button type="button" data-token={token} onClick={() => set({ token })}>
-              <bdi>{nameOf(token)}</bdi> <small>{positionOf(token)}</small>
-            </button>
+            <TokenLink token={token} name={nameOf(token)} />
             <i
               class={share < 0 ? "less" : ""}
               style={`width: ${Math.min(100, (100 * Math.abs(share)) / scale)}%`}
@@ -181,7 +179,6 @@ const Controls = ({ document }: { document: number }) => (
       <label class="check">
         <input
           type="checkbox"
-          autocomplete="off"
           checked={state.change.value}
           onChange={(e) => set({ change: e.currentTarget.checked })}
         />

@@ -116,7 +116,7 @@ export function Tour() {
   const { title, body, asks } = steps[number - 1];
   const go = (tour: number) => () => set({ tour });
   const button = (name: string, onClick: () => void, pressed?: boolean) => (
-    <button type="button" aria-pressed={pressed} onClick={onClick}>
+    <button aria-pressed={pressed} onClick={onClick}>
       {name}
     </button>
   );
@@ -143,7 +143,7 @@ export function Tour() {
       </p>
       <p class="buttons">
         {number > 1 && button("Back", go(number - 1))}
-        <button type="button" class="strong" onClick={go((number + 1) % (steps.length + 1))}>
+        <button class="strong" onClick={go((number + 1) % (steps.length + 1))}>
           {number < steps.length ? "Next" : "Done"}
         </button>
         {number < steps.length && button("Close", go(0))}

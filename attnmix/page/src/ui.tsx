@@ -21,7 +21,6 @@ export function Select<K extends keyof Choice>(props: {
       <span>{label}</span>
       <select
         id={choice.replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}
-        autocomplete="off"
         value={String(now)}
         onChange={(e) => set({ [choice]: options[e.currentTarget.selectedIndex][0] })}
       >
@@ -34,6 +33,31 @@ export function Select<K extends keyof Choice>(props: {
     </label>
   );
 }
+
+export const Slider = (props: {
+  choice: "layer" | "point";
+  label: string;
+  between: [number, number];
+  children: ComponentChildren;
+  class: string;
+  on?: () => void; // before it changes
+}) => (
+  <label class={props.class}>
+    {props.children}
+    <input
+      type="range"
+      id={props.choice}
+      min={props.between[0]}
+      max={props.between[1]}
+      value={state[props.choice].value}
+      aria-valuetext={props.label}
+      onInput={(e) => {
+        props.on?.();
+        set({ [props.choice]: Number(e.currentTarget.value) });
+      }}
+    />
+  </label>
+);
 
 /** An element's width, of a picture that fills it. */
 export function useWidth(fallback: number) {
@@ -107,9 +131,7 @@ export function Pane(props: {
           <summary aria-label={`Data and image of ${props.id}`}>Data and image</summary>
           <p>
             {["csv", "SVG", "PNG"].map((kind) => (
-              <button type="button" onClick={() => act(kind.toLowerCase())}>
-                {kind}
-              </button>
+              <button onClick={() => act(kind.toLowerCase())}>{kind}</button>
             ))}
           </p>
           {open.value && <Values {...props.rows()} label={props.id} />}
@@ -196,7 +218,6 @@ export function Term({ name, children }: { name: keyof typeof GLOSSARY; children
   return (
     <span class="term" onMouseEnter={() => (open.value = true)} onMouseLeave={() => (open.value = false)}>
       <button
-        type="button"
         aria-describedby={id}
         onFocus={() => (open.value = true)}
         onBlur={() => (open.value = false)}

@@ -159,7 +159,7 @@ function Numbers({ heads }: { heads: Heads }) {
             return (
               <tr class={j === chosen.j ? "chosen" : ""}>
                 <th scope="row">
-                  <button type="button" aria-pressed={j === chosen.j} onClick={() => set({ source: start + j })}>
+                  <button aria-pressed={j === chosen.j} onClick={() => set({ source: start + j })}>
                     <bdi>{name(j)}</bdi>
                   </button>
                 </th>

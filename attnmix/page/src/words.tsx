@@ -1,6 +1,7 @@
 // Words of a text: shaded, found, selected, and marked by what they gave and took.
 
 import { computed, signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { data, documentOf, type Maybe, positionOf, range, readingAt, type Share, tokensOf } from "./data";
 import { exchanged, hasSign, shadeOf, shadeRange, shadeText } from "./measures";
 import { dark, hovered, set, state } from "./state";
@@ -151,6 +152,17 @@ export function Words(props: {
     </div>
   );
 }
+
+/** A token in a list, selected by a click. */
+export const TokenLink = ({ token, name, children }: { token: number; name: string; children?: ComponentChildren }) => (
+  <button data-token={token} onClick={() => set({ token })}>
+    <bdi>{name}</bdi>{" "}
+    <small>
+      {positionOf(token)}
+      {children}
+    </small>
+  </button>
+);
 
 /** The sentence around the selected word, or the text's first; a short text is whole. */
 export const sentence = computed(() => {
