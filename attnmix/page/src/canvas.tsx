@@ -32,7 +32,7 @@ function colourOf(token: number): string {
   if (kind === "class") return KINDS[data.readings[site.reading].classes[token]];
   if (kind === "document") return textColour(number);
   const share = run.ratioOf(token, site.layer, captured, state.method.value);
-  return share === null ? SOFT : step(share / run.largestRatio(`${captured} ${state.method.value}`));
+  return share === null ? SOFT : step(share / run.largestRatio(captured, state.method.value));
 }
 
 /** The tokens that have a place. */
@@ -70,7 +70,8 @@ const seen = computed(() => {
   const texts = tokensOf(state.document.value);
   const points = run.inOnePlane(layout) ? range(data.sites.length).filter((each) => onMap(layout, each)) : [point];
   return run.limits(layout).map((limits, axis) => {
-    const places = points.flatMap((each) => texts.map((token) => placesOf(layout, each)[axis][token]));
+    const columns = points.map((each) => placesOf(layout, each)[axis]);
+    const places = columns.flatMap((column) => texts.map((token) => column[token]));
     const [low = limits[0], high = limits[1]] = state.whole.value ? limits : extent(places);
     return [low, high];
   });

@@ -2,7 +2,7 @@
 
 import * as Plot from "@observablehq/plot";
 import type { ComponentChildren } from "preact";
-import { useLayoutEffect, useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { layers, type Maybe } from "./data";
 import { wholePercent } from "./format";
 import { set, state } from "./state";
@@ -89,7 +89,7 @@ export function Chart({ lines: given, ...props }: Props) {
   const { box, width } = useWidth(560);
   const plot = useRef<HTMLDivElement>(null);
   const drawn = JSON.stringify([lines, width]);
-  useLayoutEffect(() => {
+  useEffect(() => {
     plot.current!.replaceChildren(draw({ ...props, lines, format, bounds, axis, height, x, width } as never));
   }, [drawn]);
   const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);

@@ -244,7 +244,8 @@ function Steps() {
 
 function Geometry() {
   const rows = rowsNow(data.geometry, state.geometryMeasure.value);
-  const lines = Object.entries(data.labels.points).map(([point, name], n) => ({
+  const present = Object.entries(data.labels.points).filter(([point]) => rows.some((row) => row.point === point));
+  const lines = present.map(([point, name], n) => ({
     ...{ name, colour: COLOURS[n % COLOURS.length] },
     ...byLayer(rows.filter((row) => row.point === point)),
   }));
@@ -260,9 +261,9 @@ function Removal() {
   const methods = [...new Set(data.removal.map(({ method }) => method))];
   const lines = methods.map((method, n): Line => {
     const drops = new Map(data.removal.filter((row) => row.method === method).map((row) => [row.share, row.drop]));
-    const looks = method === "random" ? ({ dash: "dashed" } as const) : {};
+    const dash = method === "random" ? "dashed" : n < COLOURS.length ? undefined : "dotted";
     const values = shares.map((share) => drops.get(share) ?? null);
-    return { name: names[method] ?? method, colour: COLOURS[n % COLOURS.length], ...looks, values };
+    return { name: names[method] ?? method, colour: COLOURS[n % COLOURS.length], dash, values };
   });
   return (
     <Chart

@@ -1,7 +1,7 @@
 // One attention head as lines and as a matrix, and all heads small; a line unfolds into the numbers behind it.
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { headCount, headMatrix, headRows, headsOf } from "./attention";
+import { headCount, headRows, headsOf } from "./attention";
 import { data, layers, modelName, once, range } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
@@ -25,10 +25,13 @@ const largest = (rows: Weights) => rows.reduce((most, row) => Math.max(most, lar
 function linksOf(rows: Weights, looked: number | null, faintest = FAINT) {
   const all = range(rows.length);
   const of = (i: number, j: number): Link => ({ i, j, value: rows[i][j] });
-  const strongest = (i: number) => (rows.length <= MAX_ROWS ? 0 : (rows[i].toSorted().at(-STRONGEST) ?? 0));
+  const strongest = (i: number) => {
+    const least = rows.length <= MAX_ROWS ? 0 : (rows[i].toSorted().at(-STRONGEST) ?? 0);
+    return all.filter((j) => rows[i][j] >= least).map((j) => of(i, j));
+  };
   const links =
     looked === null
-      ? all.flatMap((i) => all.filter((j) => rows[i][j] >= strongest(i)).map((j) => of(i, j)))
+      ? all.flatMap(strongest)
       : [...all.map((j) => of(looked, j)), ...all.filter((i) => i !== looked).map((i) => of(i, looked))];
   const most = links.reduce((top, { value }) => Math.max(top, value), 0) || 1;
   const strong = links.filter(({ value }) => value > faintest * most).toSorted((a, b) => b.value - a.value);
@@ -160,10 +163,9 @@ function Matrix({ rows }: { rows: Weights }) {
   );
 }
 
-const smallRows = once((key: string) => {
-  const [number, checkpoint, layer, head] = key.split(" ");
-  const heads = headsOf(Number(number), checkpoint);
-  return heads && headRows(heads, Number(layer), Number(head), "weight", Math.ceil(heads.length / SMALL_ROWS));
+const smallRows = once((number: number, checkpoint: string, layer: number, head: number) => {
+  const heads = headsOf(number, checkpoint);
+  return heads && headRows(heads, layer, head, "weight", Math.ceil(heads.length / SMALL_ROWS));
 });
 
 /** All heads small, drawn one after another so that nothing waits for them. */
@@ -175,7 +177,8 @@ function All() {
     let timer = 0;
     const draw = () => {
       const canvas = queue.shift();
-      const rows = canvas && smallRows(`${text} ${model} ${canvas.dataset.head}`);
+      const [layer, head] = canvas?.dataset.head?.split(" ").map(Number) ?? [];
+      const rows = canvas && smallRows(text, model, layer, head);
       if (!rows) return;
       paint(canvas, rows, Math.min(SMALL_ROWS, rows[0].length));
       timer = window.setTimeout(draw);
@@ -233,7 +236,8 @@ export function Heads() {
   const { document, checkpoint, lines } = state;
   const [number, model, layer, head] = [document.value, checkpoint.value, headsLayer.value, shownHead.value];
   const heads = headsOf(number, model);
-  const matrix = headMatrix(number, model, layer, head, lines.value);
+  const [kind, name] = [lines.value, lines.value === "weight" ? "attention weight" : "weight times length"];
+  const matrix = useMemo(() => heads && headRows(heads, layer, head, kind), [heads, layer, head, kind]);
   if (!matrix || !heads)
     return (
       <p class="note" id="heads-note">
@@ -242,9 +246,8 @@ export function Heads() {
       </p>
     );
   const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelName(model)} model`;
-  const kind = lines.value === "weight" ? "attention weight" : "weight times length";
   const rows = (): Rows => ({
-    columns: ["position", "token", "attends to position", "attends to token", kind],
+    columns: ["position", "token", "attends to position", "attends to token", name],
     rows: linksOf(matrix, position.value, 0).links.map(({ i, j, value }) => [
       ...[i, nameOf(startOf() + i)],
       ...[j, nameOf(startOf() + j)],

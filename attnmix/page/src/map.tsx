@@ -86,7 +86,7 @@ function Legend() {
     return <>{keys(few ? named : [named[document.value], ["all others", SOFT]])}</>;
   }
   if (data.sites[point.value].layer === 0) return <>Before the first layer nothing is mixed yet.</>;
-  const most = percent(run.largestRatio(`${captured} ${method.value}`));
+  const most = percent(run.largestRatio(captured, method.value));
   return (
     <>
       <Ramp low="mixing ratio 0%" high={most} colours={scale.join()} /> ({model} model,{" "}

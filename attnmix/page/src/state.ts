@@ -107,7 +107,7 @@ export function set(changes: Partial<Choice>): void {
 }
 
 export const shownHead = computed(
-  () => state.head.value ?? tellingHead(`${state.document.value} ${state.checkpoint.value} ${headsLayer.value}`),
+  () => state.head.value ?? tellingHead(state.document.value, state.checkpoint.value, headsLayer.value),
 );
 /** The position of the selected token in the chosen text. */
 export const position = computed(() => (state.token.value === null ? null : positionOf(state.token.value)));

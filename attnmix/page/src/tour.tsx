@@ -139,8 +139,9 @@ export function Tour() {
       <h2 id="tour-title">{title}</h2>
       <p aria-live="polite">
         {steps[number - 2]?.asks && guess.value && `You said ${guess.value.toLowerCase()}. `}
-        {body} {asks && ["Yes", "No"].map((each) => button(each, answerWith(each), guess.value === each))}
+        {body}
       </p>
+      <p class="buttons">{asks && ["Yes", "No"].map((each) => button(each, answerWith(each), guess.value === each))}</p>
       <p class="buttons">
         {number > 1 && button("Back", go(number - 1))}
         <button class="strong" onClick={go((number + 1) % (steps.length + 1))}>
