@@ -254,8 +254,8 @@ def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it
     assert page.locator("#layout").input_value() == "separate"
     for layout in LAYOUTS:
         choose(page, "layout", layout)
-        name = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
-        rows = run.map_quality.query("layout == @layout and measure == @name")
+        measure = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
+        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, measure)]
         here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].iloc[0]
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
         assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
