@@ -1,7 +1,7 @@
 // The charts: what the run found, every measure by layer, and what else is measured: steps, geometry, removal.
 
 import { byLayer, Chart, type Line } from "./chart";
-import { captured, checkpoints, cosinesOf, data, layers, modelName, ratioOf, reviewRatios } from "./data";
+import { captured, checkpoints, cosinesOf, data, layers, modelText, ratioOf, reviewRatios } from "./data";
 import { points, shortFigures } from "./format";
 import { shadeName, shownModel } from "./measures";
 import { set, state } from "./state";
@@ -105,7 +105,8 @@ const meanLines = (measure: string) =>
 function ratioLines(measure: string): Line[] {
   const model = state.checkpoint.value;
   const dots = layers.map((layer) => reviewRatios(layer, model, measure).slice(0, MAX_DOTS));
-  const means = meanLines(measure).map((line, n) => (checkpoints[n] === model ? { ...line, dots } : line));
+  const hasDots = (n: number) => checkpoints[n] === model && data.reviews.names.length > 1;
+  const means = meanLines(measure).map((line, n) => (hasDots(n) ? { ...line, dots } : line));
   const controls = CONTROLS.map(([control, colour, dash]): Line => {
     const { values } = controlCurve(control, measure, control === "random_weights" ? "random" : model);
     return { name: data.labels.controls[control], colour, dash, values };
@@ -157,7 +158,7 @@ export function Layers() {
     data.derivatives.some((row) => row.method === each),
   );
   const lines = isDerivative(measure) ? meanLines(measure) : ratioLines(measure);
-  const model = modelName(state.checkpoint.value);
+  const model = modelText(state.checkpoint.value);
   return (
     <section id="layers" aria-labelledby="layers-title">
       <h2 id="layers-title">Layers</h2>
@@ -180,15 +181,15 @@ export function Layers() {
       </p>
       <Chart
         id="layers-chart"
-        title={measureName(measure) + (isDerivative(measure) ? "" : `; controls and word: ${model} model`)}
+        title={measureName(measure) + (isDerivative(measure) ? "" : `; controls and word: ${model}`)}
         lines={lines}
         height={380}
         bounds={[0, 1]}
       >
-        {!isDerivative(measure) && (
+        {lines.some(({ dots }) => dots) && (
           <p class="small">
-            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model} model). Lines are
-            means over all tokens{lines.some(hasInterval) && "; bands are 95% intervals over reviews"}.
+            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model}). Lines are means over
+            all tokens{lines.some(hasInterval) && "; bands are 95% intervals over reviews"}.
           </p>
         )}
       </Chart>
@@ -212,7 +213,7 @@ function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: s
   return (
     <Chart
       id={name.split(" ")[0].toLowerCase()}
-      title={`${name}: ${labels[measure]}, ${modelName(state.checkpoint.value)} model`}
+      title={`${name}: ${labels[measure]}, ${modelText(state.checkpoint.value)}`}
       lines={lines}
       format={shortFigures}
       bounds={measure.startsWith("cosine") ? [-1, 1] : undefined}
@@ -238,7 +239,7 @@ function Steps() {
     if (!own) return [mean];
     return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
   });
-  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. The heads side by side have a basis of their own, so their cosine says little. The selected word's own values are of the ${modelName(captured)} model alone.`;
+  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. The heads side by side have a basis of their own, so their cosine says little. The selected word's own values are of the ${modelText(captured)} alone.`;
   return <VectorChart choice="stepMeasure" name="Steps of a layer" note={note} lines={lines} />;
 }
 

@@ -58,6 +58,8 @@ export const layouts = ["separate", "aligned", "joint"].filter((name) => name in
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
 /** A checkpoint's name within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
+/** `fine-tuned model`, or `the model as it is`. */
+export const modelText = (checkpoint: string) => modelName(checkpoint).replace(/^(?!.*model).*/, "$& model");
 /** The share of a token's vector that comes from others; null where it was not measured or cannot be trusted. */
 export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
   const text = data.ratios.values[checkpoint]?.[method];

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { headCount, headRows, headsOf } from "./attention";
-import { data, layers, modelName, once, range } from "./data";
+import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
 import { Pane, type Rows, Select, useWidth } from "./ui";
@@ -245,7 +245,7 @@ export function Heads() {
         features/measure/heads.
       </p>
     );
-  const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelName(model)} model`;
+  const where = `${data.labels.layers[layer]}, head ${head + 1} of ${headCount}, ${modelText(model)}`;
   const rows = (): Rows => ({
     columns: ["position", "token", "attends to position", "attends to token", name],
     rows: linksOf(matrix, position.value, 0).links.map(({ i, j, value }) => [

@@ -2,7 +2,7 @@
 
 import { Canvas, KINDS, nameHere, playing, shown, SOFT, textColour, viridis, zoomBy } from "./canvas";
 import * as run from "./data";
-import { captured, checkpoints, data, documentOf, layouts, modelName, nearestTo, placesOf, positionOf } from "./data";
+import { captured, checkpoints, data, documentOf, layouts, nearestTo, placesOf, positionOf } from "./data";
 import { percent } from "./format";
 import { set, state } from "./state";
 import { Pane, Ramp, type Rows, Select, Slider, Term } from "./ui";
@@ -27,7 +27,7 @@ const HOW: Record<string, string> = {
   aligned: "each point laid out near the one before (aligned UMAP)",
   joint: "all points in one plane (UMAP)",
 };
-const model = modelName(captured);
+const model = run.modelText(captured);
 const textName = (token: number) => data.documents[documentOf[token]].name;
 /** How many tokens lie nearer on the map than one of the nearest in the full space does, and it. */
 function rankOnMap(token: number, other: number): string {
@@ -89,8 +89,7 @@ function Legend() {
   const most = percent(run.largestRatio(captured, method.value));
   return (
     <>
-      <Ramp low="mixing ratio 0%" high={most} colours={scale.join()} /> ({model} model,{" "}
-      {data.labels.methods[method.value]})
+      <Ramp low="mixing ratio 0%" high={most} colours={scale.join()} /> ({model}, {data.labels.methods[method.value]})
     </>
   );
 }
@@ -105,7 +104,7 @@ const rows = (): Rows => {
       ...[textName(token), positionOf(token), nameHere(token)],
       ...[x[token], y[token], near(token).join(" ")],
     ]),
-    note: `${model} model, ${layout} map, ${data.sites[point].label}; places on a map have no unit`,
+    note: `${model}, ${layout} map, ${data.sites[point].label}; places on a map have no unit`,
   };
 };
 
@@ -152,7 +151,7 @@ export function MapPane() {
   return (
     <section id="map" aria-labelledby="map-title">
       <h2 id="map-title">
-        Map <small>{model} model</small>
+        Map <small>{model}</small>
       </h2>
       <p>
         Each point is a word's vector at one <Term name="capture point" />; near points are similar vectors, as far as
@@ -160,11 +159,11 @@ export function MapPane() {
       </p>
       {checkpoint.value !== captured && (
         <p class="note" id="map-model">
-          <b>The vectors of the {model} model alone were captured</b>: this map, its neighbours and its colours are of
-          that model, not of the {modelName(checkpoint.value)} one.
+          <b>The vectors of the {model} alone were captured</b>: this map, its neighbours and its colours are of that
+          model, not of the {run.modelName(checkpoint.value)} one.
         </p>
       )}
-      <Pane id="map-pane" title={title} file={`${layout.value} map, ${label}, ${model} model`} rows={rows}>
+      <Pane id="map-pane" title={title} file={`${layout.value} map, ${label}, ${model}`} rows={rows}>
         <Controls />
         <div class="side">
           <div>

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { headCount } from "./attention";
-import { checkpoints, data, modelName, positionOf, range, type Share, tokensOf } from "./data";
+import { checkpoints, data, modelName, modelText, positionOf, range, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
@@ -132,7 +132,14 @@ const rows = (): Rows => {
   };
 };
 
-const Controls = ({ document }: { document: number }) => (
+/** What may stand beside the text: a model or another text. */
+const compared = (): (readonly [string | number, string])[] => [
+  ["none", "nothing"],
+  ...(canChange ? checkpoints.map((each) => [each, modelText(each)] as const) : []),
+  ...data.documents.map(({ name }, n) => [n, name] as const).filter(([n]) => n !== state.document.value),
+];
+
+const Controls = () => (
   <div class="controls">
     <Select
       choice="shade"
@@ -166,15 +173,7 @@ const Controls = ({ document }: { document: number }) => (
         options={[[null, "mean of all"], ...range(headCount).map((each) => [each, `no. ${each + 1}`] as const)]}
       />
     )}
-    <Select
-      choice="beside"
-      label="Compare with"
-      options={[
-        ["none", "nothing"],
-        ...(canChange ? checkpoints.map((each) => [each, `${modelName(each)} model`] as const) : []),
-        ...data.documents.flatMap(({ name }, n) => (n === document ? [] : [[n, name] as const])),
-      ]}
-    />
+    {compared().length > 1 && <Select choice="beside" label="Compare with" options={compared()} />}
     {canChange && (
       <label class="check">
         <input
@@ -221,7 +220,7 @@ export function Text() {
       <p class="small noprint" id="text-note">
         {note}
       </p>
-      <Controls document={document.value} />
+      <Controls />
       <p class="legend" id="text-legend">
         <Ramp
           low={`${low} or less`}

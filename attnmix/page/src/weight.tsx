@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type Vector } from "./attention";
-import { data, modelName } from "./data";
+import { data, modelText } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
 import { Pane, type Rows, Select, Table, Term } from "./ui";
@@ -93,7 +93,7 @@ function Numbers({ heads }: { heads: Heads }) {
   const product = (n: number) =>
     `${n + 1} (${figures(query[n])} × ${figures(chosen.key[n])} = ${figures(chosen.product[n])})`;
   const sink = after && chosen.weight > 0.3 && largestOf([after.values[chosen.j]]) < 0.1 * largestOf(after.values);
-  const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelName(state.checkpoint.value)} model`;
+  const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelText(state.checkpoint.value)}`;
   const weights = (): Rows => ({
     columns: ["position", "token", "q.k", "score", "weight"],
     rows: sources.map(({ j, seen, dot, score, weight }) => [
