@@ -17,7 +17,7 @@ export type Line = {
   dots?: Maybe[][]; // by place on the x axis
   dash?: "dashed" | "dotted";
 };
-const DASHES = { dashed: "6 4", dotted: "1.5 3" };
+const BAND = { fill: "colour", fillOpacity: 0.16, className: "band" };
 const [LEFT, RIGHT] = [46, 8]; // pixels
 
 type Row = { layer: number; mean: number; ci_low: Maybe; ci_high: Maybe };
@@ -44,31 +44,28 @@ type Props = {
 
 function draw({ lines, format, x, axis, bounds, height, width }: Required<Props> & { width: number }) {
   const shown = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [values, low, high, ...dots].flat());
-  const known = shown.filter((each) => each !== null);
-  const [start, end] = [Math.min(0, ...known), Math.max(...known, 1e-3)];
-  const marks = lines.map(({ name, values, low, high, dots = [], colour, dash }, n) => {
-    const points = x.map((_, i) => ({ name, i, value: values[i], low: low?.[i], high: high?.[i] }));
-    // Reviews beside the line's point, to the right and left in turn, so that they hide each other less.
-    const side = (k: number) => (k % 2 ? 1 : -1) * (0.1 + 0.2 * n) * (0.4 + ((k * 7) % 10) / 16);
-    const reviews = dots.flatMap((all, i) => all.map((value, k) => ({ i: i + side(k), value })));
-    const [at, looks] = [
-      { x: "i", y: "value" },
-      { stroke: colour, strokeWidth: dash ? 1.7 : 2.2 },
-    ];
-    return {
-      points,
-      band: Plot.areaY(points, { x: "i", y1: "low", y2: "high", fill: colour, fillOpacity: 0.16, className: "band" }),
-      reviews: Plot.dot(reviews, { ...at, r: 2, fill: colour, fillOpacity: 0.3 }),
-      line: Plot.lineY(points, { ...at, ...looks, strokeDasharray: dash && DASHES[dash] }),
-      dots: Plot.dot(points, { ...at, r: 2.6, fill: colour }),
-    };
-  });
-  const title = (d: { name: string; i: number; value: number }) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value)}`;
-  const all = marks.flatMap(({ points }) => points).filter(({ value }) => value !== null);
+  const numbers = shown.filter((each) => each !== null);
+  const [start, end] = [Math.min(0, ...numbers), Math.max(...numbers, 1e-3)];
+  const points = lines.flatMap(({ name, values, low, high, colour, dash }) =>
+    x.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
+  );
+  // Reviews beside the line's point, to the right and left in turn, so that they hide each other less.
+  const side = (k: number) => (k % 2 ? 1 : -1) * (0.04 + ((k * 7) % 10) / 35);
+  const reviews = lines.flatMap(({ dots = [], colour }) =>
+    dots.flatMap((all, i) => all.map((value, k) => ({ colour, i: i + side(k), value }))),
+  );
+  const at = { x: "i", y: "value", z: "name" };
+  const line = (dash: Line["dash"], strokeDasharray?: string) => {
+    const drawn = points.filter((each) => each.dash === dash);
+    return Plot.lineY(drawn, { ...at, stroke: "colour", strokeWidth: dash ? 1.7 : 2.2, strokeDasharray });
+  };
+  const title = (d: (typeof points)[number]) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value!)}`;
+  const known = points.filter(({ value }) => value !== null);
   return Plot.plot({
     ...{ width, height, className: "chart", marginLeft: LEFT, marginRight: RIGHT, marginBottom: 38, marginTop: 14 },
     x: { domain: [-0.5, x.length - 0.5] },
     y: { domain: [Math.max(start, bounds[0]), Math.min(end, bounds[1])], nice: 5, clamp: true },
+    color: { type: "identity" },
     marks: [
       Plot.gridY({ ticks: 5 }),
       Plot.axisX([...x.keys()], {
@@ -76,8 +73,11 @@ function draw({ lines, format, x, axis, bounds, height, width }: Required<Props>
         ...{ label: axis, labelAnchor: "center", labelArrow: "none" },
       }),
       Plot.axisY({ ticks: 5, tickFormat: format, tickSize: 0, label: null }),
-      ...(["band", "reviews", "line", "dots"] as const).flatMap((kind) => marks.map((each) => each[kind])),
-      Plot.tip(all, Plot.pointer({ x: "i", y: "value", title, maxRadius: 30 })),
+      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...BAND }),
+      Plot.dot(reviews, { x: "i", y: "value", r: 2, fill: "colour", fillOpacity: 0.3 }),
+      ...[line(undefined), line("dashed", "6 4"), line("dotted", "1.5 3")],
+      Plot.dot(known, { ...at, r: 2.6, fill: "colour" }),
+      Plot.tip(known, Plot.pointer({ x: "i", y: "value", title, maxRadius: 30 })),
     ],
   });
 }

@@ -1,5 +1,6 @@
 // The charts: what the run found, every measure by layer, and what else is measured: steps, geometry, removal.
 
+import { useSignal } from "@preact/signals";
 import { byLayer, Chart, type Line } from "./chart";
 import { captured, checkpoints, cosinesOf, data, layers, modelText, ratioOf, reviewRatios } from "./data";
 import { points, shortFigures } from "./format";
@@ -285,11 +286,19 @@ function Removal() {
   );
 }
 
-export const More = () => (
-  <details class="fold" id="more">
-    <summary>More: steps of a layer, geometry, removal test</summary>
-    <Steps />
-    {data.geometry.length > 0 && <Geometry />}
-    {data.removal.length > 0 && <Removal />}
-  </details>
-);
+/** What is drawn only once it is unfolded. */
+export function More() {
+  const open = useSignal(false);
+  return (
+    <details class="fold" id="more" onToggle={(e) => (open.value = e.currentTarget.open)}>
+      <summary>More: steps of a layer, geometry, removal test</summary>
+      {open.value && (
+        <>
+          <Steps />
+          <Geometry />
+          {data.removal.length > 0 && <Removal />}
+        </>
+      )}
+    </details>
+  );
+}
