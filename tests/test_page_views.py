@@ -357,6 +357,27 @@ def test_layers_have_every_measure_control_and_the_words_own_course(first: Opene
     assert f"{100 * difference:+.1f} points" in page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
+def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:
+    page = opened.page
+    means = (
+        Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'pretrained'").set_index("layer")["mean"]
+    )
+    page.locator("#layers-chart").scroll_into_view_if_needed()
+    for layer in means.index:
+        box = page.locator("#layers-chart .plot").bounding_box()
+        page.mouse.click(box["x"] + 46 + (box["width"] - 54) * (layer - 0.5) / len(means), box["y"] + 100)
+        assert page.locator("#layer").input_value() == str(layer)
+        shade = page.locator("#layers-chart .now").bounding_box()
+        dots = page.locator("#layers-chart svg.chart circle").evaluate_all(
+            "all => all.map(each => { const { x, width } = each.getBoundingClientRect(); return x + width / 2 })"
+        )
+        assert (
+            min(abs(x - shade["x"] - shade["width"] / 2) for x in dots) < 1
+        )  # the shade stands around the layer's dots
+        name = page.locator("#layers-chart .names li", has_text="Pretrained").inner_text()
+        assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
+
+
 def test_steps_geometry_and_removal_are_the_files(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#more > summary").click()
