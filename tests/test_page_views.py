@@ -149,6 +149,8 @@ def test_the_tour_stays_on_the_screen_while_it_drives_the_views(opened: Opened) 
         assert box["y"] + box["height"] <= height
         view = page.locator("#answer" if step in (1, 2, 6) else "#layers").bounding_box()
         assert -10 < view["y"] < height / 2 or view["y"] <= 0 < view["y"] + view["height"]
+        if step in (3, 4, 5):
+            assert 0 < page.locator("#layers-chart svg.chart").bounding_box()["y"] < box["y"] - 100
         if step == 1:
             assert (
                 f"{100 * curves.get_group('attn_w').mean():.0f}% of what attention adds"

@@ -49,24 +49,24 @@ const FINE_TUNED: Step[] = [
   {
     title: "Fine-tuning changes it",
     body: `In layer ${at} the ratio goes from ${text(before)} to ${text(after)}. Each dot is one review.`,
-    view: "layers",
+    view: "layers-chart",
   },
   {
     title: "Your guess",
     body: "Did words learn to take more information from each other?",
-    view: "layers",
+    view: "layers-chart",
     asks: true,
   },
   {
     title: "Look at the controls",
     body: `Give every word the same vector to pass on, which says nothing of any single word: the ratio still goes from ${text(sharedBefore)} to ${text(sharedAfter)}, a rise of ${rise(sharedBefore, sharedAfter)} beside ${rise(before, after)} of the ratio itself. Shuffle the words: ${shuffled.map(text).join(" to ")}.`,
-    view: "layers",
+    view: "layers-chart",
   },
   derivative
     ? {
         title: "And what the output depends on",
         body: `Derivatives measure how strongly a word's output depends on the others' inputs: ${moves.map(text).join(" before, ")} after, in layer ${at}. ${answer.headline}.`,
-        view: "layers",
+        view: "layers-chart",
         choose: { measure: derivative },
       }
     : TAKE_HOME,
@@ -75,7 +75,7 @@ const ONE_MODEL: Step[] = [
   {
     title: "Every layer is different",
     body: "Here is the ratio by layer. Dashed lines are controls: what it would be with one value shared by all words, or with random weights.",
-    view: "layers",
+    view: "layers-chart",
   },
   {
     title: "One word",
