@@ -82,7 +82,7 @@ format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) oxfmt $(SCRIPT)
 
 bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs Node
-	@$(IN_VENV) python -m attnmix.page.payload > $(SCRIPT)/payload.d.ts
+	@$(IN_VENV) python -m attnmix.page.shape > $(SCRIPT)/payload.d.ts
 	@$(IN_VENV) oxfmt $(SCRIPT)
 	@npm ci --silent --ignore-scripts && npm run --silent build
 

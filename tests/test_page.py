@@ -22,8 +22,8 @@ from page_run import HOSTILE, LAYOUTS, choose, open_changed, tokens
 from PIL import Image
 
 from attnmix.page.arrays import visible
-from attnmix.page.payload import SHAPE, typescript
 from attnmix.page.sentences import headline
+from attnmix.page.shape import SHAPE, typescript
 from attnmix.store.runs import Run
 from stages import render
 from stages.common.parameters import read_parameters

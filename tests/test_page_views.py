@@ -133,7 +133,7 @@ def test_another_model_or_text_is_shown_next_to_it_in_the_same_layer(first: Open
     share = 100 * (1 - shares("pretrained", 2)[0, 0])
     assert number(words.first.get_attribute("title")) == pytest.approx(share, abs=0.051)
     choose(page, "beside", "2")
-    assert page.locator(".reader h4").nth(1).inner_text() == "text/0, fine-tuned"
+    assert page.locator(".reader h4").first.inner_text() == "text/0, fine-tuned"
     assert words.count() == (tokens()["document"] == "text/0").sum()
 
 
@@ -149,6 +149,8 @@ def test_the_tour_stays_on_the_screen_while_it_drives_the_views(opened: Opened) 
         assert box["y"] + box["height"] <= height
         view = page.locator("#answer" if step in (1, 2, 6) else "#layers").bounding_box()
         assert -10 < view["y"] < height / 2 or view["y"] <= 0 < view["y"] + view["height"]
+        if step in (3, 4, 5):
+            assert 0 < page.locator("#layers-chart svg.chart").bounding_box()["y"] < box["y"] - 100
         if step == 1:
             assert (
                 f"{100 * curves.get_group('attn_w').mean():.0f}% of what attention adds"
@@ -247,24 +249,18 @@ def test_points_are_seen_on_their_way_while_the_map_plays(copied: Path, chromium
     shown.close()
 
 
-def test_every_layout_says_what_it_keeps(opened: Opened) -> None:
+def test_the_honest_layout_comes_first_and_each_says_what_share_of_neighbours_it_keeps(opened: Opened) -> None:
     page, run = opened.page, Run(Path())
     choose(page, "point", "4")
-    page.locator("#map summary:has-text('trust')").click()
     site = run.sites[4]
-    assert page.locator("#layout").input_value() == "separate"  # the honest one first
+    assert page.locator("#layout").input_value() == "separate"
     for layout in LAYOUTS:
         choose(page, "layout", layout)
-        rows = run.map_quality.query("layout == @layout")
-        here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].set_index("measure")
-        name = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
+        measure = "neighbours_kept_within" if layout == "joint" else "neighbours_kept"
+        rows = run.map_quality.set_index(["layout", "measure"]).loc[(layout, measure)]
+        here = rows[(rows["point"] == site.point) & (rows["layer"] == site.layer)].iloc[0]
         kept, chance = re.findall(r"\d+", page.locator("#badge").inner_text())
-        assert [float(kept), float(chance)] == pytest.approx(
-            100 * here.loc[name, ["value", "chance"]].to_numpy(float), abs=0.51
-        )
-        cells = page.locator("#quality tbody tr", has_text="trustworthiness").first.locator("td").all_inner_texts()
-        whole = rows[rows["point"].isna()].set_index("measure").loc["trustworthiness", "value"]
-        assert float(cells[0]) == pytest.approx(whole, abs=5.1e-3)
+        assert [float(kept), float(chance)] == pytest.approx([100 * here["value"], 100 * here["chance"]], abs=0.51)
 
 
 def test_map_names_its_model_whichever_is_chosen(opened: Opened) -> None:
@@ -363,6 +359,27 @@ def test_layers_have_every_measure_control_and_the_words_own_course(first: Opene
     assert f"{100 * difference:+.1f} points" in page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
+def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:
+    page = opened.page
+    means = (
+        Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'pretrained'").set_index("layer")["mean"]
+    )
+    page.locator("#layers-chart").scroll_into_view_if_needed()
+    for layer in means.index:
+        box = page.locator("#layers-chart .plot").bounding_box()
+        page.mouse.click(box["x"] + 46 + (box["width"] - 54) * (layer - 0.5) / len(means), box["y"] + 100)
+        assert page.locator("#layer").input_value() == str(layer)
+        shade = page.locator("#layers-chart .now").bounding_box()
+        dots = page.locator("#layers-chart svg.chart circle").evaluate_all(
+            "all => all.map(each => { const { x, width } = each.getBoundingClientRect(); return x + width / 2 })"
+        )
+        assert (
+            min(abs(x - shade["x"] - shade["width"] / 2) for x in dots) < 1
+        )  # the shade stands around the layer's dots
+        name = page.locator("#layers-chart .names li", has_text="Pretrained").inner_text()
+        assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
+
+
 def test_steps_geometry_and_removal_are_the_files(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#more > summary").click()
@@ -426,12 +443,12 @@ def test_curves_of_few_documents_have_no_interval_and_stay_within_the_plot(copie
     for documents, expected in ((2, 0), (8, 1)):
         pd.read_csv(path).assign(documents=documents).to_csv(path, index=False)
         shown = open_changed(chromium)
-        bands = shown.page.locator("#layers-chart path.band").evaluate_all(
+        bands = shown.page.locator("#layers-chart .band path").evaluate_all(
             "all => all.filter(each => each.getBBox().width > 0).length"
         )
         assert (bands > 0) == expected
         chart = shown.page.locator("#layers-chart svg.chart").bounding_box()
-        for path_box in shown.page.locator("#layers-chart path.band").all():
+        for path_box in shown.page.locator("#layers-chart .band path").all():
             box = path_box.bounding_box()
             assert not box or (box["y"] >= chart["y"] - 1 and box["y"] + box["height"] <= chart["y"] + chart["height"])
         shown.close()

@@ -1,14 +1,9 @@
-"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts.
-
-python -m attnmix.page.payload > attnmix/page/src/payload.d.ts    # the same shape as types of TypeScript
-"""
+"""The data that the page's script reads, as JSON of the shape `SHAPE`: numbers of a run and its captured texts."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +17,7 @@ from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
 from attnmix.page.sentences import MIN_INTERVAL_DOCUMENTS, answer, document_note, most_and_least
+from attnmix.page.shape import SHAPE, Data
 from attnmix.store.runs import Run, map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
@@ -50,90 +46,6 @@ GEOMETRY_LABELS = {
 KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
-
-Data = dict[Any, Any]
-_NAMES = {...: str}
-_NUMBER = float | None
-_GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-_SCORES = {...: [float | int | None]}  # value and chance by measure
-_INTERVAL = {"mean": float, "ci_low": _NUMBER, "ci_high": _NUMBER}
-_RATIO = {"checkpoint": str, "layer": int, "method": str, **_INTERVAL}
-_STEP = {"checkpoint": str, "layer": int, "step": str, "measure": str, **_INTERVAL}
-_HEADS = {
-    **{"scores": [[float]], "reach": str, "source_norms": str, "given_norms": str, "key_heads": int, "bits": int},
-    **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
-    **{"ranks?": [int], "largest_error?": float, "mean_error?": float},
-}
-SHAPE: Data = {
-    "pointsPerSecond": int,
-    "labels": {
-        **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
-        **{"steps": _NAMES, "stepMeasures": _NAMES, "mapMeasures": _NAMES},
-        **{"controls": _NAMES, "derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES},
-        "layers": [str],  # from 0 on, the embedding
-    },
-    "captured": str,  # the checkpoint of the vectors
-    "onePlane": [str],  # layouts whose sites share a plane
-    "ownBasis": [str],  # points
-    "stream": [str],  # points
-    "stepColors": _NAMES,
-    "method": str,
-    "layer": int,
-    "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
-    "reviews": {"names": [str], "total": int, "values": _GRIDS},  # mean ratios `[layers, reviews]`
-    "answer": {
-        "headline": str,
-        "sentences": [str],
-        "chart": {
-            "title": str,
-            "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}],
-            "unit": str,
-        },
-    },
-    "opens": {"document": int, "token": int},
-    "curves": [_RATIO],
-    "differences": [_RATIO],
-    "controls": [{**_RATIO, "control": str}],
-    "derivatives": [_RATIO],
-    "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
-    "steps": [_STEP],
-    "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
-    "quality": {...: {"whole": _SCORES, "points": [_SCORES]}},  # of a layout, and of each site
-    # `start` is the number of a document's first token, `direction` is ltr or rtl.
-    "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
-    "encoder": int | None,  # layers, where there is a decoder too
-    # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
-    "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
-    "classNames": [str],
-    "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
-    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
-    "sourcesKept": int,
-    "matrices": [str],
-    "attention": {"number": int, "width": int, "documents": {...: {...: _HEADS}}},  # of heads, as contributions
-    "tokenSteps": _NAMES,  # `[layers, tokens]` by step
-    "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
-    # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
-    "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
-    "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
-}
-"""The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
-
-A key that ends in `?` may be left out. The number of a token, layer or site is its place in a list or array.
-"""
-
-
-def typescript(shape: Any = SHAPE) -> str:
-    """Return the shape as a type of TypeScript."""
-    if isinstance(shape, list):
-        return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
-    if isinstance(shape, dict):
-        if ... in shape:
-            return f"Record<string, {typescript(shape[...])}>"
-        return "{ " + "; ".join(f"{key}: {typescript(each)}" for key, each in shape.items()) + " }"
-    if isinstance(shape, UnionType):
-        return " | ".join(dict.fromkeys(typescript(each) for each in get_args(shape)))
-    return {str: "string", int: "number", float: "number", type(None): "null"}[shape]
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -166,7 +78,6 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "importance": labels.IMPORTANCE,
             "steps": {name: mark.label for name, mark in labels.STEP_MARKS.items()},
             "stepMeasures": labels.STEP_MEASURES,
-            "mapMeasures": labels.MAP_MEASURES,
             "controls": CONTROL_LABELS,
             "derivatives": DERIVATIVE_LABELS,
             "geometry": GEOMETRY_LABELS,
@@ -177,21 +88,20 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "onePlane": list(names.ONE_PLANE),
         "ownBasis": sorted(names.OWN_BASIS),
         "stream": [point for point in names.POINTS if point not in names.SUBLAYER_POINTS],
-        "stepColors": {name: mark.color for name, mark in labels.STEP_MARKS.items()},
         "method": most["method"],
         "layer": int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
         "opens": _opening(tokens, ratios, most, texts, run),
-        "curves": _rows(curves, _RATIO),
-        "differences": _rows(differences, _RATIO),
-        "controls": _rows(run.table("measure/mixing_controls"), {**_RATIO, "control": str}),
+        "curves": _rows(curves, "curves"),
+        "differences": _rows(differences, "differences"),
+        "controls": _rows(run.table("measure/mixing_controls"), "controls"),
         "derivatives": _derivatives(run),
         "removal": _removal(run) if has_classifier else [],
-        "steps": _rows(steps, _STEP),
-        "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], SHAPE["geometry"][0]),
-        "quality": _quality(run.map_quality.round(6), sites),
+        "steps": _rows(steps, "steps"),
+        "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], "geometry"),
+        "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
         "readings": [
@@ -235,24 +145,24 @@ def _records(table: pd.DataFrame) -> list[Data]:
     return list(table.astype(object).where(table.notna(), None).to_dict("records"))
 
 
-def _rows(table: pd.DataFrame, shape: Mapping[Any, Any]) -> list[Data]:
-    """Return the columns that `shape` names, without the intervals of fewer than `MIN_INTERVAL_DOCUMENTS`."""
+def _rows(table: pd.DataFrame, part: str) -> list[Data]:
+    """Return the columns that the part of `SHAPE` has, without the intervals of fewer than `MIN_INTERVAL_DOCUMENTS`."""
     if "documents" in table:
         intervals = table[["ci_low", "ci_high"]].where(table["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
         table = table.assign(**intervals)
-    return _records(table[list(shape)])
+    return _records(table[list(SHAPE[part][0])])
 
 
 def _derivatives(run: Run) -> list[Data]:
     """Return how strongly outputs depend on other tokens' inputs in one layer; nothing without gradient documents."""
     table = run.table("measure/derivatives").dropna(subset="mean")
-    return _rows(table[(table["quantity"] == "level") & (table["reference"] == "layer_input")], _RATIO)
+    return _rows(table[(table["quantity"] == "level") & (table["reference"] == "layer_input")], "derivatives")
 
 
 def _removal(run: Run) -> list[Data]:
     """Return how far the class's logit falls where the tokens that a measure names first are removed."""
     table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
-    return _rows(table, SHAPE["removal"][0])
+    return _rows(table, "removal")
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:
@@ -342,14 +252,13 @@ def _importance(tokens: pd.DataFrame, run: Run) -> Data:
     return importance
 
 
-def _quality(table: pd.DataFrame, sites: Sequence[Site]) -> Data:
-    layouts: Data = {}
-    for row in _records(table):
-        quality = layouts.setdefault(row["layout"], {"whole": {}, "points": [{} for _ in sites]})
-        whole = row["point"] is None
-        scores = quality["whole"] if whole else quality["points"][sites.index(Site(int(row["layer"]), row["point"]))]
-        scores[row["measure"]] = [row["value"], row["chance"]]
-    return layouts
+def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) -> list[list[float | None]]:
+    """Return by site what share of neighbours a map keeps, and chance would; within it where others are there too."""
+    rows = quality[(quality["layout"] == layout) & quality["point"].notna()]
+    within = rows["measure"] == "neighbours_kept_within"
+    rows = rows[within if within.any() else rows["measure"] == "neighbours_kept"].round(6)
+    pairs = rows.set_index(["layer", "point"])[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))
+    return [[None if pd.isna(each) else float(each) for each in pair] for pair in pairs.to_numpy(float)]
 
 
 def _contributions(documents: Sequence[str], run: Run) -> Data:
@@ -424,7 +333,3 @@ def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: ra
             if site in sites and (end := unit(site)).shape == start.shape:
                 cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
     return {step: quantise(each, -1, 1) for step, each in cosines.items()}
-
-
-if __name__ == "__main__":
-    print(f"// Written by attnmix/page/payload.py.\nexport type Payload = {typescript()};")

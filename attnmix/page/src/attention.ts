@@ -3,7 +3,6 @@
 import { bytes, data, documentOf, floats, type Maybe, once, positionOf, range, type Share } from "./data";
 
 const ARRAYS = { 8: Int8Array, 16: Int16Array, 32: Float32Array };
-const CACHED_HEADS = 24; // whose weights are held at once
 
 export const headCount = data.attention.number;
 type Side = (at: number) => { width: number; vectors: Float32Array };
@@ -29,10 +28,9 @@ function sideOf(part: Form, name: "query" | "key", length: number): Side {
 
 type Form = (typeof data.attention.documents)[string][string];
 
-/** A text's heads in one checkpoint, as "document checkpoint"; null where its queries and keys are not on the page. */
-const decoded = once((key: string) => {
-  const [number, checkpoint] = key.split(" ");
-  const { name, length } = data.documents[Number(number)];
+/** A text's heads in one checkpoint; null where its queries and keys are not on the page. */
+export const headsOf = once((number: number, checkpoint: string) => {
+  const { name, length } = data.documents[number];
   const part = data.attention.documents[name]?.[checkpoint];
   if (!part) return null;
   return {
@@ -47,7 +45,6 @@ const decoded = once((key: string) => {
     vectors: part.vectors ? once((each: string) => (part.vectors![each] ? floats(part.vectors![each]) : null)) : null,
   };
 });
-export const headsOf = (number: number, checkpoint: string) => decoded(`${number} ${checkpoint}`);
 export type Heads = NonNullable<ReturnType<typeof headsOf>>;
 
 const headAt = (layer: number, head: number) => (layer - 1) * headCount + head;
@@ -77,7 +74,6 @@ export function attentionRow(heads: Heads, layer: number, head: number, i: numbe
   return { first, last, dots, scores, logSum, weights: weights.map((each) => (each * share) / total) };
 }
 
-const cache = new Map<string, Float32Array[]>(); // the newest last
 /** Rows of a head over all sources, every so many; `kind` norm: weights times the length |f(x_j)| of what each gives. */
 export function headRows(heads: Heads, layer: number, head: number, kind: string, every = 1): Float32Array[] {
   return range(Math.ceil(heads.length / every)).map((n) => {
@@ -89,17 +85,6 @@ export function headRows(heads: Heads, layer: number, head: number, kind: string
     }
     return row;
   });
-}
-
-export function headMatrix(number: number, checkpoint: string, layer: number, head: number, kind: string) {
-  const heads = headsOf(number, checkpoint);
-  if (!heads) return null;
-  const key = [number, checkpoint, layer, head, kind].join();
-  const rows = cache.get(key) ?? headRows(heads, layer, head, kind);
-  cache.delete(key);
-  cache.set(key, rows);
-  if (cache.size > CACHED_HEADS) cache.delete(cache.keys().next().value!);
-  return rows;
 }
 
 /** A token's own share through one head. */
@@ -122,14 +107,13 @@ export function headSources(token: number, layer: number, checkpoint: string, he
 }
 
 /** The head of a layer in which words attend most to words that are neither first nor last nor themselves. */
-export const tellingHead = once((key: string) => {
-  const [number, checkpoint, layer] = key.split(" ");
-  const heads = headsOf(Number(number), checkpoint);
+export const tellingHead = once((number: number, checkpoint: string, layer: number) => {
+  const heads = headsOf(number, checkpoint);
   if (!heads) return 0;
   const every = Math.ceil(heads.length / 32);
   const strength = range(headCount).map((head) => {
     let sum = 0;
-    for (const [n, row] of headRows(heads, Number(layer), head, "weight", every).entries())
+    for (const [n, row] of headRows(heads, layer, head, "weight", every).entries())
       sum += row.reduce((most, w, j) => ([0, n * every, row.length - 1].includes(j) ? most : Math.max(most, w)), 0);
     return sum;
   });

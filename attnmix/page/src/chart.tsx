@@ -1,11 +1,12 @@
-// Lines over the layers: a mean with its interval, dots beside it, and names where the lines end.
+// A chart of lines over the layers as a pane: means with their intervals and reviews, drawn by Observable Plot.
 
-import { useSignal } from "@preact/signals";
-import { scaleLinear } from "d3-scale";
-import { area, line } from "d3-shape";
-import { useLayoutEffect, useRef } from "preact/hooks";
-import { type Maybe, range } from "./data";
-import { printing } from "./state";
+import * as Plot from "@observablehq/plot";
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { layers, type Maybe } from "./data";
+import { wholePercent } from "./format";
+import { set, state } from "./state";
+import { Pane, type Rows, useWidth } from "./ui";
 
 export type Line = {
   name: string;
@@ -13,216 +14,119 @@ export type Line = {
   values: Maybe[];
   low?: Maybe[];
   high?: Maybe[];
-  dash?: string;
   dots?: Maybe[][]; // by place on the x axis
-  width?: number;
-  quiet?: boolean; // without its name in the chart
+  dash?: "dashed" | "dotted";
 };
-const PRINTED = 640; // pixels
-const [TOP, BOTTOM, LEFT, NAMES, TEXT] = [14, 38, 46, 204, 16];
+const BAND = { fill: "colour", fillOpacity: 0.16, className: "band" };
+const [LEFT, RIGHT] = [46, 8]; // pixels
 
-/** A name in lines that fit. */
-function folded(name: string, width: number): string[] {
-  const lines = [""];
-  for (const word of name.split(" ")) {
-    const longer = `${lines.at(-1)} ${word}`.trim();
-    if (longer.length * 7 > width && lines.at(-1)) lines.push(word);
-    else lines[lines.length - 1] = longer;
-  }
-  return lines;
+type Row = { layer: number; mean: number; ci_low: Maybe; ci_high: Maybe };
+/** A table's means and intervals by layer. */
+export function byLayer(rows: Row[]) {
+  const at = new Map(rows.map((row) => [row.layer, row]));
+  const column = (key: "mean" | "ci_low" | "ci_high") => layers.map((layer) => at.get(layer)?.[key] ?? null);
+  return { values: column("mean"), low: column("ci_low"), high: column("ci_high") };
 }
 
-/** Names at the ends of lines, moved apart until none lies on another. */
-function spread(places: number[], heights: number[], low: number, high: number): number[] {
-  const order = places.map((_, i) => i).toSorted((a, b) => places[a] - places[b]);
-  const moved = [...places];
-  let least = low;
-  for (const i of order) least = (moved[i] = Math.max(moved[i], least + heights[i] / 2)) + heights[i] / 2;
-  let most = high;
-  for (const i of order.toReversed()) most = (moved[i] = Math.min(moved[i], most - heights[i] / 2)) - heights[i] / 2;
-  return moved;
-}
-
-export function useWidth(fallback: number) {
-  const box = useRef<HTMLDivElement>(null);
-  const width = useSignal(fallback);
-  useLayoutEffect(() => {
-    const observer = new ResizeObserver(([{ contentRect }]) => (width.value = contentRect.width || width.value));
-    width.value = box.current!.clientWidth || width.value;
-    observer.observe(box.current!);
-    return () => observer.disconnect();
-  }, []);
-  return { box, width: printing.value ? Math.min(PRINTED, width.value) : width.value };
-}
-
-export function Chart(props: {
-  label: string;
-  x: string[];
+type Props = {
+  id: string;
+  title: string;
   lines: Line[];
-  format: (value: number) => string;
-  height?: number;
-  title: string; // of the x axis
-  chosen?: number; // a place on the x axis
-  choose?: (place: number) => void;
+  format?: (value: number) => string;
   bounds?: [number, number]; // of what the measure can be
-  zero?: boolean;
-}) {
-  const { box, width } = useWidth(560);
-  const height = props.height ?? 300;
-  const lines = props.lines.filter(({ values }) => values.some((each) => each !== null));
-  const all = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [
-    ...values,
-    ...low,
-    ...high,
-    ...dots.flat(),
-  ]);
-  const known = all.filter((each) => each !== null && each !== undefined);
-  const [floor, ceiling] = props.bounds ?? [-Infinity, Infinity];
-  const start = props.zero === false ? Math.min(...known) : Math.min(0, ...known);
-  const extent = [Math.max(start, floor), Math.min(Math.max(...known, start + 1e-3), ceiling)];
-  const y = scaleLinear(extent, [height - BOTTOM, TOP]).nice(5);
-  const within = (value: number) => Math.min(Math.max(value, y.domain()[0]), y.domain()[1]);
-  const names = Math.min(NAMES, width * 0.36);
-  const right = width - names;
-  const step = (right - LEFT) / Math.max(props.x.length, 1);
-  const x = (place: number) => LEFT + step * (place + 0.5);
-  const path = line<Maybe>(
-    (_, i) => x(i),
-    (value) => y(value!),
-  ).defined((value) => value !== null);
-  const band = area<number>(
-    x,
-    (i) => y(i),
-    (i) => y(i),
+  x?: string[]; // where they are not the layers
+  axis?: string;
+  height?: number;
+  first?: boolean;
+  above?: ComponentChildren;
+  children?: ComponentChildren;
+};
+
+function draw({ lines, format, x, axis, bounds, height, width }: Required<Props> & { width: number }) {
+  const shown = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [values, low, high, ...dots].flat());
+  const numbers = shown.filter((each) => each !== null);
+  const [start, end] = [Math.min(0, ...numbers), Math.max(...numbers, 1e-3)];
+  const points = lines.flatMap(({ name, values, low, high, colour, dash }) =>
+    x.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
   );
-  const drawBand = ({ low, high }: Line) =>
-    low && high && low.some((each) => each !== null)
-      ? band
-          .y0((i) => y(within(low[i]!)))
-          .y1((i) => y(within(high[i]!)))
-          .defined((i) => low[i] !== null && high[i] !== null)(range(low.length))
-      : null;
-  /** All dots as one path, beside the line's points: to the right and left in turn, so that they hide each other less. */
-  const drawDots = (dots: Maybe[][], n: number) =>
-    dots
-      .flatMap((values, i) =>
-        values.map((value, k) => {
-          const side = (k % 2 ? 1 : -1) * (0.4 + ((k * 7) % 10) / 16);
-          return value === null
-            ? ""
-            : `M${(x(i) + step * (0.1 + 0.22 * n) * side).toFixed(1)},${y(value).toFixed(1)}h0`;
-        }),
-      )
-      .join("");
-  const ends = lines.map(({ values }) => {
-    const last = values.findLastIndex((each) => each !== null);
-    return { last, at: y(values[last]!) };
+  // Reviews beside the line's point, to the right and left in turn, so that they hide each other less.
+  const side = (k: number) => (k % 2 ? 1 : -1) * (0.04 + ((k * 7) % 10) / 35);
+  const reviews = lines.flatMap(({ dots = [], colour }) =>
+    dots.flatMap((all, i) => all.map((value, k) => ({ colour, i: i + side(k), value }))),
+  );
+  const at = { x: "i", y: "value", z: "name" };
+  const line = (dash: Line["dash"], strokeDasharray?: string) => {
+    const drawn = points.filter((each) => each.dash === dash);
+    return Plot.lineY(drawn, { ...at, stroke: "colour", strokeWidth: dash ? 1.7 : 2.2, strokeDasharray });
+  };
+  const title = (d: (typeof points)[number]) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value!)}`;
+  const known = points.filter(({ value }) => value !== null);
+  return Plot.plot({
+    ...{ width, height, className: "chart", marginLeft: LEFT, marginRight: RIGHT, marginBottom: 38, marginTop: 14 },
+    x: { domain: [-0.5, x.length - 0.5] },
+    y: { domain: [Math.max(start, bounds[0]), Math.min(end, bounds[1])], nice: 5, clamp: true },
+    color: { type: "identity" },
+    marks: [
+      Plot.gridY({ ticks: 5 }),
+      Plot.axisX([...x.keys()], {
+        ...{ tickFormat: (i: number) => x[i], tickSize: 0 },
+        ...{ label: axis, labelAnchor: "center", labelArrow: "none" },
+      }),
+      Plot.axisY({ ticks: 5, tickFormat: format, tickSize: 0, label: null }),
+      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...BAND }),
+      Plot.dot(reviews, { x: "i", y: "value", r: 2, fill: "colour", fillOpacity: 0.3 }),
+      ...[line(undefined), line("dashed", "6 4"), line("dotted", "1.5 3")],
+      Plot.dot(known, { ...at, r: 2.6, fill: "colour" }),
+      Plot.tip(known, Plot.pointer({ x: "i", y: "value", title, maxRadius: 30 })),
+    ],
   });
-  const texts = lines.map(({ name, quiet }) => (quiet ? [] : folded(name, names - 42)));
-  const named = spread(
-    ends.map(({ at }) => at),
-    texts.map((each) => TEXT * each.length),
-    TOP - 8,
-    height - BOTTOM + 14,
-  );
-  const reading = (place: number) =>
-    [
-      `${props.title} ${props.x[place]}`,
-      ...lines.map(({ name, values }) => (values[place] === null ? "" : `${name}: ${props.format(values[place]!)}`)),
-    ]
-      .filter(Boolean)
-      .join("\n");
+}
+
+export function Chart({ lines: given, ...props }: Props) {
+  const { id, title, format = wholePercent, bounds = [0, Infinity], axis = "layer", height = 320 } = props;
+  const { x = layers.map(String), first, above, children } = props;
+  const lines = given.filter(({ values }) => values.some((each) => each !== null));
+  const { box, width } = useWidth(560);
+  const plot = useRef<HTMLDivElement>(null);
+  const drawn = JSON.stringify([lines, width]);
+  useEffect(() => {
+    plot.current!.replaceChildren(draw({ ...props, lines, format, bounds, axis, height, x, width } as never));
+  }, [drawn]);
+  const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);
+  const cells = ({ values, low, high }: Line, i: number) => (low ? [values[i], low[i], high![i]] : [values[i]]);
+  const rows = (): Rows => ({
+    columns: [axis, ...lines.flatMap(columns)],
+    rows: x.map((place, i) => [place, ...lines.flatMap((each) => cells(each, i))]),
+  });
+  const chosen = axis === "layer" ? state.layer.value - 1 : x.length - 1;
+  const step = (width - LEFT - RIGHT) / x.length;
+  const choose = (e: MouseEvent) => {
+    const layer = 1 + Math.floor((e.clientX - box.current!.getBoundingClientRect().x - LEFT) / step);
+    if (axis === "layer" && layers.includes(layer)) set({ layer });
+  };
+  const said = (value: Maybe) => (value === null ? "–" : format(value));
+  const label = `${title}. ${lines.map(({ name, values }) => `${name}: ${values.map(said).join(", ")}`).join(". ")}`;
+  const order = lines.toSorted((a, b) => (b.values[chosen] ?? 0) - (a.values[chosen] ?? 0));
   return (
-    <div ref={box} class="plot">
-      <svg
-        class="chart"
-        role="img"
-        aria-label={props.label}
-        width={width}
-        height={height}
-        viewBox={`0 0 ${width} ${height}`}
-      >
-        {y.ticks(5).map((tick) => (
-          <g>
-            <line class="grid" x1={LEFT} x2={right} y1={y(tick)} y2={y(tick)} />
-            <text class="axis" x={LEFT - 8} y={y(tick)} text-anchor="end" dominant-baseline="central">
-              {props.format(tick)}
-            </text>
-          </g>
-        ))}
-        {props.chosen !== undefined && (
-          <rect class="chosen" x={x(props.chosen) - step / 2} y={TOP} width={step} height={height - TOP - BOTTOM} />
-        )}
-        {props.x.map((name, i) => (
-          <text class={i === props.chosen ? "axis now" : "axis"} x={x(i)} y={height - BOTTOM + 16} text-anchor="middle">
-            {name}
-          </text>
-        ))}
-        <text class="axis" x={(LEFT + right) / 2} y={height - 4} text-anchor="middle">
-          {props.title}
-        </text>
-        {lines.map((each) => (
-          <path class="band" d={drawBand(each) ?? ""} fill={each.colour} />
-        ))}
-        {lines.map(({ dots, colour }, n) => dots && <path class="dots" d={drawDots(dots, n)} stroke={colour} />)}
-        {lines.map(({ values, colour, dash, width: wide }) => (
-          <path
-            class="line"
-            d={path(values) ?? ""}
-            stroke={colour}
-            stroke-dasharray={dash}
-            stroke-width={wide ?? 2.2}
-          />
-        ))}
-        {lines.map(({ values, colour }) =>
-          values.map((value, i) => value !== null && <circle r="2.6" cx={x(i)} cy={y(value)} fill={colour} />),
-        )}
-        {lines.map(
-          ({ colour, values }, i) =>
-            texts[i].length > 0 && (
-              <g>
-                <line
-                  x1={x(ends[i].last) + 4}
-                  y1={ends[i].at}
-                  x2={right + 4}
-                  y2={named[i]}
-                  stroke={colour}
-                  stroke-width="0.7"
-                />
-                <text
-                  class="name"
-                  x={right + 8}
-                  y={named[i] - (TEXT / 2) * (texts[i].length - 1)}
-                  dominant-baseline="central"
-                  fill={colour}
-                >
-                  {texts[i].map((each, n) => (
-                    <tspan x={right + 8} dy={n === 0 ? 0 : TEXT}>
-                      {each}
-                    </tspan>
-                  ))}
-                  {props.chosen !== undefined && values[props.chosen] !== null && (
-                    <tspan class="value"> {props.format(values[props.chosen]!)}</tspan>
-                  )}
-                </text>
-              </g>
-            ),
-        )}
-        {props.choose &&
-          props.x.map((_, i) => (
-            <rect
-              class="hit"
-              data-place={i}
-              x={x(i) - step / 2}
-              y={0}
-              width={step}
-              height={height}
-              onClick={() => props.choose!(i)}
-            >
-              <title>{reading(i)}</title>
-            </rect>
+    <Pane id={id} title={title} file={title} rows={rows} first={first}>
+      {above}
+      <div class="curves">
+        <div ref={box} class="plot" onClick={choose} role="img" aria-label={label}>
+          {axis === "layer" && <i class="now" style={`left: ${LEFT + step * chosen}px; width: ${step}px`} />}
+          <div ref={plot} aria-hidden="true" />
+        </div>
+        <ul class="names" aria-label={`${axis} ${x[chosen]}`}>
+          {order.map(({ name, colour, dash = "solid", values }) => (
+            <li style={`color: ${colour}`}>
+              <i style={`border-top-style: ${dash}`} />{" "}
+              <span>
+                <b>{name}</b> {said(values[chosen]).replaceAll(" ", "\u00a0")}
+              </span>
+            </li>
           ))}
-      </svg>
-    </div>
+        </ul>
+      </div>
+      {children}
+    </Pane>
   );
 }

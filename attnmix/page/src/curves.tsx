@@ -1,56 +1,304 @@
-// A chart of lines over the layers as a pane, with its numbers.
+// The charts: what the run found, every measure by layer, and what else is measured: steps, geometry, removal.
 
-import type { ComponentChildren } from "preact";
-import { Chart, type Line } from "./chart";
-import { layers, type Maybe } from "./data";
-import { figures, percent } from "./format";
+import { useSignal } from "@preact/signals";
+import { byLayer, Chart, type Line } from "./chart";
+import { captured, checkpoints, cosinesOf, data, layers, modelText, ratioOf, reviewRatios } from "./data";
+import { points, shortFigures } from "./format";
+import { shadeName, shownModel } from "./measures";
 import { set, state } from "./state";
-import { Pane, type Rows } from "./ui";
+import { KeptBar } from "./text";
+import { Select, Term } from "./ui";
+import { nameOf, sentence, Words } from "./words";
 
-type Row = { layer: number; mean: number; ci_low: Maybe; ci_high: Maybe };
-/** A table's means and intervals by layer. */
-export function byLayer(rows: Row[]) {
-  const at = new Map(rows.map((row) => [row.layer, row]));
-  const of = (key: "mean" | "ci_low" | "ci_high") => layers.map((layer) => at.get(layer)?.[key] ?? null);
-  return { values: of("mean"), low: of("ci_low"), high: of("ci_high") };
+const GREY = "var(--before)";
+const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
+
+/** A sentence whose numbers stay with their signs. */
+const unbroken = (text: string) => text.replaceAll(" %", "\u00a0%");
+
+export function Answer() {
+  const { headline, sentences, chart } = data.answer;
+  const { series } = chart;
+  // Before, after and by chance; else the models, and the same with a control; of one model, it and the control.
+  const colours = series.length === 3 ? [GREY, COLOURS[0], COLOURS[4]] : [GREY, COLOURS[0], GREY, COLOURS[1]];
+  const lines = series.map((each, n): Line => ({
+    ...each,
+    colour: series.length < 3 ? COLOURS[n] : colours[n],
+    dash: n < series.length / 2 ? undefined : "dashed",
+  }));
+  const { token, document, layer, checkpoint, change } = state;
+  return (
+    <section id="answer" aria-labelledby="headline">
+      <h1 id="headline">{unbroken(headline)}</h1>
+      <div class="first">
+        <div>
+          <ul class="lead">
+            {sentences.map((each) => (
+              <li>{unbroken(each)}</li>
+            ))}
+          </ul>
+          <p class="noprint">
+            <button class="strong" onClick={() => set({ tour: 1 })}>
+              Show me, in six steps
+            </button>{" "}
+            <span class="small">
+              Words to know: <Term name="mixing ratio" />, <Term name="shared value" />, <Term name="derivative" />,{" "}
+              <Term name="interval">95% interval</Term>
+            </span>
+          </p>
+        </div>
+        <Chart id="answer-chart" first title={chart.title} lines={lines} height={290} bounds={[0, 1]}>
+          <p class="small">
+            {chart.unit}. {lines.some(hasInterval) && "Bands: 95% intervals over reviews. "}
+            <span class="noprint">Click a layer to select it everywhere.</span>
+          </p>
+        </Chart>
+      </div>
+      <div class="sentence">
+        <p class="small">
+          One sentence of <bdi>{data.documents[document.value].name}</bdi>, layer {layer.value}, {shownModel()}: the
+          darker a word, the larger its {shadeName()}. <span class="noprint">Click a word.</span>
+        </p>
+        <Words
+          id="sentence"
+          tokens={sentence.value}
+          prefix="word-"
+          label="One sentence"
+          checkpoint={checkpoint.value}
+          change={change.value}
+        />
+        {token.value !== null && <KeptBar token={token.value} />}
+      </div>
+    </section>
+  );
 }
 
-export const share = (value: number) => percent(value, 0);
-export const plain = (value: number) => figures(value).replace(/\.?0+$/, "");
+type Row = (typeof data.curves)[number];
+/** A table's rows of one method and checkpoint, by layer. */
+export const curve = (rows: Row[], method: string, checkpoint: string) =>
+  byLayer(rows.filter((row) => row.method === method && row.checkpoint === checkpoint));
+export const controlCurve = (control: string, method: string, checkpoint: string) =>
+  curve(
+    data.controls.filter((row) => row.control === control),
+    method,
+    checkpoint,
+  );
 
-type Props = {
-  id: string;
-  title: string;
-  lines: Line[];
-  height: number;
-  format?: (value: number) => string;
-  bounds?: [number, number];
-  x?: string[]; // where they are not the layers
-  axis?: string;
-  first?: boolean;
-  above?: ComponentChildren;
-  children?: ComponentChildren;
-};
+const CONTROLS: [name: string, colour: string, dash: Line["dash"]][] = [
+  ["text_mean_value", COLOURS[1], "dashed"],
+  ["shuffled_words", COLOURS[2], "dotted"],
+  ["random_weights", COLOURS[4], "dotted"],
+];
+const MAX_DOTS = 150; // reviews in the chart
+const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
+const isDerivative = (measure: string) => measure in data.labels.derivatives;
+const measureName = (measure: string) => data.labels.derivatives[measure] ?? data.labels.methods[measure];
+const colourOf = (checkpoint: string) => (checkpoint === checkpoints.at(-1) ? COLOURS[0] : GREY);
 
-export function CurvePane({ id, title, lines, height, first, above, children, ...props }: Props) {
-  const { format = share, bounds, x = layers.map(String), axis = "layer" } = props;
-  const said = (value: Maybe) => (value === null ? "–" : format(value));
-  const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);
-  const cells = ({ values, low, high }: Line, i: number) => (low ? [values[i], low[i], high![i]] : [values[i]]);
-  const rows = (): Rows => ({
-    columns: [axis, ...lines.flatMap(columns)],
-    rows: x.map((place, i) => [place, ...lines.flatMap((each) => cells(each, i))]),
+const meanLines = (measure: string) =>
+  checkpoints.map((checkpoint): Line => {
+    const rows: Row[] = isDerivative(measure) ? data.derivatives : data.curves;
+    const line = curve(rows, measure, checkpoint);
+    return { name: data.labels.checkpoints[checkpoint], colour: colourOf(checkpoint), ...line };
   });
-  const overLayers = axis === "layer" && {
-    chosen: state.layer.value - 1,
-    choose: (place: number) => set({ layer: place + 1 }),
-  };
-  const label = `${title}. ${lines.map(({ name, values }) => `${name}: ${values.map(said).join(", ")}`).join(". ")}`;
+
+/** A ratio's means with the reviews of the chosen model, its controls, and the selected word's own course. */
+function ratioLines(measure: string): Line[] {
+  const model = state.checkpoint.value;
+  const dots = layers.map((layer) => reviewRatios(layer, model, measure).slice(0, MAX_DOTS));
+  const hasDots = (n: number) => checkpoints[n] === model && data.reviews.names.length > 1;
+  const means = meanLines(measure).map((line, n) => (hasDots(n) ? { ...line, dots } : line));
+  const controls = CONTROLS.map(([control, colour, dash]): Line => {
+    const { values } = controlCurve(control, measure, control === "random_weights" ? "random" : model);
+    return { name: data.labels.controls[control], colour, dash, values };
+  });
+  const token = state.token.value;
+  if (token === null) return [...means, ...controls];
+  const values = layers.map((layer) => ratioOf(token, layer, model, measure));
+  return [...means, ...controls, { name: `“${nameOf(token)}”`, colour: COLOURS[3], dash: "dotted", values }];
+}
+
+/** What fine-tuning changed in the chosen layer, in one sentence. */
+function changeText(measure: string): string {
+  const rows = [...data.differences, ...data.derivatives.filter(({ checkpoint }) => checkpoint === "difference")];
+  const row = rows.find(({ layer, method }) => layer === state.layer.value && method === measure);
+  if (!row) return "";
+  const interval = row.ci_low === null ? "" : ` (95% interval ${points(row.ci_low)} to ${points(row.ci_high!)})`;
+  return `In layer ${row.layer}, fine-tuning changes it by ${points(row.mean)}${interval}.`;
+}
+
+/** A measure's means by layer as a small picture, by which it is chosen. */
+function Thumb({ measure }: { measure: string }) {
+  const lines = meanLines(measure);
+  const most = Math.max(...lines.flatMap(({ values }) => values.map((each) => each ?? 0)), 1e-9);
+  const place = (value: number, i: number) =>
+    `${4 + (i * 124) / Math.max(layers.length - 1, 1)},${43 - 38 * (value / most)}`;
   return (
-    <Pane id={id} title={title} file={title} rows={rows} first={first}>
-      {above}
-      <Chart {...{ label, x, lines, height, format, bounds }} title={axis} {...overLayers} />
-      {children}
-    </Pane>
+    <button
+      class="thumb"
+      aria-pressed={state.measure.value === measure}
+      data-measure={measure}
+      onClick={() => set({ measure })}
+    >
+      <svg width="132" height="46" aria-hidden="true">
+        {lines.map(({ values, colour }) => (
+          <polyline
+            points={values.flatMap((each, i) => (each === null ? [] : [place(each, i)])).join(" ")}
+            stroke={colour}
+          />
+        ))}
+      </svg>
+      {measureName(measure)}
+    </button>
+  );
+}
+
+export function Layers() {
+  const measure = state.measure.value;
+  const derivatives = Object.keys(data.labels.derivatives).filter((each) =>
+    data.derivatives.some((row) => row.method === each),
+  );
+  const lines = isDerivative(measure) ? meanLines(measure) : ratioLines(measure);
+  const model = modelText(state.checkpoint.value);
+  return (
+    <section id="layers" aria-labelledby="layers-title">
+      <h2 id="layers-title">Layers</h2>
+      <p>
+        {isDerivative(measure) ? (
+          <>
+            By <Term name="derivative">derivatives</Term>: how strongly a token's output depends on the other tokens'
+            inputs within one layer.
+          </>
+        ) : (
+          <>
+            The <Term name="mixing ratio" /> by layer, with its controls:{" "}
+            <Term name="shared value">one value shared by all tokens</Term>, <Term name="words in random order" />, and
+            random weights.
+          </>
+        )}{" "}
+        <span aria-live="polite" id="difference">
+          {changeText(measure)}
+        </span>
+      </p>
+      <Chart
+        id="layers-chart"
+        title={measureName(measure) + (isDerivative(measure) ? "" : `; controls and word: ${model}`)}
+        lines={lines}
+        height={380}
+        bounds={[0, 1]}
+      >
+        {lines.some(({ dots }) => dots) && (
+          <p class="small">
+            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured reviews ({model}). Lines are means over
+            all tokens{lines.some(hasInterval) && "; bands are 95% intervals over reviews"}.
+          </p>
+        )}
+      </Chart>
+      <div class="thumbs" role="group" aria-label="Measures">
+        {[...data.ratios.methods, ...derivatives].map((each) => (
+          <Thumb measure={each} />
+        ))}
+      </div>
+    </section>
+  );
+}
+
+const rowsNow = <R extends { checkpoint: string; measure: string }>(rows: R[], measure: string) =>
+  rows.filter((row) => row.checkpoint === state.checkpoint.value && row.measure === measure);
+
+/** A measure of vectors by layer, chosen among several. */
+function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: string; note: string; lines: Line[] }) {
+  const { choice, name, note, lines } = props;
+  const measure = state[choice].value;
+  const labels = choice === "stepMeasure" ? data.labels.stepMeasures : data.labels.geometry;
+  return (
+    <Chart
+      id={name.split(" ")[0].toLowerCase()}
+      title={`${name}: ${labels[measure]}, ${modelText(state.checkpoint.value)}`}
+      lines={lines}
+      format={shortFigures}
+      bounds={measure.startsWith("cosine") ? [-1, 1] : undefined}
+      above={
+        <>
+          <p>{note}</p>
+          <div class="controls">
+            <Select choice={choice} label="Measure" options={Object.entries(labels)} />
+          </div>
+        </>
+      }
+    />
+  );
+}
+
+function Steps() {
+  const [measure, token] = [state.stepMeasure.value, state.token.value];
+  const rows = rowsNow(data.steps, measure);
+  const own = token !== null && measure === "cosine_input" && state.checkpoint.value === captured;
+  const lines = Object.entries(data.labels.steps).flatMap(([step, name], n): Line[] => {
+    const colour = COLOURS[n % COLOURS.length];
+    const mean = { name, colour, ...byLayer(rows.filter((row) => row.step === step)) };
+    if (!own) return [mean];
+    return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
+  });
+  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. The heads side by side have a basis of their own, so their cosine says little. The selected word's own values are of the ${modelText(captured)} alone.`;
+  return <VectorChart choice="stepMeasure" name="Steps of a layer" note={note} lines={lines} />;
+}
+
+function Geometry() {
+  const rows = rowsNow(data.geometry, state.geometryMeasure.value);
+  const present = Object.entries(data.labels.points).filter(([point]) => rows.some((row) => row.point === point));
+  const lines = present.map(([point, name], n) => ({
+    ...{ name, colour: COLOURS[n % COLOURS.length] },
+    ...byLayer(rows.filter((row) => row.point === point)),
+  }));
+  const note = "How the vectors of a text lie to each other at each capture point.";
+  return <VectorChart choice="geometryMeasure" name="Geometry" note={note} lines={lines} />;
+}
+
+const OTHER_SCORES = { random: "Random words", decompx: "DecompX", gradient_norm: "Gradient norm" };
+
+function Removal() {
+  const names: Record<string, string> = { ...OTHER_SCORES, ...data.labels.matrices, ...data.labels.importance };
+  const shares = [...new Set(data.removal.map(({ share }) => share))].filter((share) => share !== "all");
+  const methods = [...new Set(data.removal.map(({ method }) => method))];
+  const lines = methods.map((method, n): Line => {
+    const drops = new Map(data.removal.filter((row) => row.method === method).map((row) => [row.share, row.drop]));
+    const dash = method === "random" ? "dashed" : n < COLOURS.length ? undefined : "dotted";
+    const values = shares.map((share) => drops.get(share) ?? null);
+    return { name: names[method] ?? method, colour: COLOURS[n % COLOURS.length], dash, values };
+  });
+  return (
+    <Chart
+      id="removal"
+      title="Removal test: do the words that a measure ranks first matter to the prediction?"
+      lines={lines}
+      format={shortFigures}
+      bounds={[-Infinity, Infinity]}
+      x={shares.map((each) => `${Math.round(100 * Number(each))}%`)}
+      axis="words masked"
+      above={
+        <p>
+          The fall of the predicted class's logit when the words that a measure ranks first are masked, fine-tuned
+          model. The higher, the better the measure finds the words that matter; random words are the baseline.
+        </p>
+      }
+    />
+  );
+}
+
+/** What is drawn only once it is unfolded. */
+export function More() {
+  const open = useSignal(false);
+  return (
+    <details class="fold" id="more" onToggle={(e) => (open.value = e.currentTarget.open)}>
+      <summary>More: steps of a layer, geometry, removal test</summary>
+      {open.value && (
+        <>
+          <Steps />
+          <Geometry />
+          {data.removal.length > 0 && <Removal />}
+        </>
+      )}
+    </details>
   );
 }

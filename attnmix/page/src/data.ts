@@ -18,11 +18,12 @@ async function unpack(text: string): Promise<Payload> {
   return JSON.parse(await new Response(stream).text());
 }
 
-/** A function that computes its result once for each argument. */
-export function once<K, V>(compute: (key: K) => V): (key: K) => V {
-  const results = new Map<K, V>();
-  return (key) => {
-    if (!results.has(key)) results.set(key, compute(key));
+/** A function that computes its result once for the same arguments. */
+export function once<K extends (string | number | boolean)[], V>(compute: (...all: K) => V): (...all: K) => V {
+  const results = new Map<unknown, V>();
+  return (...all) => {
+    const key = all.length === 1 ? all[0] : all.join(); // a long text is no new one, whose hash would take time
+    if (!results.has(key)) results.set(key, compute(...all));
     return results.get(key)!;
   };
 }
@@ -55,10 +56,10 @@ export const layerCount = data.ratios.layers;
 export const layers = range(layerCount + 1, 1);
 export const layouts = ["separate", "aligned", "joint"].filter((name) => name in data.maps);
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
-/** What a token is called; beside a decoder, in both readings. */
-export const nameOf = (token: number) => [...new Set(data.readings.map(({ names }) => names[token]))].join(" / ");
 /** A checkpoint's name within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
+/** `fine-tuned model`, or `the model as it is`. */
+export const modelText = (checkpoint: string) => modelName(checkpoint).replace(/^(?!.*model).*/, "$& model");
 /** The share of a token's vector that comes from others; null where it was not measured or cannot be trusted. */
 export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
   const text = data.ratios.values[checkpoint]?.[method];
@@ -77,35 +78,26 @@ export function reviewRatios(layer: number, checkpoint: string, method: string):
   return range(length).map((i) => (text ? value(codes(text)[(layer - 1) * length + i] ?? MISSING, 0, 1) : null));
 }
 
-export const largestRatio = once((key: string) => {
-  const [checkpoint, method] = key.split(" ");
+export const largestRatio = once((checkpoint: string, method: string) => {
   const all = codes(data.ratios.values[checkpoint][method]);
   return all.reduce((most, code) => Math.max(most, value(code, 0, 1) ?? 0), 0) || 1;
 });
 
 export const inOnePlane = (layout: string) => data.onePlane.includes(layout);
-/** Limits of x and y of a layout; a map in a plane of its own is scaled to a square. */
-export const limits = (layout: string): number[][] =>
-  inOnePlane(layout)
-    ? data.maps[layout].ranges[0]
-    : [
-        [0, 1],
-        [0, 1],
-      ];
+const SQUARE = [0, 1].map(() => [0, 1]); // of a map in a plane of its own
+/** Limits of x and y of a layout. */
+export const limits = (layout: string) => (inOnePlane(layout) ? data.maps[layout].ranges[0] : SQUARE);
 /** Whether a layout has a capture point; those of one plane lack points whose vectors have another width. */
 export const onMap = (layout: string, point: number) => !data.maps[layout].absent.includes(point);
 
-const pointPlaces = once((key: string) => {
-  const [layout, point] = key.split(" ");
-  return (["x", "y"] as const).map((axis, i) => {
-    const [low, high] = limits(layout)[i];
-    const all = codes(data.maps[layout][axis]);
-    const here = all.subarray(Number(point) * tokenCount, (Number(point) + 1) * tokenCount);
-    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
-  });
-});
 /** Places `[x, y]` by token at a capture point; NaN for tokens that are not on the map (umap.max_points). */
-export const placesOf = (layout: string, point: number) => pointPlaces(`${layout} ${point}`);
+export const placesOf = once((layout: string, point: number) =>
+  (["x", "y"] as const).map((axis, i) => {
+    const [low, high] = limits(layout)[i];
+    const here = codes(data.maps[layout][axis]).subarray(point * tokenCount, (point + 1) * tokenCount);
+    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
+  }),
+);
 
 /** A token's nearest others at a capture point, in the full space, the nearest first. */
 export function nearestTo(token: number, point: number): number[] {

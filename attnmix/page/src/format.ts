@@ -4,6 +4,7 @@ const minusSign = (text: string) => text.replace("-", "−");
 /** `0.5213` as `52.1%`. */
 export const percent = (share: number, digits = 1): string =>
   share > 0 && share < 0.05 / 100 ? "<0.1%" : `${(100 * share).toFixed(digits)}%`;
+export const wholePercent = (share: number): string => percent(share, 0);
 /** A number with its sign, and a zero without one. */
 export const signed = (number: number, digits = 2): string => {
   const text = number.toFixed(digits);
@@ -16,5 +17,5 @@ export const figures = (value: number): string => {
   const plain = size === 0 || (size >= 0.001 && size < 1000);
   return minusSign(plain ? value.toFixed(size >= 10 ? 2 : 3) : value.toExponential(1));
 };
-/** As many digits as are known. */
-export const rounded = (value: number, digits: number): number => Number(value.toPrecision(digits));
+/** The same, without zeros at its end. */
+export const shortFigures = (value: number): string => figures(value).replace(/\.?0+$/, "");

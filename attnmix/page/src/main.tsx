@@ -1,89 +1,74 @@
 // The page: one bar of choices above four panes.
 
 import { render } from "preact";
-import { Answer } from "./answer";
 import { headCount } from "./attention";
+import { Answer, Layers, More } from "./curves";
 import { checkpoints, data, layerCount, positionOf } from "./data";
 import { Heads } from "./heads";
-import { Layers } from "./layers";
 import { MapPane } from "./map";
-import { More } from "./more";
 import { canChange, followAddress, printing, set, state } from "./state";
 import { Text } from "./text";
-import { Find, nameThere } from "./words";
-import { openTour, Tour } from "./tour";
-import { CopyLink, Select } from "./ui";
+import { Tour } from "./tour";
+import { Select, Slider } from "./ui";
+import { Find, nameOf } from "./words";
 
-function Bar() {
-  const token = state.token.value;
-  return (
-    <div id="bar" role="region" aria-label="What is shown">
-      {data.documents.length > 1 && (
-        <Select
-          id="document"
-          label="Text"
-          value={String(state.document.value)}
-          on={(value) => set({ document: Number(value) })}
-          options={data.documents.map(({ name, begins }, n) => [String(n), `${name}: ${begins}`] as const)}
-        />
-      )}
-      {canChange && (
-        <fieldset>
-          <legend class="unseen">Model</legend>
-          {checkpoints.map((each) => (
-            <label class="segment">
-              <input
-                type="radio"
-                name="checkpoint"
-                autocomplete="off"
-                value={each}
-                checked={state.checkpoint.value === each}
-                onChange={() => set({ checkpoint: each })}
-              />
-              <span>{data.labels.checkpoints[each]}</span>
-            </label>
-          ))}
-        </fieldset>
-      )}
-      <label class="depth">
-        Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
+const Models = () => (
+  <fieldset>
+    <legend class="unseen">Model</legend>
+    {checkpoints.map((each) => (
+      <label class="segment">
         <input
-          type="range"
-          id="layer"
-          autocomplete="off"
-          min="1"
-          max={layerCount}
-          value={state.layer.value}
-          aria-valuetext={data.labels.layers[state.layer.value]}
-          onInput={(e) => set({ layer: Number(e.currentTarget.value) })}
+          type="radio"
+          name="checkpoint"
+          value={each}
+          checked={state.checkpoint.value === each}
+          onChange={() => set({ checkpoint: each })}
         />
+        <span>{data.labels.checkpoints[each]}</span>
       </label>
-      <span id="selected" aria-live="polite">
-        {token === null ? (
-          <span class="small noprint">no word selected</span>
-        ) : (
-          <>
-            Word “
-            <b>
-              <bdi>{nameThere(token)}</bdi>
-            </b>
-            ” <small>position {positionOf(token)}</small>{" "}
-            <button type="button" id="clear" onClick={() => set({ token: null })}>
-              Clear
-            </button>
-          </>
-        )}
-      </span>
-      <Find />
-      <span class="end">
-        <button type="button" id="tour-button" onClick={() => openTour(1)}>
-          Tour
-        </button>{" "}
-        <CopyLink />
-      </span>
-    </div>
-  );
-}
+    ))}
+  </fieldset>
+);
+
+const Selected = ({ token }: { token: number }) => (
+  <>
+    Word “
+    <b>
+      <bdi>{nameOf(token)}</bdi>
+    </b>
+    ” <small>position {positionOf(token)}</small>{" "}
+    <button id="clear" onClick={() => set({ token: null })}>
+      Clear
+    </button>
+  </>
+);
+
+const Bar = () => (
+  <div id="bar" role="region" aria-label="What is shown">
+    {data.documents.length > 1 && (
+      <Select
+        choice="document"
+        label="Text"
+        options={data.documents.map(({ name, begins }, n) => [n, `${name}: ${begins}`] as const)}
+      />
+    )}
+    {canChange && <Models />}
+    <Slider choice="layer" class="depth" label={data.labels.layers[state.layer.value]} between={[1, layerCount]}>
+      Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
+    </Slider>
+    <span id="selected" aria-live="polite">
+      {state.token.value === null ? (
+        <span class="small noprint">no word selected</span>
+      ) : (
+        <Selected token={state.token.value} />
+      )}
+    </span>
+    <Find />
+    <button id="tour-button" onClick={() => set({ tour: 1 })}>
+      Tour
+    </button>
+  </div>
+);
 
 const Page = () => (
   <>

@@ -1,53 +1,45 @@
 // How much of each word comes from others, from which words, and to which it gave, by the chosen measure.
 
 import { headShare, headSources } from "./attention";
-import {
-  checkpoints,
-  data,
-  documentOf,
-  importanceOf,
-  type Maybe,
-  modelName,
-  ownShare,
-  ratioOf,
-  type Share,
-  sourcesOf,
-  tokenCount,
-  tokensOf,
-  range,
-} from "./data";
+import * as run from "./data";
+import { checkpoints, data, type Maybe, modelName, type Share, tokensOf } from "./data";
 import { percent, points, signed } from "./format";
 import { state } from "./state";
 
 const MIDDLE = 0.9; // of the tokens, which the scale of the shades spans
 
 const byHead = () => state.matrix.value === "attention" && state.head.value !== null;
-export const ofClass = () => state.shade.value in data.importance;
+const ofClass = () => state.shade.value in data.importance;
 export const hasSign = () => ofClass() || state.change.value;
 
 /** The share of a token that comes from others by the measure of sources; null where it is not known. */
 export function othersShare(token: number, layer: number, checkpoint: string): Maybe {
   const own = byHead()
     ? headShare(token, layer, checkpoint, state.head.value!)
-    : ownShare(token, layer, checkpoint, state.matrix.value);
+    : run.ownShare(token, layer, checkpoint, state.matrix.value);
   return own === null ? null : 1 - own;
 }
 
-export const minus = (one: Maybe, other: Maybe): Maybe => (one === null || other === null ? null : one - other);
+const minus = (one: Maybe, other: Maybe): Maybe => (one === null || other === null ? null : one - other);
+/** What fine-tuning changes of the share that comes from others. */
+export const othersChange = (token: number): Maybe => {
+  const [before, after] = checkpoints.map((each) => othersShare(token, state.layer.value, each));
+  return minus(after ?? null, before);
+};
 
 /** What a word is shaded by: share from others, ratio, what fine-tuning changed of it, or its score for the class. */
 export function shadeOf(token: number, checkpoint: string, change: boolean): Maybe {
-  if (ofClass()) return importanceOf(token, state.shade.value);
-  const layer = state.layer.value;
-  const of = (each: string) =>
-    state.shade.value === "ratio" ? ratioOf(token, layer, each, state.method.value) : othersShare(token, layer, each);
-  return change ? minus(of(checkpoints[1]), of(checkpoints[0])) : of(checkpoint);
+  const [kind, layer] = [state.shade.value, state.layer.value];
+  if (ofClass()) return run.importanceOf(token, kind);
+  if (kind === "sources") return change ? othersChange(token) : othersShare(token, layer, checkpoint);
+  const ratio = (each: string) => run.ratioOf(token, layer, each, state.method.value);
+  return change ? minus(ratio(checkpoints[1]), ratio(checkpoints[0])) : ratio(checkpoint);
 }
 
 /** The ends of the scale: of all texts in this layer; of one text's scores for a class, and of a head. */
 export function shadeRange(): [number, number] {
   const one = ofClass() || (state.shade.value === "sources" && byHead());
-  const tokens = one ? tokensOf(state.document.value) : range(tokenCount);
+  const tokens = one ? tokensOf(state.document.value) : run.range(run.tokenCount);
   const values = tokens.map((token) => shadeOf(token, state.checkpoint.value, state.change.value));
   const known = values.filter((each) => each !== null).map((each) => (hasSign() ? Math.abs(each) : each));
   if (known.length === 0) return [0, 0];
@@ -60,15 +52,15 @@ export const shadeText = (value: number) =>
   ofClass() ? signed(value) : state.change.value ? points(value) : percent(value);
 export const matrixName = () =>
   `${data.labels.matrices[state.matrix.value ?? ""] ?? ""}${byHead() ? `, head ${state.head.value! + 1}` : ""}`;
-/** What the shades stand for, and of which model. */
+/** What the shades stand for. */
 export function shadeName(): string {
   if (ofClass()) return `effect on the predicted class (${data.labels.importance[state.shade.value].toLowerCase()})`;
-  const what =
-    state.shade.value === "ratio"
-      ? `mixing ratio (${data.labels.methods[state.method.value]})`
-      : `from other words (${matrixName()})`;
-  return `${state.change.value ? "change of the share" : "share"} ${what}`.replace("share mixing", "mixing");
+  const change = state.change.value ? "change of the " : "";
+  return state.shade.value === "ratio"
+    ? `${change}mixing ratio (${data.labels.methods[state.method.value]})`
+    : `${change}share from other words (${matrixName()})`;
 }
+/** The model that the shades are of. */
 export const shownModel = () =>
   ofClass()
     ? modelName(checkpoints.at(-1)!)
@@ -80,27 +72,27 @@ export const shownModel = () =>
 const took = (token: number, checkpoint: string): Share[] | null =>
   byHead()
     ? headSources(token, state.layer.value, checkpoint, state.head.value!)
-    : sourcesOf(token, state.layer.value, checkpoint, state.matrix.value);
+    : run.sourcesOf(token, state.layer.value, checkpoint, state.matrix.value);
+
+/** The other words that a token took most from; null where they are not on the page. */
+export const mainSources = (token: number, checkpoint: string): Share[] | null =>
+  took(token, checkpoint)?.filter((each) => each.token !== token) ?? null;
 
 /** The other words that have a token among their main sources, the most first. */
 function gave(token: number, checkpoint: string): Share[] {
-  return tokensOf(documentOf[token])
-    .filter((each) => each !== token)
-    .flatMap((each) => {
-      const share = took(each, checkpoint)?.find((source) => source.token === token)?.share;
-      return share === undefined ? [] : [{ token: each, share }];
-    })
-    .toSorted((a, b) => b.share - a.share);
+  const others = tokensOf(run.documentOf[token]).filter((each) => each !== token);
+  const shares = others.map((each) => took(each, checkpoint)?.find((source) => source.token === token)?.share ?? 0);
+  const given = others.map((each, n) => ({ token: each, share: shares[n] }));
+  return given.filter(({ share }) => share > 0).toSorted((a, b) => b.share - a.share);
 }
 
 /** What changed between the models' lists, of words that both have, the largest change first. */
 function changes(find: typeof took, token: number): Share[] {
-  const [before, after] = checkpoints.map(
-    (each) => new Map((find(token, each) ?? []).map((one) => [one.token, one.share])),
-  );
-  return [...after.keys()]
-    .filter((each) => each !== token && before.has(each))
-    .map((each) => ({ token: each, share: after.get(each)! - before.get(each)! }))
+  const lists = checkpoints.map((each) => new Map((find(token, each) ?? []).map((one) => [one.token, one.share])));
+  const [before, after] = lists;
+  return [...after]
+    .filter(([each]) => each !== token && before.has(each))
+    .map(([each, share]) => ({ token: each, share: share - before.get(each)! }))
     .toSorted((a, b) => Math.abs(b.share) - Math.abs(a.share));
 }
 
@@ -108,10 +100,7 @@ function changes(find: typeof took, token: number): Share[] {
 export function exchanged(token: number, checkpoint = state.checkpoint.value, change = state.change.value) {
   const main = mainSources(token, checkpoint);
   if (main === null) return null;
-  if (change) return { took: changes(took, token), gave: changes(gave, token) };
-  return { took: main, gave: gave(token, checkpoint) };
+  return change
+    ? { took: changes(took, token), gave: changes(gave, token) }
+    : { took: main, gave: gave(token, checkpoint) };
 }
-
-/** The other words that a token took most from; null where they are not on the page. */
-export const mainSources = (token: number, checkpoint: string): Share[] | null =>
-  took(token, checkpoint)?.filter((each) => each.token !== token) ?? null;

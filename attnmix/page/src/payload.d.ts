@@ -1,4 +1,4 @@
-// Written by attnmix/page/payload.py.
+// Written by attnmix/page/shape.py.
 export type Payload = {
   pointsPerSecond: number;
   labels: {
@@ -8,7 +8,6 @@ export type Payload = {
     importance: Record<string, string>;
     steps: Record<string, string>;
     stepMeasures: Record<string, string>;
-    mapMeasures: Record<string, string>;
     controls: Record<string, string>;
     derivatives: Record<string, string>;
     geometry: Record<string, string>;
@@ -19,7 +18,6 @@ export type Payload = {
   onePlane: string[];
   ownBasis: string[];
   stream: string[];
-  stepColors: Record<string, string>;
   method: string;
   layer: number;
   importance: Record<string, { limit: number; values: string }>;
@@ -86,7 +84,7 @@ export type Payload = {
     ci_low: number | null;
     ci_high: number | null;
   }[];
-  quality: Record<string, { whole: Record<string, (number | null)[]>; points: Record<string, (number | null)[]>[] }>;
+  neighboursKept: Record<string, (number | null)[][]>;
   documents: { name: string; start: number; length: number; begins: string; direction: string; note: string }[];
   encoder: number | null;
   readings: { names: string[]; words: string[]; apart: number[]; classes: number[] }[];

@@ -1,72 +1,56 @@
 // The text with its measures, and what the selected word kept, took and gave.
 
-import { useMemo } from "preact/hooks";
+import type { ComponentChildren } from "preact";
 import { headCount } from "./attention";
-import { Chart } from "./chart";
-import {
-  checkpoints,
-  data,
-  documentOf,
-  layers,
-  mean,
-  modelName,
-  positionOf,
-  range,
-  ratioOf,
-  reviewRatios,
-  type Share,
-  tokensOf,
-} from "./data";
+import { checkpoints, data, modelName, modelText, positionOf, range, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
-import {
-  exchanged,
-  mainSources,
-  hasSign,
-  matrixName,
-  othersShare,
-  shadeName,
-  shadeOf,
-  shadeText,
-  shownModel,
-  minus,
-} from "./measures";
-import { besideNow, canChange, hovered, set, state } from "./state";
-import { Check, Pane, Ramp, type Rows, Select } from "./ui";
+import * as measures from "./measures";
+import { canChange, hovered, set, state } from "./state";
+import { Pane, Ramp, type Rows, Select } from "./ui";
+import { limits, nameOf, opacity, TokenLink, Words } from "./words";
 
-import { nameThere, limits, opacity, Words } from "./words";
 const LISTED = 8; // words in each list
+
+/** The selected word's name, what is said of it, and by which measure. */
+const Said = ({ token, children }: { token: number; children: ComponentChildren }) => (
+  <p>
+    <b>
+      “<bdi>{nameOf(token)}</bdi>”
+    </b>
+    : {children}{" "}
+    <span class="small">
+      ({measures.matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}
+      {!state.change.value && `, ${modelName(state.checkpoint.value)}`})
+    </span>
+  </p>
+);
 
 /** One bar for all that a word took: what it kept, its main sources, and all others. */
 export function KeptBar({ token }: { token: number }) {
-  const others = othersShare(token, state.layer.value, state.checkpoint.value);
-  if (others === null) return <p class="note">{notThere()}</p>;
-  const main = (mainSources(token, state.checkpoint.value) ?? []).slice(0, 4);
-  const listed = main.reduce((sum, { share }) => sum + share, 0);
-  const rest = Math.max(0, others - listed);
+  const checkpoint = state.checkpoint.value;
+  const change = state.change.value ? measures.othersChange(token) : null;
+  if (change !== null) return <Said token={token}>{points(change)} from other words by fine-tuning</Said>;
+  const others = measures.othersShare(token, state.layer.value, checkpoint);
+  if (others === null) return <p class="note">{notThere(token)}</p>;
+  const main = (measures.mainSources(token, checkpoint) ?? []).slice(0, 4);
+  const rest = Math.max(
+    0,
+    main.reduce((left, { share }) => left - share, others),
+  );
   const parts: [string, number, string][] = [
     ["itself", 1 - others, "own"],
-    ...main.map(({ token: each, share }, n): [string, number, string] => [nameThere(each), share, `other other${n}`]),
+    ...main.map((each): [string, number, string] => [nameOf(each.token), each.share, "other"]),
     ["all others", rest, "rest"],
   ];
   return (
     <div class="kept">
-      <p>
-        <b>
-          “<bdi>{nameThere(token)}</bdi>”
-        </b>
-        : {percent(1 - others)} its own, <b>{percent(others)} from other words</b>{" "}
-        <span class="small">
-          ({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {modelName(state.checkpoint.value)})
-        </span>
-      </p>
+      <Said token={token}>
+        {percent(1 - others)} its own, <b>{percent(others)} from other words</b>
+      </Said>
       <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
         {parts.map(([name, share, kind]) => (
           <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-            {share > 0.11 && (
-              <bdi>
-                {name} {percent(share)}
-              </bdi>
-            )}
+            {share > 0.11 && <bdi>{`${name} ${percent(share)}`}</bdi>}
           </span>
         ))}
       </div>
@@ -74,27 +58,16 @@ export function KeptBar({ token }: { token: number }) {
   );
 }
 
-const notThere = () =>
-  data.matrices.length === 0
-    ? "Which words a word took from was not measured: name contribution matrices in measure.matrices."
-    : exchanged(state.token.value ?? 0) === null
-      ? "What this text's words took from each other is not on the page, which would grow too large; it is in features/measure/contributions."
-      : "This word's row is too small to be told from rounding, so it is not shown.";
+function notThere(token: number): string {
+  if (data.matrices.length === 0)
+    return "Which words a word took from was not measured: name contribution matrices in measure.matrices.";
+  return measures.exchanged(token) === null
+    ? "What this text's words took from each other is not on the page, which would grow too large; it is in features/measure/contributions."
+    : "This word's row is too small to be told from rounding, so it is not shown.";
+}
 
-function Sources({
-  title,
-  shares,
-  none,
-  scale,
-  id,
-}: {
-  title: string;
-  shares: Share[];
-  none: string;
-  scale: number;
-  id: string;
-}) {
-  const text = (share: number) => (state.change.value ? points(share) : percent(share));
+function Sources(props: { id: string; title: string; shares: Share[]; none: string; scale: number }) {
+  const { id, title, shares, none, scale } = props;
   return (
     <div>
       <h4>{title}</h4>
@@ -102,15 +75,13 @@ function Sources({
       <ol class="shares" id={id}>
         {shares.slice(0, LISTED).map(({ token, share }) => (
           <li onMouseEnter={() => (hovered.value = token)} onMouseLeave={() => (hovered.value = null)}>
-            <button type="button" data-token={token} onClick={() => set({ token })}>
-              <bdi>{nameThere(token)}</bdi> <small>{positionOf(token)}</small>
-            </button>
+            <TokenLink token={token} name={nameOf(token)} />
             <i
               class={share < 0 ? "less" : ""}
               style={`width: ${Math.min(100, (100 * Math.abs(share)) / scale)}%`}
               aria-hidden="true"
             />
-            <span class="number">{text(share)}</span>
+            <span class="number">{state.change.value ? points(share) : percent(share)}</span>
           </li>
         ))}
       </ol>
@@ -118,58 +89,13 @@ function Sources({
   );
 }
 
-const course = (token: number, checkpoint: string) => layers.map((layer) => othersShare(token, layer, checkpoint));
-const colours: Record<string, string> = { pretrained: "var(--before)", finetuned: "var(--after)" };
-export const colourOf = (checkpoint: string) => (checkpoints.length > 1 ? colours[checkpoint] : "var(--after)");
-
-function Course({ token }: { token: number }) {
-  if (othersShare(token, 1, checkpoints[0]) === null) return null;
-  return (
-    <>
-      <h4>
-        “<bdi>{nameThere(token)}</bdi>”: share from other words by layer ({matrixName()})
-      </h4>
-      <Chart
-        label={`Share of “${nameThere(token)}” from other words by layer`}
-        x={layers.map(String)}
-        title="layer"
-        height={170}
-        format={(value) => percent(value, 0)}
-        bounds={[0, 1]}
-        chosen={state.layer.value - 1}
-        choose={(place) => set({ layer: place + 1 })}
-        lines={checkpoints.map((each) => ({
-          name: data.labels.checkpoints[each],
-          colour: colourOf(each),
-          values: course(token, each),
-        }))}
-      />
-    </>
-  );
-}
-
 function Card({ token }: { token: number }) {
-  const { took, gave } = exchanged(token) ?? { took: [], gave: [] };
-  const scale = state.change.value
-    ? Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), 0.01)
-    : Math.max(...[...took, ...gave].map(({ share }) => share), 0.2);
-  const [before, after] = checkpoints.map((each) => othersShare(token, state.layer.value, each));
-  const change = minus(after ?? null, before);
+  const { took, gave } = measures.exchanged(token) ?? { took: [], gave: [] };
+  const least = state.change.value ? 0.01 : 0.2; // of the scale, so that small shares look small
+  const scale = Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), least);
   return (
     <>
-      {state.change.value && canChange && change !== null ? (
-        <p>
-          <b>
-            “<bdi>{nameThere(token)}</bdi>”
-          </b>
-          : {points(change)} from other words by fine-tuning{" "}
-          <span class="small">
-            ({matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()})
-          </span>
-        </p>
-      ) : (
-        <KeptBar token={token} />
-      )}
+      <KeptBar token={token} />
       <div class="lists">
         <Sources id="sources" title="Contributed to it" shares={took} none="No other word." scale={scale} />
         <Sources
@@ -190,140 +116,119 @@ function Card({ token }: { token: number }) {
   );
 }
 
-/** How a text's mean ratio lies among those of the measured reviews; of a few texts no rank. */
-export function rankOf(number: number): string {
-  const { layer, checkpoint, method } = state;
-  const [at, model, ratio] = [layer.value, checkpoint.value, method.value];
-  const own = mean(tokensOf(number).map((token) => ratioOf(token, at, model, ratio)));
-  if (own === null) return "";
-  const others = reviewRatios(at, model, ratio).filter((each) => each !== null);
-  const below = others.filter((each) => each < own).length;
-  const said = `In layer ${at}, the mixing ratio of this text averages ${percent(own)} (${modelName(model)})`;
-  return others.length < 20 ? `${said}.` : `${said}; ${below} of the ${others.length} measured reviews lie below.`;
-}
-
-const textRows = (): Rows => {
+const rows = (): Rows => {
   const token = state.token.value;
-  const { took, gave } = (token !== null && exchanged(token)) || { took: [], gave: [] };
-  const of = (shares: Share[], each: number) => shares.find((one) => one.token === each)?.share ?? null;
+  const { took, gave } = (token !== null && measures.exchanged(token)) || { took: [], gave: [] };
+  const share = (shares: Share[], each: number) => shares.find((one) => one.token === each)?.share ?? null;
+  const columns = ["position", "token", measures.shadeName()];
   return {
-    columns: [
-      "position",
-      "token",
-      shadeName(),
-      ...(token === null ? [] : ["contributed to the selected word", "received from it"]),
-    ],
-    rows: tokensOf(state.document.value).map((each) => [
-      positionOf(each),
-      nameThere(each),
-      shadeOf(each, state.checkpoint.value, state.change.value),
-      ...(token === null ? [] : [of(took, each), of(gave, each)]),
-    ]),
-    note: `${shownModel()}, layer ${state.layer.value}; of a word's sources the ${data.sourcesKept} largest`,
+    columns: token === null ? columns : [...columns, "contributed to the selected word", "received from it"],
+    rows: tokensOf(state.document.value).map((each) => {
+      const value = measures.shadeOf(each, state.checkpoint.value, state.change.value);
+      const row = [positionOf(each), nameOf(each), value];
+      return token === null ? row : [...row, share(took, each), share(gave, each)];
+    }),
+    note: `${measures.shownModel()}, layer ${state.layer.value}; of a word's sources the ${data.sourcesKept} largest`,
   };
 };
 
-export function Text() {
-  const { document, layer, matrix, head, shade: by, change, beside } = state;
-  const number = document.value;
-  const { name, note } = data.documents[number];
-  const besides = besideNow.value;
-  const [low, high] = limits.value;
-  const besideModel = typeof besides === "string" ? besides : null;
-  const tokens = useMemo(() => tokensOf(number), [number]);
-  const other = besideModel ? tokens : typeof besides === "number" ? tokensOf(besides) : null;
-  const alpha = opacity();
-  const more = `rgb(var(--more) / ${alpha})`;
-  const title = (each: string, model: string) => `${each}, ${model}`;
+/** What may stand beside the text: a model or another text. */
+const compared = (): (readonly [string | number, string])[] => [
+  ["none", "nothing"],
+  ...(canChange ? checkpoints.map((each) => [each, modelText(each)] as const) : []),
+  ...data.documents.map(({ name }, n) => [n, name] as const).filter(([n]) => n !== state.document.value),
+];
+
+const Controls = () => (
+  <div class="controls">
+    <Select
+      choice="shade"
+      label="Colour words by"
+      options={[
+        ...(data.matrices.length > 0 ? [["sources", "amount from other words"] as const] : []),
+        ["ratio", "mixing ratio"],
+        ...Object.keys(data.importance).map(
+          (each) => [each, `effect on the prediction: ${data.labels.importance[each].toLowerCase()}`] as const,
+        ),
+      ]}
+    />
+    {data.matrices.length > 0 && (
+      <Select
+        choice="matrix"
+        label="Sources by"
+        options={data.matrices.map((each) => [each, data.labels.matrices[each]] as const)}
+      />
+    )}
+    {state.shade.value === "ratio" && (
+      <Select
+        choice="method"
+        label="Ratio"
+        options={data.ratios.methods.map((each) => [each, data.labels.methods[each]] as const)}
+      />
+    )}
+    {state.matrix.value === "attention" && headCount > 0 && (
+      <Select
+        choice="head"
+        label="Head"
+        options={[[null, "mean of all"], ...range(headCount).map((each) => [each, `no. ${each + 1}`] as const)]}
+      />
+    )}
+    {compared().length > 1 && <Select choice="beside" label="Compare with" options={compared()} />}
+    {canChange && (
+      <label class="check">
+        <input
+          type="checkbox"
+          checked={state.change.value}
+          onChange={(e) => set({ change: e.currentTarget.checked })}
+        />
+        Change by fine-tuning
+      </label>
+    )}
+  </div>
+);
+
+/** The text in another model, or another text. */
+function Beside({ beside }: { beside: string | number }) {
+  const number = typeof beside === "number" ? beside : state.document.value;
+  const checkpoint = typeof beside === "number" ? state.checkpoint.value : beside;
+  const change = typeof beside === "number" && state.change.value;
   return (
-    <Pane
-      id="text"
-      title={
-        <>
-          <bdi>{name}</bdi>, {shownModel()}, layer {layer.value}
-        </>
-      }
-      file={`${name}, ${shownModel()}, layer ${layer.value}`}
-      rows={textRows}
-    >
+    <>
+      <h4>
+        <bdi>{data.documents[number].name}</bdi>, {change ? measures.shownModel() : modelName(checkpoint)}
+      </h4>
+      <Words
+        id="beside-words"
+        tokens={tokensOf(number)}
+        label="Words to compare with"
+        checkpoint={checkpoint}
+        change={change}
+        marks={typeof beside === "string"}
+      />
+    </>
+  );
+}
+
+export function Text() {
+  const { document, checkpoint, layer, token, change, beside } = state;
+  const { name, note } = data.documents[document.value];
+  const [low, high] = limits.value.map(measures.shadeText);
+  const [less, more] = ["less", "more"].map((each) => `rgb(var(--${each}) / ${opacity()})`);
+  const title = `${name}, ${measures.shownModel()}, layer ${layer.value}`;
+  return (
+    <Pane id="text" title={<bdi>{title}</bdi>} file={title} rows={rows}>
       <p class="small noprint" id="text-note">
-        {note} {rankOf(number)}
+        {note}
       </p>
-      <div class="controls">
-        <Select
-          id="shade"
-          label="Colour words by"
-          value={by.value}
-          on={(value) => set({ shade: value })}
-          options={[
-            ...(data.matrices.length > 0 ? [["sources", "amount from other words"] as const] : []),
-            ["ratio", "mixing ratio"],
-            ...Object.keys(data.importance).map(
-              (each) => [each, `effect on the prediction: ${data.labels.importance[each].toLowerCase()}`] as const,
-            ),
-          ]}
-        />
-        {data.matrices.length > 0 && (
-          <Select
-            id="matrix"
-            label="Sources by"
-            value={matrix.value!}
-            on={(value) => set({ matrix: value })}
-            options={data.matrices.map((each) => [each, data.labels.matrices[each]] as const)}
-          />
-        )}
-        {by.value === "ratio" && (
-          <Select
-            id="method"
-            label="Ratio"
-            value={state.method.value}
-            on={(value) => set({ method: value, measure: value })}
-            options={data.ratios.methods.map((each) => [each, data.labels.methods[each]] as const)}
-          />
-        )}
-        {matrix.value === "attention" && headCount > 0 && (
-          <Select
-            id="head"
-            label="Head"
-            value={String(head.value ?? "mean")}
-            on={(value) => set({ head: value === "mean" ? null : Number(value) })}
-            options={[
-              ["mean", "mean of all"],
-              ...range(headCount).map((each) => [String(each), `no. ${each + 1}`] as const),
-            ]}
-          />
-        )}
-        <Select
-          id="beside"
-          label="Compare with"
-          value={String(beside.value)}
-          on={(value) => set({ beside: value === "none" || checkpoints.includes(value) ? value : Number(value) })}
-          options={[
-            ["none", "nothing"],
-            ...(canChange ? checkpoints.map((each) => [each, `${modelName(each)} model`] as const) : []),
-            ...data.documents.flatMap((each, n) => (n === number ? [] : [[String(n), each.name] as const])),
-          ]}
-        />
-        {canChange && (
-          <Check label="Change by fine-tuning" checked={change.value} on={(checked) => set({ change: checked })} />
-        )}
-      </div>
+      <Controls />
       <p class="legend" id="text-legend">
-        {hasSign() ? (
-          <Ramp
-            low={`${shadeText(low)} or less`}
-            high={`${shadeText(high)} or more`}
-            colours={`rgb(var(--less) / ${alpha}), transparent, ${more}`}
-          />
-        ) : (
-          <Ramp
-            low={`${shadeText(low)} or less`}
-            high={`${shadeText(high)} or more`}
-            colours={`transparent, ${more}`}
-          />
-        )}{" "}
-        {shadeName()}
-        {state.token.value !== null && (
+        <Ramp
+          low={`${low} or less`}
+          high={`${high} or more`}
+          colours={`${measures.hasSign() ? `${less}, ` : ""}transparent, ${more}`}
+        />{" "}
+        {measures.shadeName()}
+        {token.value !== null && (
           <>
             . <span class="took-key">Underlined</span> words contributed to the selected one;{" "}
             <span class="gave-key">overlined</span> words received from it
@@ -331,49 +236,24 @@ export function Text() {
         )}
         .
       </p>
-      <div class={other ? "reader two" : "reader"}>
+      <div class="reader">
         <div>
-          {other && (
-            <h4>
-              <bdi>{title(name, shownModel())}</bdi>
-            </h4>
-          )}
           <Words
             id="words"
-            tokens={tokens}
+            tokens={tokensOf(document.value)}
             prefix="token-"
             label="Words of the text"
-            checkpoint={state.checkpoint.value}
+            checkpoint={checkpoint.value}
             change={change.value}
             marks
           />
-          {state.token.value !== null && !other && <Course token={state.token.value} />}
-          {other && (
-            <>
-              <h4>
-                <bdi>
-                  {title(
-                    data.documents[documentOf[other[0]]].name,
-                    besideModel ? modelName(besideModel) : shownModel(),
-                  )}
-                </bdi>
-              </h4>
-              <Words
-                id="beside-words"
-                tokens={other}
-                label="Words to compare with"
-                checkpoint={besideModel ?? state.checkpoint.value}
-                change={besideModel === null && change.value}
-                marks={besideModel !== null}
-              />
-            </>
-          )}
+          {beside.value !== "none" && beside.value !== document.value && <Beside beside={beside.value} />}
         </div>
         <aside id="card" aria-label="The selected word" aria-live="polite">
-          {state.token.value === null ? (
+          {token.value === null ? (
             <p class="small noprint">Select a word, by click or arrow keys, to see what it took and gave.</p>
           ) : (
-            <Card token={state.token.value} />
+            <Card token={token.value} />
           )}
         </aside>
       </div>

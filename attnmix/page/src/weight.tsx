@@ -3,11 +3,11 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type Vector } from "./attention";
-import { data, modelName } from "./data";
+import { data, modelText } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
-import { nameThere } from "./words";
-import { Pane, type Rows, Select, Term } from "./ui";
+import { Pane, type Rows, Select, Table, Term } from "./ui";
+import { nameOf } from "./words";
 
 const LISTED = 9; // sources of a longer text: the strongest, the word itself and the chosen one
 const WHOLE = 16; // sources of a short text, all of which are listed
@@ -19,24 +19,25 @@ function Strip({ values, most, label }: { values: Vector; most: number; label: s
   const canvas = useRef<HTMLCanvasElement>(null);
   const night = dark.value;
   useEffect(() => {
+    const [above, below] = night
+      ? [
+          [110, 195, 245],
+          [255, 157, 77],
+        ]
+      : [
+          [0, 96, 160],
+          [179, 74, 0],
+        ];
     const image = new ImageData(values.length, 1);
     values.forEach((value, n) => {
-      const colour = value < 0 ? (night ? [255, 157, 77] : [179, 74, 0]) : night ? [110, 195, 245] : [0, 96, 160];
-      image.data.set([...colour, Math.round(255 * Math.min(1, most > 0 ? Math.abs(value) / most : 0))], 4 * n);
+      const strength = most > 0 ? Math.min(1, Math.abs(value) / most) : 0;
+      image.data.set([...(value < 0 ? below : above), Math.round(255 * strength)], 4 * n);
     });
-    canvas.current!.width = values.length;
-    canvas.current!.height = 1;
+    Object.assign(canvas.current!, { width: values.length, height: 1 });
     canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
   }, [values, most, night]);
-  return (
-    <canvas
-      ref={canvas}
-      class="strip"
-      role="img"
-      aria-label={label}
-      title={most > 0 && largestOf([values]) < 0.02 * most ? "almost 0 everywhere" : label}
-    />
-  );
+  const title = largestOf([values]) < 0.02 * most ? "almost 0 everywhere" : label;
+  return <canvas ref={canvas} class="strip" role="img" aria-label={label} title={title} />;
 }
 
 const usual = (vector: Vector) =>
@@ -76,62 +77,45 @@ function Numbers({ heads }: { heads: Heads }) {
   const { start, name: text } = data.documents[state.document.value];
   const [layer, head] = [headsLayer.value, shownHead.value];
   const i = position.value ?? Math.min(2, heads.length - 1);
+  const name = (j: number) => nameOf(start + j);
   const met = meeting(heads, layer, head, i);
   const after = afterSoftmax(heads, layer, head, i, met);
   const { query, sources, scaling, softcap, logSum } = met;
-  const strongest = sources.reduce((most, each) => (each.weight > most.weight ? each : most));
-  const chosen = (state.source.value !== null && sources[state.source.value - start]) || strongest;
-  const name = (j: number) => nameThere(start + j);
-  const order = sources.toSorted(
-    (a, b) => Number(b === chosen || b.j === i) - Number(a === chosen || a.j === i) || b.weight - a.weight,
-  );
-  const listed = sources.length <= WHOLE ? sources : order.slice(0, LISTED).toSorted((a, b) => a.j - b.j);
-  const [mostKeys, mostProducts] = [
-    largestOf([query, ...listed.map(({ key }) => key)]),
-    largestOf(listed.map(({ product }) => product)),
-  ];
+  const byWeight = sources.toSorted((a, b) => b.weight - a.weight);
+  const chosen = state.source.value === null ? byWeight[0] : sources[state.source.value - start];
+  const first = [chosen, sources[i], ...byWeight].slice(0, sources.length <= WHOLE ? undefined : LISTED);
+  const listed = [...new Set(first)].toSorted((a, b) => a.j - b.j);
+  const mostKeys = largestOf([query, ...listed.map(({ key }) => key)]);
+  const mostProducts = largestOf(listed.map(({ product }) => product));
   const mostValues = after ? largestOf(listed.map(({ j }) => after.values[j])) : 0;
-  const decisive = Array.from(chosen.product.keys())
-    .toSorted((a, b) => Math.abs(chosen.product[b]) - Math.abs(chosen.product[a]))
-    .slice(0, TOP);
-  const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelName(state.checkpoint.value)} model`;
-  const rows = (): Rows => ({
+  const size = (n: number) => Math.abs(chosen.product[n]);
+  const decisive = [...chosen.product.keys()].toSorted((a, b) => size(b) - size(a)).slice(0, TOP);
+  const product = (n: number) =>
+    `${n + 1} (${figures(query[n])} × ${figures(chosen.key[n])} = ${figures(chosen.product[n])})`;
+  const sink = after && chosen.weight > 0.3 && largestOf([after.values[chosen.j]]) < 0.1 * largestOf(after.values);
+  const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelText(state.checkpoint.value)}`;
+  const weights = (): Rows => ({
     columns: ["position", "token", "q.k", "score", "weight"],
-    rows: sources.map((each) => [
-      each.j,
-      name(each.j),
-      each.seen ? each.dot : null,
-      each.seen ? each.score : null,
-      each.weight,
+    rows: sources.map(({ j, seen, dot, score, weight }) => [
+      ...[j, name(j)],
+      ...(seen ? [dot, score] : [null, null]),
+      weight,
     ]),
     note: `query of ${name(i)}, ${where}`,
     digits: 6,
   });
-  const vectors = (): Rows => {
-    const parts: [string, Vector][] = [
-      ["query", query],
-      ["key", chosen.key],
-      ["product", chosen.product],
-    ];
-    if (after) parts.push(["value", after.values[chosen.j]], ...after.steps);
-    return {
-      digits: 6,
-      columns: ["step", "dimension", "value"],
-      rows: parts.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
-    };
-  };
+  const parts = Object.entries({ query, key: chosen.key, product: chosen.product });
+  const vectors = after ? [...parts, ["value", after.values[chosen.j]] as const, ...after.steps] : parts;
+  const numbers = (): Rows => ({
+    columns: ["step", "dimension", "value"],
+    rows: vectors.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
+    digits: 6,
+  });
+  const columns = ["word", `key, ${query.length} numbers`, "query × key", "sum", `score: × ${figures(scaling)}`];
+  const file = `${text}, query of ${name(i)}, ${where}`;
   return (
     <>
-      <Pane
-        id="weights"
-        title={
-          <>
-            Query of “<bdi>{name(i)}</bdi>”, {where}
-          </>
-        }
-        file={`${text}, query of ${name(i)}, ${where}`}
-        rows={rows}
-      >
+      <Pane id="weights" title={<bdi>{`Query of “${name(i)}”, ${where}`}</bdi>} file={file} rows={weights}>
         <p id="pair">
           <Term name="query">Query</Term> “<bdi>{name(i)}</bdi>”, <Term name="key" /> “<bdi>{name(chosen.j)}</bdi>”:{" "}
           {chosen.seen ? (
@@ -139,110 +123,78 @@ function Numbers({ heads }: { heads: Heads }) {
               dot product {figures(chosen.dot)}, scaled by {figures(scaling)} to {figures(chosen.dot * scaling)}
               {softcap ? `, capped to ${figures(chosen.score)}` : ""}, <Term name="softmax" /> weight{" "}
               <b>{figures(chosen.weight)}</b> = exp({figures(chosen.score)} − {figures(logSum)}). Dimensions that
-              contribute most:{" "}
-              {decisive
-                .map(
-                  (n) => `${n + 1} (${figures(query[n])} × ${figures(chosen.key[n])} = ${figures(chosen.product[n])})`,
-                )
-                .join(", ")}
-              .
+              contribute most: {decisive.map(product).join(", ")}.
             </>
           ) : (
             "the mask hides it, so its weight is 0."
           )}
-          {after &&
-            chosen.weight > 0.3 &&
-            largestOf([after.values[chosen.j]]) < 0.1 * largestOf(after.values) &&
-            " Its value is near 0: this weight gives almost nothing (an attention sink)."}
+          {sink && " Its value is near 0: this weight gives almost nothing (an attention sink)."}
         </p>
         <div class="controls">
           <Select
-            id="source"
+            choice="source"
+            now={start + chosen.j}
             label="Key of"
-            value={String(chosen.j)}
-            options={sources.map(({ j }) => [String(j), `${j} ${name(j)}`] as const)}
-            on={(value) => set({ source: start + Number(value) })}
+            options={sources.map(({ j }) => [start + j, `${j} ${name(j)}`] as const)}
           />
         </div>
-        <div class="scroll" tabIndex={0} role="region" aria-label="Query, keys, scores and weights">
-          <table id="weight-rows">
-            <thead>
-              <tr>
-                {[
-                  "word",
-                  `key, ${query.length} numbers`,
-                  "query × key",
-                  "sum",
-                  `score: × ${figures(scaling)}`,
-                  "weight",
-                  ...(after ? ["value", "weight × value"] : []),
-                ].map((each) => (
-                  <th scope="col">{each}</th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>
-              <tr class="query">
+        <Table
+          id="weight-rows"
+          label="Query, keys, scores and weights"
+          columns={[...columns, "weight", ...(after ? ["value", "weight × value"] : [])]}
+        >
+          <tr>
+            <th scope="row">
+              <bdi>{`query of “${name(i)}”`}</bdi>
+            </th>
+            <td>
+              <Strip values={query} most={mostKeys} label={`Query of ${name(i)}`} />
+            </td>
+            <td colSpan={after ? 6 : 4} class="small">
+              length {figures(lengthOf(query))}
+            </td>
+          </tr>
+          {listed.map((each) => {
+            const { j, seen, weight } = each;
+            return (
+              <tr class={j === chosen.j ? "chosen" : ""}>
                 <th scope="row">
-                  query of “<bdi>{name(i)}</bdi>”
+                  <button aria-pressed={j === chosen.j} onClick={() => set({ source: start + j })}>
+                    <bdi>{name(j)}</bdi>
+                  </button>
                 </th>
                 <td>
-                  <Strip values={query} most={mostKeys} label={`Query of ${name(i)}`} />
+                  <Strip values={each.key} most={mostKeys} label={`Key of ${name(j)}`} />
                 </td>
-                <td colSpan={after ? 6 : 4} class="small">
-                  length {figures(lengthOf(query))}
+                <td>
+                  <Strip values={each.product} most={mostProducts} label={`Product of ${name(j)}`} />
                 </td>
+                <td class="number">{seen ? figures(each.dot) : "–"}</td>
+                <td class="number">{seen ? figures(each.score) : "mask"}</td>
+                <td class="number weighted">
+                  <i style={`width: ${100 * weight}%`} aria-hidden="true" />
+                  <span>{percent(weight)}</span>
+                </td>
+                {after &&
+                  [after.values[j], after.weighted[j]].map((values, n) => (
+                    <td>
+                      <Strip
+                        values={values}
+                        most={mostValues}
+                        label={`${["Value", "Weighted value"][n]} of ${name(j)}`}
+                      />
+                    </td>
+                  ))}
               </tr>
-              {listed.map(({ j, seen, key, product, dot, score, weight }) => (
-                <tr class={j === chosen.j ? "chosen" : ""}>
-                  <th scope="row">
-                    <button
-                      type="button"
-                      aria-pressed={j === chosen.j}
-                      data-source={j}
-                      onClick={() => set({ source: start + j })}
-                    >
-                      <bdi>{name(j)}</bdi>
-                    </button>
-                  </th>
-                  <td>
-                    <Strip values={key} most={mostKeys} label={`Key of ${name(j)}`} />
-                  </td>
-                  <td>
-                    <Strip values={product} most={mostProducts} label={`Product of ${name(j)}`} />
-                  </td>
-                  <td class="number">{seen ? figures(dot) : "–"}</td>
-                  <td class="number">{seen ? figures(score) : "mask"}</td>
-                  <td class="number weighted">
-                    <i style={`width: ${100 * weight}%`} aria-hidden="true" />
-                    <span>{percent(weight)}</span>
-                  </td>
-                  {after && (
-                    <>
-                      <td>
-                        <Strip values={after.values[j]} most={mostValues} label={`Value of ${name(j)}`} />
-                      </td>
-                      <td>
-                        <Strip values={after.weighted[j]} most={mostValues} label={`Weighted value of ${name(j)}`} />
-                      </td>
-                    </>
-                  )}
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+            );
+          })}
+        </Table>
         <p class="small">
           Blue above 0, orange below; strongest ±{figures(mostKeys)} in query and keys, ±{figures(mostProducts)} in
           products. {sources.length > listed.length && `Of ${sources.length} words the strongest; the csv has all.`}
         </p>
       </Pane>
-      <Pane
-        id="steps-of-weight"
-        title="From the weights to the layer's vector"
-        file={`${text}, ${name(i)}, ${where}`}
-        rows={vectors}
-      >
+      <Pane id="steps-of-weight" title="From the weights to the layer's vector" file={file} rows={numbers}>
         {after ? (
           <>
             <ol id="flow">
@@ -257,8 +209,8 @@ function Numbers({ heads }: { heads: Heads }) {
               ))}
             </ol>
             <p class="small" id="off">
-              Computed here, the gathered vector differs from the model's own by {exponent(after.off.attended)} at most,
-              the last by {exponent(after.off.stored)}.
+              Computed here, the gathered vector differs from the model's own by {after.off.attended.toExponential(1)}{" "}
+              at most, the last by {after.off.stored.toExponential(1)}.
             </p>
           </>
         ) : (
@@ -272,5 +224,3 @@ function Numbers({ heads }: { heads: Heads }) {
     </>
   );
 }
-
-const exponent = (value: number) => (value === 0 ? "0" : value.toExponential(1));

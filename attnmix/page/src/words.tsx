@@ -1,13 +1,15 @@
 // Words of a text: shaded, found, selected, and marked by what they gave and took.
 
 import { computed, signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { data, documentOf, type Maybe, positionOf, range, readingAt, type Share, tokensOf } from "./data";
-import { exchanged, hasSign, shadeOf, shadeRange, shadeText, ofClass } from "./measures";
+import { exchanged, hasSign, shadeOf, shadeRange, shadeText } from "./measures";
 import { dark, hovered, set, state } from "./state";
 
 const THICKEST = 6; // pixels, of the line at the word that gave or took most
+const SENTENCE = 60; // words at most, where a text has no full stops
 
-export const nameThere = (token: number) => readingAt(state.layer.value).names[token];
+export const nameOf = (token: number) => readingAt(state.layer.value).names[token];
 export const limits = computed(shadeRange);
 export const opacity = () => (dark.value ? 0.5 : 0.68); // of the darkest shade, on which a word can still be read
 
@@ -20,7 +22,7 @@ function shade(value: Maybe): string | undefined {
 
 // Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
 
-export const sought = signal("");
+const sought = signal("");
 const joined = computed(() => {
   const { words, apart } = data.readings[0];
   let text = "";
@@ -33,7 +35,7 @@ const joined = computed(() => {
   return { text, tokenAt };
 });
 /** The tokens of each place that is found. */
-export const found = computed(() => {
+const found = computed(() => {
   const query = sought.value.trim().toLowerCase().replaceAll(/\s+/g, " ");
   const { text, tokenAt } = joined.value;
   const places: number[][] = [];
@@ -50,7 +52,6 @@ export function Find() {
     if (starts.length === 0) return;
     set({ token: starts.find((each) => each > (state.token.value ?? -1)) ?? starts[0] });
   };
-  const number = found.value.length;
   return (
     <label>
       <span>Find</span>
@@ -64,92 +65,42 @@ export function Find() {
         onKeyDown={(e) => e.key === "Enter" && next()}
       />
       <span class="small" aria-live="polite">
-        {sought.value.trim() && `${number} found`}
+        {sought.value.trim() && `${found.value.length} found`}
       </span>
     </label>
   );
 }
 
-/** An element and no component: of 512 words, components would take longer than what they draw. */
-function wordOf(props: {
-  token: number;
-  value: Maybe;
-  id?: string;
-  mark?: { took?: number; gave?: number };
-  select: boolean;
-}) {
-  const { token, value, mark } = props;
-  const { words, apart } = data.readings.length > 1 ? readingAt(state.layer.value) : data.readings[0];
-  const chosen = token === state.token.value;
-  const classes = [
-    !apart[token] && "piece",
-    foundTokens.value.has(token) && "found",
-    mark?.took && "took",
-    mark?.gave && "gave",
-  ];
-  const style: Record<string, string> = {};
-  const background = shade(value);
-  if (background) style.backgroundColor = background;
-  if (mark?.took) style["--took-width"] = `${mark.took}px`;
-  if (mark?.gave) style["--gave-width"] = `${mark.gave}px`;
-  const said =
-    value === null
-      ? ""
-      : `, ${ofClass() ? "effect" : state.shade.value === "ratio" ? "mixing ratio" : "from others"} ${shadeText(value)}`;
-  return (
-    <span
-      id={props.id}
-      role={props.select ? "option" : undefined}
-      aria-selected={props.select ? chosen : undefined}
-      class={classes.filter(Boolean).join(" ") + (chosen ? " chosen" : "")}
-      style={style}
-      data-token={token}
-      data-share={value === null ? "" : shadeText(value)}
-      title={`${nameThere(token)}, position ${positionOf(token)}${said}`}
-    >
-      {words[token]}
-    </span>
-  );
-}
-
-const widths = (shares: Share[]) => {
+/** By token, how thick its line is. */
+const widths = (shares: Share[] = []) => {
   const most = Math.max(...shares.map(({ share }) => Math.abs(share)));
-  return new Map(
-    shares.map(({ token, share }) => [token, Math.max(1, Math.round(THICKEST * Math.sqrt(Math.abs(share) / most)))]),
-  );
+  const width = (share: number) => Math.max(1, Math.round(THICKEST * Math.sqrt(Math.abs(share) / most)));
+  return new Map(shares.map(({ token, share }) => [token, `${width(share)}px`]));
 };
 
 /** Words from one token to another; with a `prefix` for their ids they can be selected by mouse and keys. */
 export function Words(props: {
+  id: string;
   tokens: number[];
   prefix?: string;
   label: string;
   checkpoint: string;
   change: boolean;
   marks?: boolean;
-  id: string;
 }) {
   const { tokens, prefix, checkpoint, change } = props;
-  const exchange = props.marks && state.token.value !== null ? exchanged(state.token.value, checkpoint, change) : null;
-  const [took, gave] = [widths(exchange?.took ?? []), widths(exchange?.gave ?? [])];
-  const { apart } = readingAt(state.layer.value);
   const chosen = state.token.value;
+  const exchange = props.marks && chosen !== null ? exchanged(chosen, checkpoint, change) : null;
+  const [took, gave] = [widths(exchange?.took), widths(exchange?.gave)];
+  const { words, apart } = readingAt(state.layer.value);
   const { direction } = data.documents[documentOf[tokens[0]]];
-  const step = (e: KeyboardEvent) => {
+  const selectByKey = (e: KeyboardEvent) => {
     const at = chosen === null ? -1 : tokens.indexOf(chosen);
-    const [on, back] = [at + 1, Math.max(at - 1, 0)];
-    const [left, right] = direction === "rtl" ? [on, back] : [back, on];
-    const last = tokens.length - 1;
-    const moves: Record<string, number> = {
-      ArrowRight: right,
-      ArrowDown: on,
-      ArrowLeft: left,
-      ArrowUp: back,
-      Home: 0,
-      End: last,
-    };
+    const [on, back, last] = [Math.min(at + 1, tokens.length - 1), Math.max(at - 1, 0), tokens.length - 1];
+    const [ArrowRight, ArrowLeft] = direction === "rtl" ? [back, on] : [on, back];
+    const moves: Record<string, number> = { ArrowRight, ArrowLeft, ArrowDown: on, ArrowUp: back, Home: 0, End: last };
     if (e.key === "Escape") set({ token: null });
-    else if (e.key in moves) set({ token: tokens[Math.min(moves[e.key], tokens.length - 1)] });
+    else if (e.key in moves) set({ token: tokens[moves[e.key]] });
     else return;
     e.preventDefault();
   };
@@ -167,35 +118,59 @@ export function Words(props: {
       aria-label={props.label}
       aria-orientation={prefix ? "horizontal" : undefined}
       aria-activedescendant={prefix && chosen !== null && tokens.includes(chosen) ? `${prefix}${chosen}` : undefined}
-      onKeyDown={step}
+      onKeyDown={selectByKey}
       onClick={(e) => tokenAt(e) !== null && set({ token: tokenAt(e) })}
       onMouseOver={(e) => (hovered.value = tokenAt(e))}
       onMouseLeave={() => (hovered.value = null)}
     >
-      {tokens.map((token) => (
-        <>
-          {token > tokens[0] && apart[token] ? " " : ""}
-          {wordOf({
-            token,
-            value: shadeOf(token, checkpoint, change),
-            id: prefix && `${prefix}${token}`,
-            mark: { took: took.get(token), gave: gave.get(token) },
-            select: Boolean(prefix),
-          })}
-        </>
-      ))}
+      {/* Elements and no components: of 512 words, components would take longer than what they draw. */}
+      {tokens.map((token) => {
+        const value = shadeOf(token, checkpoint, change);
+        const said = value === null ? "" : shadeText(value);
+        const classes = { piece: !apart[token], found: foundTokens.value.has(token), chosen: token === chosen };
+        const marks = { took: took.has(token), gave: gave.has(token) };
+        const names = Object.entries({ ...classes, ...marks }).filter(([, is]) => is);
+        const style = { "--took-width": took.get(token), "--gave-width": gave.get(token) };
+        return (
+          <>
+            {token > tokens[0] && apart[token] ? " " : ""}
+            <span
+              id={prefix && `${prefix}${token}`}
+              role={prefix ? "option" : undefined}
+              aria-selected={prefix ? token === chosen : undefined}
+              class={names.map(([name]) => name).join(" ")}
+              style={{ ...style, backgroundColor: shade(value) }}
+              data-token={token}
+              data-share={said}
+              title={`${nameOf(token)}, position ${positionOf(token)}${said && `: ${said}`}`}
+            >
+              {words[token]}
+            </span>
+          </>
+        );
+      })}
     </div>
   );
 }
 
+/** A token in a list, selected by a click. */
+export const TokenLink = ({ token, name, children }: { token: number; name: string; children?: ComponentChildren }) => (
+  <button data-token={token} onClick={() => set({ token })}>
+    <bdi>{name}</bdi>{" "}
+    <small>
+      {positionOf(token)}
+      {children}
+    </small>
+  </button>
+);
+
 /** The sentence around the selected word, or the text's first; a short text is whole. */
 export const sentence = computed(() => {
   const tokens = tokensOf(state.document.value);
-  const { words } = data.readings[0];
-  const ends = tokens.filter((token) => /^[.!?…。।]+$/.test(words[token]));
+  const ends = tokens.filter((token) => /^[.!?…。।]+$/.test(data.readings[0].words[token]));
   const at = state.token.value ?? tokens[0];
   const start = (ends.findLast((end) => end < at) ?? tokens[0] - 1) + 1;
   const end = ends.find((each) => each >= at) ?? tokens.at(-1)!;
-  const from = Math.max(start, at - 30); // of a text without full stops, a part
-  return range(Math.min(end, from + 60) + 1, from);
+  const from = Math.max(start, at - SENTENCE / 2);
+  return range(Math.min(end, from + SENTENCE) + 1, from);
 });

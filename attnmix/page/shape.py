@@ -1,0 +1,95 @@
+"""The shape of the page's data, declared once: tests compare the data with it, and the script's types are made of it.
+
+python -m attnmix.page.shape > attnmix/page/src/payload.d.ts
+"""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, get_args
+
+Data = dict[Any, Any]
+_NAMES = {...: str}
+_NUMBER = float | None
+_GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
+_INTERVAL = {"mean": float, "ci_low": _NUMBER, "ci_high": _NUMBER}
+_RATIO = {"checkpoint": str, "layer": int, "method": str, **_INTERVAL}
+_STEP = {"checkpoint": str, "layer": int, "step": str, "measure": str, **_INTERVAL}
+_HEADS = {
+    **{"scores": [[float]], "reach": str, "source_norms": str, "given_norms": str, "key_heads": int, "bits": int},
+    **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
+    **{"ranks?": [int], "largest_error?": float, "mean_error?": float},
+}
+SHAPE: Data = {
+    "pointsPerSecond": int,
+    "labels": {
+        **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
+        **{"steps": _NAMES, "stepMeasures": _NAMES, "controls": _NAMES},
+        **{"derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES},
+        "layers": [str],  # from 0 on, the embedding
+    },
+    "captured": str,  # the checkpoint of the vectors
+    "onePlane": [str],  # layouts whose sites share a plane
+    "ownBasis": [str],  # points
+    "stream": [str],  # points
+    "method": str,
+    "layer": int,
+    "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
+    "reviews": {"names": [str], "total": int, "values": _GRIDS},  # mean ratios `[layers, reviews]`
+    "answer": {
+        "headline": str,
+        "sentences": [str],
+        "chart": {
+            "title": str,
+            "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}],
+            "unit": str,
+        },
+    },
+    "opens": {"document": int, "token": int},
+    "curves": [_RATIO],
+    "differences": [_RATIO],
+    "controls": [{**_RATIO, "control": str}],
+    "derivatives": [_RATIO],
+    "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
+    "steps": [_STEP],
+    "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
+    "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
+    # `start` is the number of a document's first token, `direction` is ltr or rtl.
+    "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
+    "encoder": int | None,  # layers, where there is a decoder too
+    # All tokens as each stack reads them; `apart` is 1 where a word begins, `classes` number `classNames`.
+    "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
+    "classNames": [str],
+    "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
+    # Largest sources of each token, their shares and its share of itself, by document, checkpoint and method.
+    "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
+    "sourcesKept": int,
+    "matrices": [str],
+    "attention": {"number": int, "width": int, "documents": {...: {...: _HEADS}}},  # of heads, as contributions
+    "tokenSteps": _NAMES,  # `[layers, tokens]` by step
+    "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
+    # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
+    "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
+    "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
+}
+"""The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
+
+A key that ends in `?` may be left out. The number of a token, layer or site is its place in a list or array.
+"""
+
+
+def typescript(shape: Any = SHAPE) -> str:
+    """Return the shape as a type of TypeScript."""
+    if isinstance(shape, list):
+        return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
+    if isinstance(shape, dict):
+        if ... in shape:
+            return f"Record<string, {typescript(shape[...])}>"
+        return "{ " + "; ".join(f"{key}: {typescript(each)}" for key, each in shape.items()) + " }"
+    if isinstance(shape, UnionType):
+        return " | ".join(dict.fromkeys(typescript(each) for each in get_args(shape)))
+    return {str: "string", int: "number", float: "number", type(None): "null"}[shape]
+
+
+if __name__ == "__main__":
+    print(f"// Written by attnmix/page/shape.py.\nexport type Payload = {typescript()};")
