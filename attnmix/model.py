@@ -22,7 +22,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import family_of
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import load_base
+from attnmix.models.loading import configurations, load_base, with_decoder_inputs
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,20 @@ def _observable(network: PreTrainedModel) -> Iterator[None]:
     """Put a model in eval mode, its attention observed; then restore what that changes."""
     base: Any = network.base_model
     modes = {module: module.training for module in network.modules()}
-    implementation, use_cache = base.config._attn_implementation, getattr(base.config, "use_cache", None)
+    implementation, configs = base.config._attn_implementation, configurations(network)
+    caches = [getattr(config, "use_cache", None) for config in configs]
+    hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     try:
         base.set_attn_implementation(implementation_of(base.config))
-        base.config.use_cache = False
+        for config in configs:
+            config.use_cache = False
         network.eval()
         yield
     finally:
         base.set_attn_implementation(implementation)
-        base.config.use_cache = use_cache
+        for config, use_cache in zip(configs, caches, strict=True):
+            config.use_cache = use_cache
+        hook.remove()
         for module, mode in modes.items():
             module.training = mode
 

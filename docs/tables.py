@@ -33,7 +33,14 @@ from stages.common.parameters import Parameters
 DOCUMENTS = (
     "docs/guide.md",
     *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices")),
-    *("docs/measures/planted.md", "docs/reference.md", "docs/results.md", "docs/scale.md", "docs/study/README.md"),
+    *(
+        "docs/classifiers.md",
+        "docs/measures/planted.md",
+        "docs/reference.md",
+        "docs/results.md",
+        "docs/scale.md",
+        "docs/study/README.md",
+    ),
 )
 """The documents whose tables are made here."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
@@ -92,6 +99,7 @@ def tables() -> dict[str, str]:
         "controls": _markdown(("control", "name", "what is measured", "forward pass"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
+        "classifiers": _classifiers(),
         "plan": _markdown(measured.PLAN, measured.plan()),
         "capture": _markdown(measured.CAPTURE, measured.capture()),
         "identities": _markdown(
@@ -102,35 +110,55 @@ def tables() -> dict[str, str]:
 
 def _families() -> str:
     """Return a row for each family: what it is, what it lacks, and the test that covers it."""
-    decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
     for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
+        decoder_only = (
+            {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"} if len(family.stacks) == 1 else ()
+        )
         absent = [f"`{each}`" for each in family.absent() if each not in decoder_only]
         rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))
     return _markdown(("`model_type`", "layers", "absent", "held by"), rows)
 
 
+def _classifiers() -> str:
+    """Return a row for each architecture of docs/classifiers.yaml: where it was seen, and whether it works."""
+    places = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
+    outcomes = pd.read_csv("docs/classifiers.csv", keep_default_na=False, dtype=str).set_index("architecture")
+    rows = []
+    for name, place in places.items():
+        checkpoint = f"`{place['checkpoint']}`" if "checkpoint" in place else ""
+        downloads = f"[{place.get('downloads', 'there')}]({place['source']})"
+        rows.append((f"`{name}`", checkpoint, downloads, *outcomes.loc[name]))
+    working = int((outcomes["outcome"] == "works").sum())
+    rows.append((f"{len(rows)} architectures", "", "", f"{working} work, {len(rows) - working} refused", "", "", ""))
+    return _markdown(("architecture", "checkpoint", "downloads a month", *outcomes.columns), rows)
+
+
 def _kind(family: Family) -> str:
-    stack = family.stacks[0]
+    stack, decoder = family.stacks[0], ", encoder and decoder" if len(family.stacks) > 1 else ""
     if stack.parallel:
         return "pre-LN, attention and feed-forward in parallel"
     if stack.attention_norm is not None:
-        return "post-LN" + (", encoder and decoder" if len(family.stacks) > 1 else "")
+        return "post-LN" + decoder
     if stack.attention_output_norm is None:
-        return "pre-LN"
+        return "pre-LN" + decoder
     return "norms before and after each part" if stack.input_norm else "norms on what each part adds"
 
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
-    tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
-    tables["planted"] = planted(read)
+    tables = {
+        "overall": _overall(read(f"{PLOTS}measure/mixing_weighted.csv")),
+        "maps": _maps(read),
+        "movement": _movement(read),
+    }
+    tables |= {"planted": planted(read), "mpnet": _overall(read(f"{STUDY}mpnet.csv"))}
     return tables | {"settings": _settings(read), "by_layer": _by_layer(read), "edits": _edits(read)}
 
 
-def _overall(read: Read) -> str:
-    table = read(f"{PLOTS}measure/mixing_weighted.csv")
+def _overall(table: Any) -> str:
+    """Return the ratios over all layers of `mixing_weighted.csv`."""
     chosen = table.query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = chosen.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
     rows = []

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from conftest import WORDS, toy_reviews
+from conftest import WORDS, toy_reviews, write_parameters
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from attnmix.core.names import POINTS
+from stages.common.parameters import read_parameters
+
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
+REFUSED = TINY.pop("refused")
 FAMILIES = tuple(TINY)
 # One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
 KINDS = ("gpt_neox", "qwen3", "bart")
 EACH_FAMILY = [name if name in KINDS else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
-SEGMENTED = ("bert", "electra", "albert", "nomic_bert")  # their tokenizers give token_type_ids
+SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers give token_type_ids
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Tokens:
     padding_side: str = "right"
 
 
-TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in TINY.items()}
+TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REFUSED}.items()}
 
 
 def corpus() -> list[str]:
@@ -108,6 +113,29 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(centre + 0.25 * torch.randn(parameter.shape, generator=generator))
 
 
+STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
+ARABIC = "الفيلم رائع IMAX"
+TEXTS = ["the film was very good , the film", ARABIC, "a"]
+
+
+def run_stages(folder: Path) -> None:
+    """Run the pipeline in `folder`, the current one, which holds `model`; parameters name all that any family has."""
+    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
+    write_parameters(
+        folder,
+        dataset={"name": "reviews.csv", "validation_fraction": 0.25},
+        model={"name": "model"},
+        finetune={"epochs": 1, "max_length": 40},
+        capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
+        measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
+        faithfulness={"documents": 2, "max_length": 20},
+        umap={"stability_seeds": []},
+        render={"formats": ["svg"], "dpi": 30},
+    )
+    for stage in STAGES:
+        import_module(f"stages.{stage}").main(read_parameters())
+
+
 def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     """Write a randomly initialised classifier of the family `name` with its tokenizer; return `folder`."""
     tokenizer = make_tokenizer(name)
@@ -117,7 +145,11 @@ def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     # Labels by name: BART's configuration reads unnamed ones back as three. Tables of embeddings are larger than
     # the vocabulary, as real ones are.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
-    config = AutoConfig.for_model(name, vocab_size=len(tokenizer) + 3, **labels, **TINY[name]["config"], **ids)
+    if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
+        ids["decoder_start_token_id"] = ids["pad_token_id"]
+    config = AutoConfig.for_model(
+        name, vocab_size=len(tokenizer) + 3, **labels, **{**TINY, **REFUSED}[name]["config"], **ids
+    )
     model = AutoModelForSequenceClassification.from_config(config)
     randomise(model, seed)
     model.save_pretrained(folder)

@@ -67,6 +67,14 @@ ALBERT = """
     query=attention.query key=attention.key value=attention.value out=attention.dense
     attention_norm=attention.LayerNorm up=ffn down=ffn_output output_norm=full_layer_layer_norm
 """
+T5 = roles("""
+    layer={side}.block.{number}.layer. word={side}.embed_tokens input_norm=0.layer_norm query=0.SelfAttention.q
+    key=0.SelfAttention.k value=0.SelfAttention.v out=0.SelfAttention.o
+""")
+CROSS = """
+    cross_attention_input_norm=1.layer_norm cross_query=1.EncDecAttention.q cross_key=1.EncDecAttention.k
+    cross_value=1.EncDecAttention.v cross_out=1.EncDecAttention.o
+"""
 DISTILBERT = """
     layer=transformer.layer.{number}. query=attention.q_lin key=attention.k_lin value=attention.v_lin
     out=attention.out_lin attention_norm=sa_layer_norm up=ffn.lin1 down=ffn.lin2 output_norm=output_layer_norm
@@ -113,19 +121,24 @@ BLOOM = """
     feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
 """
 NAMES = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "data2vec-text", "ernie"), BERT),
     **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
-    **{"nomic_bert": roles(NOMIC, **BERT), "mpnet": {**BERT, **roles(MPNET)}, "deberta": {**BERT, **roles(DEBERTA)}},
+    **dict.fromkeys(("nomic_bert", "gte"), roles(NOMIC, **BERT)),
+    **dict.fromkeys(("t5", "mt5", "umt5"), T5),
+    **{"mpnet": {**BERT, **roles(MPNET)}, "deberta": {**BERT, **roles(DEBERTA)}},
     **{"deberta-v2": {**BERT, **roles(DEBERTA_V2)}, "gpt_neo": roles(GPT_NEO), "bloom": roles(BLOOM)},
     **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma"), LLAMA),
     "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),
-    **{"gemma3_text": GEMMA, "olmo2": GEMMA},
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo2"), GEMMA),
 }
-RMS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
-CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *RMS)
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
+T5S = ("t5", "mt5", "umt5")
+CAUSAL_RMS = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", *GEMMAS)
+RMS = (*CAUSAL_RMS, *T5S)
+CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *CAUSAL_RMS)
 BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value of one head, then those of the next
-ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")  # positions start behind the padding's
+ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")  # positions start behind the padding's
 OFFSETS = {"opt": 2, "bart": 2}
 
 
@@ -151,7 +164,7 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
             if weight.ndim == 2 and name != "gpt2":  # whose Conv1D keeps it the other way round
                 weight = weight.T
             # Gemma's norms keep how far they are from one.
-            weight = weight + (weight.ndim == 1 and name == "gemma3_text")
+            weight = weight + (weight.ndim == 1 and name in GEMMAS)
             arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
     weights = Weights(name, config, arrays)
     for role, key in (("query", "q_bias"), ("value", "v_bias")):
@@ -209,7 +222,7 @@ class Weights:
 
     @property
     def activation(self) -> Callable[[Array], Array]:
-        keys = ("hidden_act", "hidden_activation", "activation_function", "activation")
+        keys = ("hidden_act", "hidden_activation", "activation_function", "activation", "dense_act_fn")
         activation: Callable[[Array], Array] = ACTIVATIONS[first_of(self.config, *keys, default="gelu_new")]
         return activation
 
@@ -239,8 +252,12 @@ def softmax(scores: Array, visible: Bools) -> Array:
 Places = Callable[[Weights, Array, Array], Array]
 
 
-def places_of(name: str, config: Any, state: dict[str, Array]) -> Places | None:
+def places_of(name: str, config: Any, state: dict[str, Array], side: str, number: int) -> Places | None:
     """What the places of two tokens add to their score [heads, tokens, tokens], before it is scaled."""
+    if name in T5S:
+        block = number if name == "umt5" else 0  # mT5 and T5 use the first layer's in all
+        biases = state[f"{side}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"]
+        return lambda _w, query, _key: pairs(query, lambda i, j: biases[bucket(j - i, side == "encoder")])
     if name == "mpnet":
         table = state["encoder.relative_attention_bias.weight"]
         return lambda w, query, _key: np.sqrt(w.head_size) * pairs(query, lambda i, j: table[bucket(j - i)])
@@ -283,11 +300,11 @@ def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
     return np.array([[score(i, j) for j in range(tokens)] for i in range(tokens)]).transpose(2, 0, 1)
 
 
-def bucket(distance: int) -> int:
-    """T5's bucket of a distance, in both directions: 8 exact ones, then 8 that widen up to 128."""
-    far = abs(distance)
-    number = far if far < 8 else min(15, 8 + int(np.log(far / 8) / np.log(128 / 8) * 8))
-    return number + 16 * (distance > 0)
+def bucket(distance: int, both: bool = True) -> int:
+    """T5's bucket of a distance: of 16 for each direction, or of 32, a half are exact and a half widen up to 128."""
+    far, exact = abs(distance), 8 if both else 16
+    number = far if far < exact else min(2 * exact - 1, exact + int(np.log(far / exact) / np.log(128 / exact) * exact))
+    return number + 16 * (both and distance > 0)
 
 
 @dataclass
@@ -312,10 +329,12 @@ class ReferenceLayer:
         scores = query @ key.transpose(0, 2, 1)
         if self.places is not None:
             scores = scores + self.places(w, query, key)
-        if w.name != "gpt_neo":
+        if w.name not in ("gpt_neo", *T5S):
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
+        if cap := getattr(config, "attn_logit_softcapping", None):
+            scores = cap * np.tanh(scores / cap)
         self.attention = softmax(scores, self.visible)
         self.value_bias = w.split("value", np.zeros_like(u[:1]))
         self.points = self.rest(self.value)
@@ -354,15 +373,18 @@ class ReferenceLayer:
         if self.post_norm:
             z = points["attention_norm"] = w.norm("attention_norm", z)
         if self.memory is not None:
-            points["cross_attention_output"] = self.cross_attention(z)
-            z = points["cross_attention_norm"] = w.norm("cross_attention_norm", z + points["cross_attention_output"])
+            points["cross_attention_output"] = self.cross_attention(w.norm("cross_attention_input_norm", z))
+            z = w.norm("cross_attention_norm", z + points["cross_attention_output"])
+            if self.post_norm:
+                points["cross_attention_norm"] = z
         points["ffn_output"] = w.feed_forward(z)
         return {**points, "layer_output": w.norm("output_norm", z + points["ffn_output"])}
 
     def cross_attention(self, z: Array) -> Array:
         w = self.weights
         query, key, value = w.split("cross_query", z), *(w.split(f"cross_{k}", self.memory) for k in ("key", "value"))
-        weights = softmax(query @ key.transpose(0, 2, 1) / np.sqrt(w.head_size), np.array(True))
+        scale = 1 if w.name in T5S else w.head_size**-0.5
+        weights = softmax(query @ key.transpose(0, 2, 1) * scale, np.array(True))
         return w.linear("cross_out", (weights @ value).transpose(1, 0, 2).reshape(len(z), -1))
 
     def ratios(self) -> dict[str, Array]:
@@ -398,9 +420,9 @@ class ReferenceLayer:
         parts = [*self.R.swapaxes(0, 1), ends["residual"]]  # the last is what belongs to no source
         whole = self.points["attention_residual"]
         for role, added in (("attention_norm", None), ("cross_attention_norm", "cross_attention_output")):
-            if role in w.arrays and (added is None or self.memory is not None):
-                if added is not None:
-                    parts[-1], whole = parts[-1] + self.points[added], whole + self.points[added]
+            if added in self.points:
+                parts[-1], whole = parts[-1] + self.points[added], whole + self.points[added]
+            if role in w.arrays:
                 parts = [w.norm_linear(role, part, whole) for part in parts]
                 parts[-1], whole = parts[-1] + w.arrays[role][1], w.norm(role, whole)
         entering = [w.norm_linear("feed_forward_norm", part, whole) for part in parts]
@@ -509,7 +531,7 @@ class Reference:
 def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
     """The points of the embedding; `w` holds its norm and projection."""
     config = w.config
-    scaled = w.name == "gemma3_text" or getattr(config, "scale_embedding", False)
+    scaled = w.name in GEMMAS or getattr(config, "scale_embedding", False)
     x = state[f"{names['word']}.weight"][ids] * (np.sqrt(config.hidden_size) if scaled else 1)
     points = {"word_embedding": x}
     position, segment = (state.get(f"{names.get(role)}.weight") for role in ("position", "segment"))
@@ -546,8 +568,13 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
     """The base model of the family `name` (its `model_type`), run by hand on one text."""
     state = {key: tensor.detach().double().numpy() for key, tensor in base.state_dict().items()}
     config, memory, reference = base.config, None, Reference({}, [])
-    for side in ("encoder", "decoder") if name == "bart" else ("",):
-        names = {role: template.replace("{side}", side) for role, template in NAMES[name].items()}
+    for side in ("encoder", "decoder") if config.is_encoder_decoder else ("",):
+        named = NAMES[name]
+        if name in T5S:
+            network, ups = f"{1 + (side == 'decoder')}", "up=*wi_1 gate=*wi_0" if config.is_gated_act else "up=*wi"
+            text = f"feed_forward_norm={network}.layer_norm {ups} down=*wo".replace("*", f"{network}.DenseReluDense.")
+            named = named | roles(text + (CROSS if side == "decoder" else ""))
+        names = {role: template.replace("{side}", side) for role, template in named.items()}
         if side == "decoder":
             ids = [config.decoder_start_token_id, *ids[:-1]]
         ends = {role: names[role] for role in ("embedding_norm", "projection") if role in names}
@@ -562,9 +589,10 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
             weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
             seen = surroundings(name, config, number, len(ids), causal)
-            layer = ReferenceLayer(weights, x, *seen, memory, places_of(name, config, state))
+            layer = ReferenceLayer(weights, x, *seen, memory, places_of(name, config, state, side, number))
             reference.layers.append(layer)
             reference.features |= {(len(reference.layers), point): array for point, array in layer.points.items()}
             x = layer.points["layer_output"]
-        memory = x
+        last = read(name, config, state, "", {"norm": f"{side}.final_layer_norm"})
+        memory = last.norm("norm", x)
     return reference

@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import REPOSITORY
+from families import FAMILIES
 
+from docs import classifiers
 from docs.tables import DOCUMENTS, MARKED, results, tables
 
 PLOTS, STUDY = "reports/plots/", "docs/study/"
@@ -240,6 +242,16 @@ def test_tables_of_the_study_are_those_of_the_committed_csv(name: str) -> None:
     document = "docs/measures/planted.md" if name == "planted" else "docs/study/README.md"
     contents = {found: content for _, found, content, _ in MARKED.findall(committed(document))}
     assert contents[name] == results(committed)[name]
+
+
+def test_each_architecture_of_the_hub_works_or_is_refused_with_the_sentence_in_the_table() -> None:
+    outcomes = pd.read_csv(REPOSITORY / "docs/classifiers.csv").set_index("architecture")["outcome"].to_dict()
+    assert list(outcomes) == list(classifiers.CLASSIFIERS)
+    for name, outcome in outcomes.items():
+        if outcome == classifiers.WORKS:
+            assert name in FAMILIES  # tests/test_families_pipeline.py takes each of them to the page
+        else:
+            assert classifiers.outcome(name)["outcome"] == outcome
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

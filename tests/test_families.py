@@ -231,6 +231,14 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
         ("gpt_neo", "feed_forward_norm", "ln_1", "attention_residual"),
         ("bloom", "final_norm", None, "hidden_states"),
         ("gpt_neox", "parallel", None, "attention_residual"),
+        ("t5", "final_norm", None, "hidden_states"),
+        (
+            "t5",
+            "decoder",
+            {**families.FAMILIES["t5"]["decoder"], "cross_attention_input_norm": None},
+            "attention_residual",
+        ),
+        ("gemma2", "feed_forward_output_norm", None, "layer_output"),
         ("llama", "gated", ["mlp.up_proj", "mlp.act_fn", "mlp.gate_proj", "mlp.down_proj"], "feed_forward"),
     ],
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from browser import Opened
-from conftest import toy_reviews, write_parameters
-from families import EACH_FAMILY, write_family
+from families import EACH_FAMILY, TEXTS, run_stages, write_family
 from page_run import choose
 from transformers import AutoConfig
 
@@ -21,11 +19,6 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.store.features import open_store, stored_sites
 from attnmix.store.runs import Run, map_sites
-from stages.common.parameters import read_parameters
-
-STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
-ARABIC = "الفيلم رائع IMAX"
-TEXTS = ["the film was very good , the film", ARABIC, "a"]
 
 
 @pytest.fixture(scope="module", params=EACH_FAMILY)
@@ -35,25 +28,12 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """A family whose run is in the current folder; parameters name all that any family has."""
+    """A family whose run is in the current folder."""
     folder = tmp_path_factory.mktemp(name)
-    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
     write_family(name, folder / "model")
-    write_parameters(
-        folder,
-        dataset={"name": "reviews.csv", "validation_fraction": 0.25},
-        model={"name": "model"},
-        finetune={"epochs": 1, "max_length": 40},
-        capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
-        measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"stability_seeds": []},
-        render={"formats": ["svg"], "dpi": 30},
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for stage in STAGES:
-            import_module(f"stages.{stage}").main(read_parameters())
+        run_stages(folder)
         yield family_of(AutoConfig.from_pretrained("model"))
 
 
@@ -77,7 +57,7 @@ def options(page: Any, label: str) -> list[str]:
 
 
 def test_every_stage_makes_what_the_family_has(name: str, family: Family) -> None:
-    layers = 4 if name == "bart" else AutoConfig.from_pretrained("model").num_hidden_layers
+    layers = AutoConfig.from_pretrained("model").num_hidden_layers * len(family.stacks)
     points = {layer: {site.point for site in stored_sites(ACTIVATIONS) if site.layer == layer} for layer in range(5)}
     in_layers = set(family.present(LAYER_POINTS))
     assert points[0] == set(family.present(EMBEDDING_POINTS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +228,16 @@ class _BatchPass:
     def _compare(self, output: Any) -> None:
         """Compare each layer's output with the library's record, in which the last one is after the final norm."""
         if len(self.measurer.family.stacks) > 1:
-            recorded = [*output.encoder_hidden_states[1:], *output.decoder_hidden_states[1:]]
+            recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
         else:
-            recorded = output.hidden_states[1:]
-        for norm in optional_modules(self.measurer.base, filter(None, [self.measurer.family.final_norm])):
-            self.outputs[-1] = norm(self.outputs[-1])
+            recorded = [output.hidden_states[1:]]
+        last = -1
+        for stack, states in zip(self.measurer.family.stacks, recorded, strict=True):
+            last += len(states)
+            for norm in optional_modules(self.measurer.base, filter(None, [stack.final_norm])):
+                self.outputs[last] = norm(self.outputs[last])
         column = list(IDENTITIES).index("hidden_states")
-        for layer, (computed, true) in enumerate(zip(self.outputs, recorded, strict=True), start=1):
+        for layer, (computed, true) in enumerate(zip(self.outputs, chain(*recorded), strict=True), start=1):
             self.errors[layer][:, column] = vector_errors(computed, true, self.mask_BT)
             self._checked(layer, self.errors[layer])
 

@@ -24,6 +24,7 @@ from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
 from attnmix.models.attention import AttentionCall, attend, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
+from attnmix.models.loading import for_reading
 
 Tensor = torch.Tensor
 
@@ -190,8 +191,7 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModel.from_config(config, **options)
-    model.config.use_cache = False
-    model.eval()
+    for_reading(model)
     return model
 
 

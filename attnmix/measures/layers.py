@@ -82,6 +82,7 @@ class Block:
         self.output = _linear(layer.get_submodule(stack.output))
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
+        self.cross_attention_input_norm = self._norm(stack.cross_attention_input_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
         self.feed_forward_norm = self._norm(stack.feed_forward_norm)
         self.feed_forward_output_norm = self._norm(stack.feed_forward_output_norm)
@@ -102,7 +103,7 @@ class Block:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.parts:
-            z = self.cross_attention_norm(z + _cross_attention(call, z))
+            z = self.cross_attention_norm(z + _cross_attention(call, self.cross_attention_input_norm(z)))
         added = self.feed_forward_norm(x if self.stack.parallel else z)
         for path in self.stack.feed_forward:
             added = self.layer.get_submodule(path)(added)
@@ -174,6 +175,8 @@ class LayerPass:
     @property
     def stream(self) -> Tensor:
         """Before the feed-forward network and a norm of its own `[..., T, D]`."""
+        if "cross_attention_output" in self.features and not self.block.stack.cross_attention_norm:
+            return self.attended + self.features["cross_attention_output"]
         return self.features.get("cross_attention_norm", self.attended)
 
     @property

@@ -91,7 +91,14 @@ class AttentionCall:
         yield from (slice(start, start + size) for start in range(0, tokens, size))
 
 
-_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=sdpa_attention_forward)
+def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Return attention by the library's `sdpa`, which refuses a soft cap of the scores (Gemma 2), or by `attend`."""
+    if options.get("softcap") is None:
+        return sdpa_attention_forward(module, *arguments, **options)
+    return attend(module, *arguments, **options)[0].transpose(1, 2).contiguous(), None
+
+
+_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_unobserved)
 
 
 def implementation_of(config: Any) -> str:

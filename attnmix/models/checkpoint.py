@@ -12,7 +12,7 @@ from attnmix.core.errors import InputError, first_line
 from attnmix.store.files import made
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")
 """Families that number positions from the padding token's id + 1."""
 
 

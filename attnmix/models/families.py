@@ -37,10 +37,12 @@ class Stack:
     attention_output_norm: str | None = None
     attention_norm: str | None = None
     cross_attention: str | None = None
+    cross_attention_input_norm: str | None = None
     cross_attention_norm: str | None = None
     feed_forward_norm: str | None = None
     feed_forward_output_norm: str | None = None
     output_norm: str | None = None
+    final_norm: str | None = None
     parallel: bool = False
     own_attention: bool = False
     activation: str | None = None
@@ -48,7 +50,8 @@ class Stack:
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
         """Return each capture point of a layer: the module, and which side of it."""
-        after_skip = self.attention_norm or self.feed_forward_norm or self.feed_forward[0]
+        norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
+        after_skip = next(filter(None, norms), self.feed_forward[0])
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),
             PROJECTED: (self.output if self.attention_output_norm else None, "output"),
@@ -92,7 +95,6 @@ class Family:
     word_embedding: str
     stacks: tuple[Stack, ...]
     """One, or encoder and decoder."""
-    final_norm: str | None
 
     def absent(self) -> dict[str, str]:
         """Return the points, ratios, matrices and `HEADS` that this family lacks, each with the reason."""
@@ -110,6 +112,8 @@ class Family:
             reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)
         if not stack.embedding:
             reasons["embedding_sum"] = "no norm follows the sum of the embeddings"
+        if self.stacks[-1].cross_attention_norm is None:
+            reasons["cross_attention_norm"] = "no norm stands after cross-attention"
         if len(self.stacks) == 1:
             names = ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm")
             reasons |= dict.fromkeys(names, "there is no decoder beside an encoder")
@@ -133,11 +137,16 @@ def family_of(config: Any) -> Family:
         if (value := getattr(config, key, needed)) != needed:
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
-    word_embedding, final_norm = entry.pop("word_embedding"), entry.pop("final_norm", None)
-    decoder = entry.pop("decoder", None)
+    word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
+    gated = getattr(config, entry.pop("gated_where", ""), True)
     parallel = bool(getattr(config, entry.pop("parallel", ""), False))
     entries = [entry, entry | decoder] if decoder else [entry]
-    return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries), final_norm)
+    for each in entries:
+        if gated and "gated" in each:
+            each["feed_forward"] = [each["gated"][0].rpartition(".")[0]]
+        else:
+            each.pop("gated", None)
+    return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries))
 
 
 def attention_modules(base: Module) -> set[Module]:

@@ -130,9 +130,29 @@ def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, lis
     if missing:
         lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
         raise InputError(f"{folder}: its weights lack {lacking}")
-    model.config.use_cache = False
-    model.eval()
+    for_reading(model)
     return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+
+
+def for_reading(model: PreTrainedModel) -> None:
+    """Put a model in eval mode, without a cache of keys and values, its base model called with a text alone."""
+    for config in configurations(model):
+        config.use_cache = False
+    model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
+    model.eval()
+
+
+def configurations(model: PreTrainedModel) -> list[Any]:
+    """Return the configurations of a model and of its parts: T5's stacks have copies."""
+    return [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Give T5's base model its decoder's tokens, which BART's makes of the encoder's (a hook before a forward pass)."""
+    ids = arguments[0] if arguments else options.get("input_ids")
+    if ids is not None and options.get("decoder_input_ids") is None and hasattr(base, "_shift_right"):
+        options = options | {"decoder_input_ids": base._shift_right(ids)}
+    return arguments, options
 
 
 def _shortened(names: Sequence[str]) -> str:

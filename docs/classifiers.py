@@ -1,0 +1,79 @@
+"""Run the pipeline on a tiny random model of each architecture behind classifiers on the hub: docs/classifiers.csv.
+
+    PYTHONPATH=tests python -m docs.classifiers [ARCHITECTURE ...]
+
+`docs/classifiers.yaml` names the architectures. Each model has its kind of tokenizer, pooling and head
+(`tests/tiny_families.yaml`) and goes from fine-tuning to the page, or is refused. `make docs` makes the table in
+docs/classifiers.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from attnmix.arithmetic import settings
+
+settings.choose(settings.PORTABLE)  # before NumPy is loaded, as the tests' modules do
+
+# ruff: noqa: E402
+import pandas as pd
+import yaml
+from families import run_stages, write_family
+from transformers import AutoConfig
+
+from attnmix.core.errors import InputError
+from attnmix.core.names import POINTS
+from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.ratios import RATIOS
+from attnmix.models.families import family_of
+
+RESULTS = Path("docs/classifiers.csv")
+CLASSIFIERS: dict[str, dict[str, Any]] = yaml.safe_load(Path("docs/classifiers.yaml").read_text("utf-8"))
+WORKS = "works"
+COUNTED = {"points": POINTS, "ratios": RATIOS, "matrices": LAYER_MATRICES}
+"""The columns of the results that count what a family has, with the names of all there are."""
+
+
+def outcome(architecture: str) -> dict[str, object]:
+    """Return the row of one architecture: `works` with what it has, or the sentence with which it is refused."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        own_code = CLASSIFIERS[architecture].get("own_code", False)
+        config = write_family("bert" if own_code else architecture, Path("model")) / "config.json"
+        if own_code:
+            values = json.loads(config.read_text("utf-8")) | {"model_type": architecture, "auto_map": {}}
+            config.write_text(json.dumps(values), "utf-8")
+        try:
+            run_stages(Path())
+        except InputError as error:
+            return {"architecture": architecture, "outcome": refusal(error)}
+        family = family_of(AutoConfig.from_pretrained("model"))
+        if not Path("reports/index.html").is_file():
+            raise FileNotFoundError(f"{architecture}: the pipeline made no page")
+    return {
+        "architecture": architecture,
+        "outcome": WORKS,
+        **{column: len(family.present(names)) for column, names in COUNTED.items()},
+    }
+
+
+def refusal(error: InputError) -> str:
+    """Return the error's sentence without the list of what is allowed."""
+    return str(error).partition(";")[0]
+
+
+def main(names: list[str]) -> None:
+    new = {name: outcome(name) for name in names or CLASSIFIERS}
+    old = pd.read_csv(RESULTS).to_dict("records") if RESULTS.is_file() else []
+    made = {row["architecture"]: row for row in old} | new
+    rows = [made[name] for name in CLASSIFIERS if name in made]
+    table = pd.DataFrame(rows, columns=["architecture", "outcome", *COUNTED])
+    table.astype(dict.fromkeys(COUNTED, "Int64")).to_csv(RESULTS, index=False, lineterminator="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
