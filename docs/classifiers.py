@@ -67,12 +67,14 @@ def refusal(error: InputError) -> str:
 
 
 def main(names: list[str]) -> None:
-    new = {name: outcome(name) for name in names or CLASSIFIERS}
-    old = pd.read_csv(RESULTS).to_dict("records") if RESULTS.is_file() else []
-    made = {row["architecture"]: row for row in old} | new
-    rows = [made[name] for name in CLASSIFIERS if name in made]
-    table = pd.DataFrame(rows, columns=["architecture", "outcome", *COUNTED])
-    table.astype(dict.fromkeys(COUNTED, "Int64")).to_csv(RESULTS, index=False, lineterminator="\n")
+    """Write the rows of `names`, or of all architectures, each as soon as it is there."""
+    for name in names or CLASSIFIERS:
+        row = outcome(name)
+        old = pd.read_csv(RESULTS).to_dict("records") if RESULTS.is_file() else []
+        made = {each["architecture"]: each for each in [*old, row]}
+        rows = [made[each] for each in CLASSIFIERS if each in made]
+        table = pd.DataFrame(rows, columns=["architecture", "outcome", *COUNTED])
+        table.astype(dict.fromkeys(COUNTED, "Int64")).to_csv(RESULTS, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Workspace, digest, run_tokenized, tokenized_documents, write_reviews, write_tiny_bert
 from families import write_family
-from family_reference import integrated, run_reference
+from family_reference import gated_part, integrated, read, run_reference
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
@@ -41,7 +41,8 @@ from stages.common.parameters import read_parameters
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[np.float64]
 TEXT = "the film was very good . time flies like an arrow , and the plot was so lovely !"
-DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
+DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert")
+DECOMPOSED += ("gpt2", "opt", "bloom", "llama", "phi3", "gemma3_text", "olmo2")
 
 
 def reviewed(folder: Path) -> Review:
@@ -66,42 +67,56 @@ def model(tiny_bert: Path) -> Any:
 
 
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
-    """Return parts of a BERT classifier's logits [token and last the biases, class], by source in float64."""
-    layers, tokens = run_reference("bert", model.bert, ids).layers, len(ids)
+    """Return parts of a classifier's logits [token and last the biases, class], by source in float64."""
+    name = model.config.model_type
+    layers, tokens = run_reference(name, model.base_model, ids).layers, len(ids)
+
+    def normed(w: Any, role: str, parts: list[Array], whole: Array) -> list[Array]:
+        parts = [w.norm_linear(role, part, whole) for part in parts]
+        return [*parts[:-1], parts[-1] + (w.arrays[role][1] if role in w.arrays else 0)]
+
+    def mapped(W: Array, parts: list[Array]) -> list[Array]:
+        return [part @ W[:-1] + W[-1] * (place == tokens) for place, part in enumerate(parts)]
+
     parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
     for j in range(tokens):
         parts[j][j] = layers[0].x[j]
     for layer in layers:
         w, points = layer.weights, layer.points
-        W_V, W_O, W_1, W_2 = (w.arrays[role] for role in ("value", "out", "up", "down"))
-        z = points["attention_norm"]
-        before = z @ W_1[:-1] + W_1[-1]
-        moved = []
-        for j, part in enumerate(parts):
-            bias = float(j == tokens)
-            value = part @ W_V[:-1] + bias * W_V[-1]
-            attended = np.zeros_like(part)
-            for h in range(w.heads):
-                head = slice(h * w.head_size, (h + 1) * w.head_size)
-                attended += layer.attention[h] @ value[:, head] @ W_O[:-1][head]
-            residual = part + attended + bias * W_O[-1]
-            stream = w.norm_linear("attention_norm", residual, points["attention_residual"])
-            stream = stream + bias * w.arrays["attention_norm"][1]
-            inner = integrated(w.activation, before, stream @ W_1[:-1] + bias * W_1[-1])
-            summed = stream + inner @ W_2[:-1] + bias * W_2[-1]
-            normed = w.norm_linear("output_norm", summed, z + points["ffn_output"])
-            moved.append(normed + bias * w.arrays["output_norm"][1])
-        parts = moved
-    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    W_P, W_C = state["bert.pooler.dense.weight"].T, state["classifier.weight"].T
-    pooled = [part[0] @ W_P for part in parts]
-    pooled[-1] = pooled[-1] + state["bert.pooler.dense.bias"]
-    logits = [integrated(np.tanh, np.sum(pooled, axis=0), part) @ W_C for part in pooled]
-    logits[-1] = logits[-1] + state["classifier.bias"]
-    return np.array(logits)
+        given = []
+        for value in mapped(w.arrays["value"], normed(w, "input_norm", parts, layer.x)):
+            heads = np.repeat(value.reshape(tokens, -1, w.head_size), w.heads * w.head_size // value.shape[1], axis=1)
+            given.append(np.einsum("hij,jhd->ihd", layer.attention, heads).reshape(tokens, -1))
+        output = w.linear("out", points["attention_heads"])
+        given = normed(w, "attention_output_norm", mapped(w.arrays["out"], given), output)
+        residual = [part + each for part, each in zip(parts, given, strict=True)]
+        stream = normed(w, "attention_norm", residual, points["attention_residual"])
+        entering = normed(w, "feed_forward_norm", stream, sum(stream))
+        ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
+        totals = {role: sum(each) for role, each in ups.items()}
+        if "gate" in ups:
+            inner = [gated_part(w.activation, totals, *pair) for pair in zip(*ups.values(), strict=True)]
+        else:
+            inner = [integrated(w.activation, totals["up"], part) for part in ups["up"]]
+        added = mapped(w.arrays["down"], inner)
+        added = normed(w, "feed_forward_output_norm", added, sum(added))
+        summed = [part + each for part, each in zip(stream, added, strict=True)]
+        parts = normed(w, "output_norm", summed, sum(summed))
+    state = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
+    if name == "bert":
+        W_P, W_C = state["bert.pooler.dense.weight"].T, state["classifier.weight"].T
+        pooled = mapped(np.vstack([W_P, state["bert.pooler.dense.bias"]]), [part[0] for part in parts])
+        inner = [integrated(np.tanh, sum(pooled), part) for part in pooled]
+        return np.array(mapped(np.vstack([W_C, state["classifier.bias"]]), inner))
+    final = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma3_text": "model.norm"}[name]
+    last = read(name, model.config, state, "", {"norm": final})
+    return np.array([part[-1] @ state["score.weight"].T for part in normed(last, "norm", parts, sum(parts))])
 
 
-def test_the_class_score_is_taken_apart_as_by_hand(review: Review, model: Any) -> None:
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text"])
+def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path) -> None:
+    folder = write_family(name, tmp_path)
+    review, model = reviewed(folder), library(folder)
     expected = decomposed_by_hand(model, review.ids)
     with torch.no_grad():
         logits = model(torch.tensor([review.ids])).logits[0].numpy()

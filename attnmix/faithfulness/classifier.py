@@ -2,8 +2,10 @@
 
 What enters the first layer belongs to one token each. From there every vector is kept as a sum of parts, one for each
 input token and one of the biases: attention weights as they are, norms by their linear parts, activations by
-(g(p) - g(0)) / p (`attnmix.measures.layers`). The parts of the logits sum to them. Keeping the biases apart is
-the authors' later option `include_bias_token`; their published configuration spreads each bias over the tokens.
+(g(p) - g(0)) / p, gates likewise (`attnmix.measures.layers`). The parts of the logits sum to them. The authors treat
+post-LN encoders; in pre-LN families the norms before a sublayer and after the last layer are taken in the same way.
+Keeping the biases apart is the authors' later option `include_bias_token`; their published configuration spreads each
+bias over the tokens.
 
 Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
 """
@@ -22,13 +24,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
-from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
+from attnmix.measures.layers import (
+    AfterAttention,
+    LayerPass,
+    Norm,
+    map_layers,
+    norm_of,
+    run_layers,
+    slopes,
+    value_map,
+    weights_of,
+)
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import PROJECTED, Family, family_of
+from attnmix.models.families import PROJECTED, Family, family_of, optional_modules
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
@@ -48,16 +60,15 @@ class Gradients(NamedTuple):
 
 
 class HeadCall(NamedTuple):
-    """A Linear after the last layer, and what enters and leaves it `[width]`."""
+    """A Linear after the last layer, and what enters and leaves it `[rows, width]`: of one token, or of all."""
 
     module: Linear
     input: Tensor
     output: Tensor
 
-    @property
-    def weights(self) -> Affine:
-        """Its weights and biases."""
-        return Affine(self.module.weight.T, self.module.bias)
+    def of_token(self, token: int) -> tuple[Tensor, Tensor]:
+        """Return the rows of one token."""
+        return tuple(rows[token if len(rows) > 1 else 0] for rows in (self.input, self.output))
 
 
 class Classifier:
@@ -108,7 +119,7 @@ class Classifier:
         calls: list[HeadCall] = []
 
         def note(module: Any, inputs: Any, output: Tensor) -> None:
-            calls.append(HeadCall(module, inputs[0].flatten(0, -2)[0], output.flatten(0, -2)[0]))
+            calls.append(HeadCall(module, inputs[0].flatten(0, -2), output.flatten(0, -2)))
 
         def visit(layer_pass: LayerPass, _features: Any) -> None:
             results.append(function(layer_pass.document(0)))
@@ -147,9 +158,7 @@ def decomposition_obstacle(family: Family) -> str | None:
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
-    if not stack.network:
-        return family.absent()["layer_n"]
-    return family.absent()["attention_norm"] if stack.attention_norm is None else None
+    return None if stack.network else family.absent()["layer_n"]
 
 
 class Decomposition:
@@ -168,7 +177,8 @@ class Decomposition:
             tokens = torch.arange(len(x_TD), device=x_TD.device)
             self.parts_JTD = x_TD.new_zeros(len(tokens) + 1, *x_TD.shape)
             self.parts_JTD[tokens, tokens] = x_TD
-        value_JTE = _affine(self.values[layer_pass.number - 1], self.parts_JTD)
+        entering_JTD = _normed(layer_pass.block.input_norm, self.parts_JTD, x_TD)
+        value_JTE = _affine(self.values[layer_pass.number - 1], entering_JTD)
         rows = range(len(x_TD)) if layer_pass.number < len(self.values) else range(self.read, self.read + 1)
         size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
         blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -181,16 +191,21 @@ class Decomposition:
 
         Raise `InputError` where they do not sum to the logits.
         """
-        parts_JD = self.parts_JTD[:, 0]
-        linear = 1 <= len(calls) <= 2 and torch.equal(calls[0].input, self.whole_D)
-        if not linear or not torch.equal(calls[-1].output, logits_C):
+        parts_JD, whole_D = self.parts_JTD[:, 0], self.whole_D
+        stack, base = self.classifier.family.stacks[0], self.classifier.base
+        for module in optional_modules(base, filter(None, [stack.final_norm])):
+            parts_JD = _normed(norm_of(module, whole_D), parts_JD, whole_D)
+            whole_D = module(whole_D)
+        ends = [call.of_token(self.read) for call in calls]
+        linear = 1 <= len(calls) <= 2 and ends[0][0].shape == whole_D.shape and torch.allclose(ends[0][0], whole_D)
+        if not linear or not torch.equal(ends[-1][1], logits_C):
             return None
-        parts_JD = _affine(calls[0].weights, parts_JD)
+        parts_JD = _affine(weights_of(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
-            parts_JD = parts_JD * slopes(between, calls[0].output, calls[1].input)
+            parts_JD = parts_JD * slopes(between, ends[0][1], ends[1][0])
             parts_JD[-1] += between(parts_JD.new_zeros(1))
-            parts_JD = _affine(calls[1].weights, parts_JD)
+            parts_JD = _affine(weights_of(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= TOLERANCE:
             raise InputError(
@@ -208,18 +223,24 @@ def _affine(affine: Affine, parts: Tensor) -> Tensor:
     return mapped
 
 
+def _normed(norm: Norm, parts: Tensor, whole: Tensor) -> Tensor:
+    """Return the parts `[J, ..., D]` of `whole` after a norm, whose beta joins the biases."""
+    normed = norm.part(parts, whole)
+    if not norm.absent:
+        normed[-1] += norm.beta
+    return normed
+
+
 def _through_layer(layer_pass: LayerPass, parts_JTD: Tensor, value_JTE: Tensor, rows: slice) -> Tensor:
     """Return the parts `[J, R, D]` of what leaves a layer at the tokens `rows`, from those of its input and values."""
     block, weights_HRT = layer_pass.block, layer_pass.attention.weights(rows)
     heads_JHTd = value_JTE.unflatten(-1, (len(weights_HRT), -1)).transpose(1, 2)
     mixed_JRE = (weights_HRT @ heads_JHTd).transpose(1, 2).flatten(-2)
-    residual_JRD = mixed_JRE @ block.output.W + parts_JTD[:, rows]
-    residual_JRD[-1] += block.output.b
+    projected_JRD = _affine(block.output, mixed_JRE)
+    residual_JRD = _normed(block.attention_output_norm, projected_JRD, layer_pass.projected[rows]) + parts_JTD[:, rows]
     rest = AfterAttention(block, layer_pass.residual[rows], None, layer_pass.features[PREACTIVATION][rows])
     stream_JRD = rest.stream(residual_JRD)
     stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
     summed_JRD = stream_JRD + rest.added(stream_JRD)
     summed_JRD[-1] = stream_JRD[-1] + rest.added_with_biases(stream_JRD[-1])
-    passed_JRD = block.output_norm.part(summed_JRD, summed_JRD.sum(0))
-    passed_JRD[-1] += block.output_norm.beta
-    return passed_JRD
+    return _normed(block.output_norm, summed_JRD, summed_JRD.sum(0))

@@ -79,7 +79,8 @@ class Block:
 
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
-        self.output = _linear(layer.get_submodule(stack.output))
+        self.output = weights_of(layer.get_submodule(stack.output))
+        self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_input_norm = self._norm(stack.cross_attention_input_norm)
@@ -92,7 +93,7 @@ class Block:
     def feed_forward(self) -> tuple[list[Linear], Linear]:
         """W_1 and W_2 of the feed-forward network; of a gated one W_g and W_u, or what holds both, and W_2."""
         first, _, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
-        return [_linear(module) for module in (first, *more)], _linear(last)
+        return [weights_of(module) for module in (first, *more)], weights_of(last)
 
     @property
     def activation(self) -> Module:
@@ -114,22 +115,22 @@ class Block:
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of the layer's others.
+        return no_norm(self.output.W) if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
 
-        An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
-        """
-        W = self.output.W
-        if path is None:
-            return no_norm(W)
-        module: Any = self.layer.get_submodule(path)
-        eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
-        bias: Tensor | None = getattr(module, "bias", None)
-        if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
-            gamma = torch.ones(module.normalized_shape).to(W) if module.weight is None else module.weight.detach()
-            return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
-        with torch.inference_mode():
-            gamma = module(torch.ones_like(module.weight)).to(W) * (1 + eps) ** 0.5
-        return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
+
+def norm_of(module: Any, like: Tensor) -> Norm:
+    """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
+
+    An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
+    """
+    eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
+    bias: Tensor | None = getattr(module, "bias", None)
+    if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
+        gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
+        return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
+    with torch.inference_mode():
+        gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
+    return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
 
 
 def no_norm(like: Tensor) -> Norm:
@@ -407,7 +408,7 @@ def attention_gain(map_: Linear) -> float:
     return float(torch.sqrt(square / (len(map_.W) + 1)))
 
 
-def _linear(module: Module) -> Linear:
+def weights_of(module: Module) -> Linear:
     """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
     parameters: Any = module
     weight = parameters.weight.detach()
