@@ -68,7 +68,8 @@ class HeadCall(NamedTuple):
 
     def of_token(self, token: int) -> tuple[Tensor, Tensor]:
         """Return the rows of one token."""
-        return tuple(rows[token if len(rows) > 1 else 0] for rows in (self.input, self.output))
+        row = token if len(self.input) > 1 else 0
+        return self.input[row], self.output[row]
 
 
 class Classifier:
