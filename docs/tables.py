@@ -33,14 +33,8 @@ from stages.common.parameters import Parameters
 DOCUMENTS = (
     "docs/guide.md",
     *(f"docs/measures/{name}.md" for name in ("ratios", "controls", "matrices")),
-    *(
-        "docs/classifiers.md",
-        "docs/measures/planted.md",
-        "docs/reference.md",
-        "docs/results.md",
-        "docs/scale.md",
-        "docs/study/README.md",
-    ),
+    *("docs/measures/planted.md", "docs/reference.md", "docs/results.md", "docs/scale.md", "docs/study/README.md"),
+    "docs/classifiers.md",
 )
 """The documents whose tables are made here."""
 PLOTS, STUDY = "reports/plots/", "docs/study/"
@@ -110,13 +104,12 @@ def tables() -> dict[str, str]:
 
 def _families() -> str:
     """Return a row for each family: what it is, what it lacks, and the test that covers it."""
+    decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     rows = []
     for name in FAMILIES:
         family = family_of(AutoConfig.for_model(name))
-        decoder_only = (
-            {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"} if len(family.stacks) == 1 else ()
-        )
-        absent = [f"`{each}`" for each in family.absent() if each not in decoder_only]
+        hidden = decoder_only if len(family.stacks) == 1 else set()
+        absent = [f"`{each}`" for each in family.absent() if each not in hidden]
         rows.append((f"`{name}`", _kind(family), ", ".join(absent) or "nothing", f"`tests/test_families.py -k {name}`"))
     return _markdown(("`model_type`", "layers", "absent", "held by"), rows)
 
@@ -148,17 +141,13 @@ def _kind(family: Family) -> str:
 
 def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
-    tables = {
-        "overall": _overall(read(f"{PLOTS}measure/mixing_weighted.csv")),
-        "maps": _maps(read),
-        "movement": _movement(read),
-    }
-    tables |= {"planted": planted(read), "mpnet": _overall(read(f"{STUDY}mpnet.csv"))}
+    tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
+    tables["planted"] = planted(read)
     return tables | {"settings": _settings(read), "by_layer": _by_layer(read), "edits": _edits(read)}
 
 
-def _overall(table: Any) -> str:
-    """Return the ratios over all layers of `mixing_weighted.csv`."""
+def _overall(read: Read) -> str:
+    table = read(f"{PLOTS}measure/mixing_weighted.csv")
     chosen = table.query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = chosen.set_index(["method", "checkpoint"])[["mean", "ci_low", "ci_high"]]
     rows = []

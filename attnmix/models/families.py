@@ -68,7 +68,8 @@ class Stack:
 
     def parts(self) -> list[str]:
         """Return the norms of a layer by their names here, and `parallel` where its sublayers are parallel."""
-        return [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
+        names = [name for name, value in vars(self).items() if value and (name.endswith("_norm") or name == "parallel")]
+        return [name for name in names if name != "final_norm"]
 
     @property
     def plain(self) -> bool:
