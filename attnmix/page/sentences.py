@@ -49,14 +49,14 @@ class Subject(NamedTuple):
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
-    curves, measure = run.mixing[0], run.metrics("measure")
+    (curves, differences), measure = run.mixing, run.metrics("measure")
     found = answer(run)
     words: dict[str, Any] = {"headline": found["headline"], "lead": " ".join(found["sentences"])}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
         plural = "" if texts == 1 else "s"
         return words | {
-            "checkpoints": {"pretrained": "The model as it is"},
+            "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
             "intervals": plural and ", with 95 % intervals over texts",
@@ -146,6 +146,13 @@ def answer(run: Run) -> dict[str, Any]:
             "chart": _ratio_chart(run),
         }
     change, geometry = _overall_change(run), run.table("measure/geometry")
+    if pd.isna(change["ci_low"]):
+        return {
+            "headline": f"In this text the ratio is {percent(change['before'], 1)} before fine-tuning and "
+            f"{percent(change['after'], 1)} after",
+            "sentences": [lead(curves), "One text has no interval: another can change the other way."],
+            "chart": _ratio_chart(run),
+        }
     shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (
