@@ -45,7 +45,8 @@ GALLERY = {
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
-MOTION_SCREEN = {"width": 960, "height": 520}
+MOTION_SCREEN = {"width": 1100, "height": 540}
+BAR_HEIGHT = 110  # of the bar with the slider, which stays above the text
 MOTION_COLORS = 96
 MOTION_LAYERS = 6  # at most, at equal steps
 SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
@@ -107,22 +108,22 @@ def _in_motion(browser: Any) -> list[bytes]:
     """Return the screen while a word is selected and the layers go by; elements are found by their roles and names."""
     page = _open(browser, MOTION_SCREEN, 1)
     words = page.get_by_role("listbox", name="Words of the text")
-    slider = page.get_by_role("slider", name=re.compile("^Layer"))
+    slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
     last = int(slider.get_attribute("max"))
     layers = sorted({round(1 + place * (last - 1) / (MOTION_LAYERS - 1)) for place in range(MOTION_LAYERS)})
     slider.fill(str(layers[0]))
     options = words.get_by_role("option")
     chosen = [n for n, word in enumerate(options.all_inner_texts()) if WORD.fullmatch(word)]
-    # A third of the screen above the word, where the bar with the slider stays.
-    place = "word => window.scrollBy(0, word.getBoundingClientRect().top - innerHeight / 3)"
+    top = f"words.getBoundingClientRect().top - {BAR_HEIGHT}"
+    place = f"words => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
     page.keyboard.press("Escape")
-    options.nth(chosen[0] if chosen else 0).evaluate(place)
+    words.evaluate(place)
     pictures = [_still(page)]
     options.nth(chosen[0] if chosen else 0).click()
     page.mouse.move(0, 0)
-    options.nth(chosen[0] if chosen else 0).evaluate(place)
     for layer in layers:
         slider.fill(str(layer))
+        words.evaluate(place)
         pictures.append(_still(page))
     page.close()
     return pictures
