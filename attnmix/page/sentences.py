@@ -145,14 +145,15 @@ def answer(run: Run) -> dict[str, Any]:
             "sentences": [lead(curves), *_controls(run)[-1:]],
             "chart": _ratio_chart(run),
         }
-    change, geometry = _overall_change(run), run.table("measure/geometry")
-    if pd.isna(change["ci_low"]):
+    if curves["documents"].max() < 2:
+        rows = curves[curves["method"] == _preferred(curves)]
+        before, after = (percent(each, 1) for each in rows.groupby("checkpoint", sort=False)["mean"].mean())
         return {
-            "headline": f"In this text the ratio is {percent(change['before'], 1)} before fine-tuning and "
-            f"{percent(change['after'], 1)} after",
+            "headline": f"In this text tokens mix at a ratio of {before} before fine-tuning and {after} after",
             "sentences": [lead(curves), "One text has no interval: another can change the other way."],
             "chart": _ratio_chart(run),
         }
+    change, geometry = _overall_change(run), run.table("measure/geometry")
     shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (

@@ -1,16 +1,15 @@
 """Measure one typed text in memory, for its page: the models are loaded once, and no file is written.
 
 The numbers are those that `attnmix.runs.show` writes, but for what takes longer than a reader waits: there is one map,
-each capture point alone with one seed, and no derivative.
+each point of the residual stream alone with one seed, and no derivative.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,12 @@ from threadpoolctl import threadpool_limits
 from attnmix.arithmetic.kernels import computed_on
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import CAPTURED_CHECKPOINT, Site
+from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import Draws
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.layouts import fit_layout, neighbours
+from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
 from attnmix.maps.quality import score_layout
 from attnmix.measures.batches import BatchMeasurer
@@ -35,7 +35,7 @@ from attnmix.measures.controls import RANDOM, random_base, shuffled_words
 from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.tables import COLUMNS, by_review, metrics, mixing_tables
+from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
 from attnmix.models.capture_points import Batch, Part, fill_rows, widths
 from attnmix.models.checkpoint import load_config, load_tokenizer, positions_of
 from attnmix.models.encoding import padded
@@ -47,12 +47,25 @@ from attnmix.store.runs import Run
 from attnmix.store.writers import DIGITS, columns_by_site
 
 LAYOUT = "separate"
+TABLES = ("mixing", "mixing_controls", "geometry")  # those that the page reads
 MAX_TOKENS = 128  # time and the size of the page grow with the square of a text's length
 SEED = 111
 KEYS = ["document", "position"]
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 Array = npt.NDArray[Any]
+
+
+class _Results(NamedTuple):
+    """The measures of one text in one checkpoint."""
+
+    ratios_MLT: Array
+    sums: dict[str, Array]
+    """Those of `DocumentMeasures.sums`, and of the control with shuffled words."""
+    identities: npt.NDArray[np.float64]
+    """The largest error and the number of texts `[2, levels, identities]`."""
+    matrices: dict[str, Array]
+    heads: dict[str, Array]
 
 
 class TextRun(Run):
@@ -64,10 +77,9 @@ class TextRun(Run):
         self.documents, self.tokens = documents, tokens
         self.texts = dict(zip(documents["document"], documents["text"], strict=True))
         self.vectors: dict[Site, Array] = {}
-        self.checkpoint_ratios: list[pd.DataFrame] = []
-        self.by_checkpoint: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}  # matrices, and parts of heads
+        self.results: dict[str, _Results] = {}
+        self.ratio_table = pd.DataFrame()
         self.tables_by_name: dict[str, pd.DataFrame] = {}
-        self.measured_metrics: dict[str, Any] = {}
         self.classes = pd.DataFrame()
         self.places: dict[str, pd.DataFrame] = {}
 
@@ -79,22 +91,22 @@ class TextRun(Run):
         return np.asarray(self.vectors[site][rows])
 
     def metrics(self, stage: str) -> dict[str, Any]:
-        return self.measured_metrics
+        return {"computed_on": computed_on(FASTEST)}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
         return self.tables_by_name[name]
 
     def captured_ratios(self, *_: Any) -> pd.DataFrame:
-        return pd.concat(self.checkpoint_ratios, ignore_index=True)
+        return self.ratio_table
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        return list(self.by_checkpoint[checkpoint][0]) if checkpoint in self.by_checkpoint else []
+        return list(self.results[checkpoint].matrices) if checkpoint in self.results else []
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
-        return self.by_checkpoint[checkpoint][0][method]
+        return self.results[checkpoint].matrices[method]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
-        return self.by_checkpoint[checkpoint][1] if checkpoint in self.by_checkpoint else {}
+        return self.results[checkpoint].heads if checkpoint in self.results else {}
 
     @property
     def token_scores(self) -> pd.DataFrame:
@@ -120,8 +132,7 @@ class TextRun(Run):
         return self.places["nearest"]
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
+class _Checkpoint(NamedTuple):
     """One checkpoint's models, loaded."""
 
     batches: BatchMeasurer
@@ -177,32 +188,36 @@ class TextMeasurer:
         return run
 
     def _measure(self, run: TextRun, document: Document) -> None:
-        blocks: dict[str, Any] = {}
-        identities: dict[str, npt.NDArray[np.float64]] = {}
-        for name, checkpoint in self.checkpoints.items():
-            (measures,) = checkpoint.batches.measures([document])
-            (control,) = checkpoint.batches.control_sums("shuffled_words", [shuffled_words(document, SEED)])
-            blocks[name] = _one_block(measures.sums() | control)
-            errors = measures.identities
-            identities[name] = np.stack([errors, (~np.isnan(errors)).astype(np.float64)])
-            matrices = checkpoint.texts.contributions(document.ids)
-            batches, layers = checkpoint.batches, checkpoint.texts.layers
-            heads = record_heads(checkpoint.texts.base, batches.folder, document.ids, layers)
-            arrays = {method: matrix.float().cpu().numpy() for method, matrix in matrices.items()}
-            run.by_checkpoint[name] = arrays, heads
-            run.checkpoint_ratios.append(_ratio_rows(name, document, self.methods, measures.ratios))
+        calls = [(name, document) for name in self.checkpoints]
+        results = dict(zip(self.checkpoints, in_parallel(self._measured, calls, "checkpoints"), strict=True))
         (random,) = self.random.control_sums("random_weights", [document])
-        all_blocks = blocks | {RANDOM: _one_block(random)}
+        blocks = {name: _one_block(each.sums) for name, each in results.items()}
+        identities = {name: each.identities for name, each in results.items()}
         gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = next(iter(self.checkpoints.values())).batches.sites
         with io.BytesIO() as file:  # one text has no interval, so one sample of it is enough
-            draws = Draws([1], 1, SEED, file)
-            tables = mixing_tables(all_blocks, identities, gains, self.methods, sites, draws, SEED)
-        run.measured_metrics = metrics(tables, self.methods) | {"computed_on": computed_on(FASTEST)}
+            draws, all_blocks = Draws([1], 1, SEED, file), blocks | {RANDOM: _one_block(random)}
+            tables = mixing_tables(all_blocks, identities, gains, self.methods, sites, draws, SEED, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
         run.tables_by_name = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
         run.tables_by_name["measure/derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
         run.tables_by_name["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
+        run.results = results
+        rows = [_ratio_rows(name, document, self.methods, each.ratios_MLT) for name, each in results.items()]
+        run.ratio_table = pd.concat(rows, ignore_index=True)
+
+    def _measured(self, name: str, document: Document) -> _Results:
+        batches, texts, _ = self.checkpoints[name]
+        (measures,) = batches.measures([document])
+        (control,) = batches.control_sums("shuffled_words", [shuffled_words(document, SEED)])
+        errors = measures.identities
+        return _Results(
+            measures.ratios,
+            measures.sums() | control,
+            np.stack([errors, (~np.isnan(errors)).astype(np.float64)]),
+            {method: each.float().cpu().numpy() for method, each in texts.contributions(document.ids).items()},
+            record_heads(texts.base, batches.folder, document.ids, texts.layers),
+        )
 
     def _capture(self, run: TextRun, document: Document) -> None:
         base = self.checkpoints[self.captured].batches.base
@@ -238,9 +253,10 @@ def _ratio_rows(checkpoint: str, document: Document, methods: list[str], ratios_
 
 
 def _lay_out(run: TextRun) -> None:
-    """Lay each capture point out alone by UMAP, with its nearest vectors in the full space and the map's scores."""
+    """Lay each point of the residual stream out alone by UMAP; with nearest vectors in the full space, and scores."""
     umap, tokens = UmapParameters(), run.tokens
-    vectors = {site: array.astype(np.float32) for site, array in run.vectors.items()}
+    stream = {site: array for site, array in run.vectors.items() if site.point not in SUBLAYER_POINTS}
+    vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
     options: dict[str, Any] = {"metric": umap.metric, "n_neighbors": umap.n_neighbors, "min_dist": umap.min_dist}
     maps = fit_layout(LAYOUT, vectors, **options, seeds=[umap.seed])
