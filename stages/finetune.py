@@ -177,7 +177,7 @@ class GrowingCurves(transformers.TrainerCallback):
     def __init__(self, tables: Path) -> None:
         self.tables = tables
 
-    def on_log(self, _args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero:
             write_plot(CURVES, _curves(state.log_history), self.tables)
 

@@ -84,7 +84,7 @@ class TextRun(Run):
         self.places: dict[str, pd.DataFrame] = {}
 
     @property
-    def sites(self) -> list[Site]:  # type: ignore[override]
+    def sites(self) -> list[Site]:
         return list(self.vectors)
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
