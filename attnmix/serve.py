@@ -192,8 +192,8 @@ def application(pages: Pages, port: int) -> Starlette:
 def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket) -> None:
     """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
     print("loading the model ...", flush=True)
-    pages = Pages(TextMeasurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
     with quiet():
+        pages = Pages(TextMeasurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
         pages.write(EXAMPLES[0])  # compiles what maps need, so that the first text does not wait for it
         address, port = listener.getsockname()
         config = uvicorn.Config(

@@ -129,10 +129,10 @@ def test_ten_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromi
 
 
 def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
-    assert server.ask("POST", "/measure", {"text": "  "}) == (400, "the text is empty; allowed: 1 to 128 tokens")
+    assert server.ask("POST", "/measure", {"text": "  "}) == (400, "the text is empty; allowed: 1 to 64 tokens")
     status, answer = server.ask("POST", "/measure", {"text": f"{SECRET} " * 10_000})
     assert status == 400
-    assert answer.endswith("tokens; allowed: at most 128, about a paragraph")
+    assert answer.endswith("tokens; allowed: at most 64; `attnmix show` takes more")
     assert server.ask("POST", "/measure", {"text": SECRET * 100_000})[0] == 413
     for body in ({"words": "x"}, {"text": 3}, [1], "x"):
         assert server.ask("POST", "/measure", body)[0] == 400

@@ -48,7 +48,7 @@ from attnmix.store.writers import DIGITS, columns_by_site
 
 LAYOUT = "separate"
 TABLES = ("mixing", "mixing_controls", "geometry")  # those that the page reads
-MAX_TOKENS = 128  # time and the size of the page grow with the square of a text's length
+MAX_TOKENS = 64  # Value Zeroing takes time by the square of a text's length and more
 SEED = 111
 KEYS = ["document", "position"]
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
@@ -148,7 +148,7 @@ class TextMeasurer:
         first = next(iter(checkpoints.values()))
         self.tokenizer, self.config = load_tokenizer(first), load_config(first)
         self.captured = list(checkpoints)[-1]
-        self.max_tokens = min(MAX_TOKENS, *filter(None, [positions_of(self.config)]), MAX_TOKENS)
+        self.max_tokens = min(MAX_TOKENS, positions_of(self.config) or MAX_TOKENS)
         settings, family = MeasureParameters(), family_of(self.config)
         self.methods = present_names("measure.methods", settings.methods, family, RATIOS)
         matrices = present_names("measure.matrices", settings.matrices, family)
@@ -172,7 +172,8 @@ class TextMeasurer:
         if problem := text_problem(text):
             raise InputError(f"{problem}; allowed: 1 to {self.max_tokens} tokens")
         if (tokens := len(self.tokenizer(text)["input_ids"])) > self.max_tokens:
-            raise InputError(f"the text has {tokens:,} tokens; allowed: at most {self.max_tokens}, about a paragraph")
+            allowed = f"allowed: at most {self.max_tokens}; `attnmix show` takes more"
+            raise InputError(f"the text has {tokens:,} tokens; {allowed}")
 
     def run(self, text: str) -> TextRun:
         """Return the results of `text`; raise `InputError` as `check` does."""
