@@ -13,7 +13,7 @@ IN_VENV := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)"
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" mkdocs build --strict
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro show experiments test check format bundle docs site verify lock clean
+.PHONY: help install repro explore experiments test check format bundle docs verify lock
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -50,10 +50,8 @@ repro: $(INSTALLED) ## Run the pipeline; only what changed runs again
 	   "or, without experiments, 'dvc config core.no_scm true'" >&2; exit 1; }
 	@$(IN_VENV) dvc repro
 
-# By the environment, so that a text may hold quotes and dollar signs.
-show: override export TEXT := $(value TEXT)
-show: $(INSTALLED) ## Write the page of a text, without training (TEXT="...", MODEL=name, TO=folder)
-	@$(IN_VENV) python -m stages show $(if $(MODEL),--model "$(MODEL)") $(if $(TO),--to "$(TO)") --text="$$TEXT"
+explore: $(INSTALLED) ## Serve a page with an input on this machine: type a text, see it measured (MODEL=name, PORT=number)
+	@$(IN_VENV) python -m attnmix serve $(if $(MODEL),--model "$(MODEL)") $(if $(PORT),--port $(PORT))
 
 experiments: $(INSTALLED) ## Experiments side by side (NAMES="a b"), or five seeds of a data set (DATASET=folder SEEDS="0 1", hours)
 	@$(IN_VENV) python -m experiments $(if $(DATASET),run --dataset "$(DATASET)" $(if $(SEEDS),--seeds "$(SEEDS)"),table $(NAMES))
@@ -65,8 +63,8 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, t
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
 	@$(IN_VENV) mypy
-	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT)
-	@$(IN_VENV) oxfmt --check $(SCRIPT)
+	@$(IN_VENV) oxlint --deny-warnings $(SCRIPT) attnmix/serve.js
+	@$(IN_VENV) oxfmt --check $(SCRIPT) attnmix/serve.js
 	@if command -v npm >/dev/null; then npm ci --silent --ignore-scripts && npm run --silent check; \
 	   else echo "npm is not installed: the types of the page's script and its bundle are not checked"; fi
 	@$(IN_VENV) pip check
@@ -79,17 +77,15 @@ check: $(INSTALLED_DEV) ## Lint, format check, types, dependencies, workflows, t
 format: $(INSTALLED_DEV) ## Format the code
 	@$(IN_VENV) ruff check --fix .
 	@$(IN_VENV) ruff format .
-	@$(IN_VENV) oxfmt $(SCRIPT)
+	@$(IN_VENV) oxfmt $(SCRIPT) attnmix/serve.js
 
 bundle: $(INSTALLED) ## Build the page's script from its TypeScript, which needs Node
 	@$(IN_VENV) python -m attnmix.page.shape > $(SCRIPT)/payload.d.ts
 	@$(IN_VENV) oxfmt $(SCRIPT)
 	@npm ci --silent --ignore-scripts && npm run --silent build
 
-docs: $(INSTALLED) ## Update the tables in docs/ from the code's declarations and the results
+docs: $(INSTALLED_DEV) ## Update the tables in docs/ from the code and the results, and build the documentation as a site in site/
 	@$(IN_VENV) python -m docs.tables
-
-site: $(INSTALLED_DEV) ## Build the documentation as a site in site/; with the page of the last run, if there is one
 	@$(IN_VENV) $(MKDOCS)
 
 verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings, compare every byte (PROFILE=profiles/tiny.txt, CPUS="Haswell EPYC-Milan")
@@ -97,6 +93,3 @@ verify: $(INSTALLED) ## Run the pipeline in three clones with other surroundings
 
 lock: ## Resolve pyproject.toml into the lock files, keeping versions that fit (`.ci/lock --upgrade`: the newest)
 	@PYTHON="$(PYTHON)" .ci/lock
-
-clean: ## Remove the environment and unfinished work
-	rm -rf $(VENV) .unfinished

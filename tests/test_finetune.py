@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     # Half a checkpoint: weights, but not yet how far training is.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-12")
+    curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
+    assert curves["step"].max() == 12, "whoever watches the training sees how far it is"
     assert (half / "model.safetensors").exists()
     # A first entry in the checkpoint's history that no training gives.
     state_file = half.parent / "checkpoint-6/trainer_state.json"
@@ -158,6 +161,24 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     assert curves["loss"][0] == 101.0, "the first epoch was trained again"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
+
+
+def test_curves_grow_while_the_model_trains(
+    workspace: Workspace, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(workspace(finetune=RECIPE | {"epochs": 2}, **SHORT), tiny_bert)
+    file, versions = Path("reports/plots/finetune/finetune.csv"), list[bytes]()
+
+    class Watched(finetune.GrowingCurves):
+        def on_log(self, *arguments: Any, **options: Any) -> None:
+            super().on_log(*arguments, **options)
+            versions.append(file.read_bytes())
+
+    monkeypatch.setattr(finetune, "GrowingCurves", Watched)
+    finetune.main(read_parameters())
+    assert len(set(versions)) > 3
+    assert all(later.startswith(earlier) for earlier, later in pairwise(versions))
+    assert file.read_bytes() == versions[-1]
 
 
 def test_bf16_trains_on_any_machine(workspace: Workspace, tiny_bert: Path) -> None:

@@ -35,8 +35,9 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 # What users call themselves, and packages that hold a docstring.
 RUN_BY_NO_STAGE = {
-    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "model")),
-    *(f"attnmix/runs/{name}.py" for name in ("__init__", "show")),
+    *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "model", "serve")),
+    *("attnmix/serve.html", "attnmix/serve.js"),
+    *(f"attnmix/runs/{name}.py" for name in ("__init__", "sentence", "show")),
     *(f"stages/{name}.py" for name in ("__init__", "show")),
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))

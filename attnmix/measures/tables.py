@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -129,12 +129,14 @@ def mixing_tables(
     draws: Draws,
     seed: int,
     sources: Sequence[str] = (),
+    names: Collection[str] = tuple(COLUMNS),
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of ratios, controls, geometry and identities by name; all arguments are by checkpoint.
 
     Blocks of the model with random weights are among the `blocks`. `identities` are the largest error and the number of
     documents `[2, levels, identities]`, none where a level does not have one; `gains` `attention_gain` `[layers]`;
-    `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts.
+    `sites` those of the geometry. `sources` are `SOURCES` where the documents are pairs of texts. Of the tables of
+    means only those among `names` are made, and always `geometry`.
     """
     checkpoints = list(gains)
     numbers = range(1, len(gains[checkpoints[0]]) + 1)
@@ -166,7 +168,8 @@ def mixing_tables(
     means.append(geometry_mean(steps, partial(_stored, "steps"), complete=False))
     means.append(geometry_mean(to_first, partial(_stored, "to_first")))
     means.append(Mean("geometry", attention | {"measure": LENGTHS_OF}, _lengths))
-    tables = mean_tables(means, blocks, draws)
+    wanted = {*names, "geometry"}
+    tables = mean_tables([each for each in means if each.table in wanted], blocks, draws)
     frames, errors = [tables["geometry"]], []
     for name in checkpoints:
         frames.append(_rows("geometry", name, attention | {"measure": ["attention_gain"]}, {"mean": gains[name]}))

@@ -24,6 +24,14 @@ BUNDLE = HERE / "bundle.js"  # esbuild's, of the modules in `src/`
 
 def write_page(run: Run, subject: Subject) -> None:
     """Write `run.page`, which shows what the stages before it wrote into `run`."""
+    text = page_text(run, subject)
+    with whole(run.page) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+    logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
+
+
+def page_text(run: Run, subject: Subject) -> str:
+    """Return the page of what is in `run`, as one file of HTML."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
     data = page_data(run, tokens, words["checkpoints"])
@@ -36,7 +44,7 @@ def write_page(run: Run, subject: Subject) -> None:
     environment.filters |= {"visible": visible, "short_name": short_name}
     points = [site["point"] for site in data["sites"]]
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
-    text = environment.get_template("template.html.j2").render(
+    return environment.get_template("template.html.j2").render(
         policy=_content_security_policy(script),
         # Only the project's own files are marked as safe.
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
@@ -47,16 +55,14 @@ def write_page(run: Run, subject: Subject) -> None:
         documents_left_out=documents_left_out,
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
-        layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"]],
+        # A page of a few texts is of no params.yaml.
+        layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"] and subject.dataset],
         incomplete_layouts=[layout for layout, names in absent.items() if names],
         absent_points=_labels(set().union(*absent.values())),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
-    with whole(run.page) as part:
-        part.write_text(text, encoding="utf-8", newline="\n")
-    logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
 
 
 def _labels(points: set[str]) -> list[str]:

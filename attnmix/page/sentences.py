@@ -49,14 +49,14 @@ class Subject(NamedTuple):
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]:
     """Return the page's words by their names in the template; `checkpoints` are labels, the captured one last."""
-    curves, measure = run.mixing[0], run.metrics("measure")
+    (curves, differences), measure = run.mixing, run.metrics("measure")
     found = answer(run)
     words: dict[str, Any] = {"headline": found["headline"], "lead": " ".join(found["sentences"])}
     if subject.dataset is None:
         texts = tokens["document"].nunique()
         plural = "" if texts == 1 else "s"
         return words | {
-            "checkpoints": {"pretrained": "The model as it is"},
+            "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
             "intervals": plural and ", with 95 % intervals over texts",
@@ -143,6 +143,14 @@ def answer(run: Run) -> dict[str, Any]:
         return {
             "headline": headline(curves),
             "sentences": [lead(curves), *_controls(run)[-1:]],
+            "chart": _ratio_chart(run),
+        }
+    if curves["documents"].max() < 2:
+        rows = curves[curves["method"] == _preferred(curves)]
+        before, after = (percent(each, 1) for each in rows.groupby("checkpoint", sort=False)["mean"].mean())
+        return {
+            "headline": f"In this text tokens mix at a ratio of {before} before fine-tuning and {after} after",
+            "sentences": [lead(curves), "One text has no interval: another can change the other way."],
             "chart": _ratio_chart(run),
         }
     change, geometry = _overall_change(run), run.table("measure/geometry")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import tokenize_texts
@@ -36,31 +37,38 @@ def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layou
     it starts with: `decoder_token`.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
-    start_id = config.decoder_start_token_id if config.is_encoder_decoder else None
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         remaining = iter(texts)
         while block := list(islice(remaining, store.BLOCK)):
-            documents = pd.DataFrame(block)
-            tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
-            counts = pd.DataFrame([each.counts for each in tokens])
-            _warn(documents["document"][documents["captured"]], counts[documents["captured"]])
-            table = pd.concat([each.table for each in tokens], ignore_index=True)
-            if start_id is not None:
-                start = tokenizer.convert_ids_to_tokens([start_id])[0]
-                table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
-            documents["text"] = documents["text"].map(store.whole_text)
-            yield documents.join(counts), table
+            documents, tokens = tokenized_block(block, max_length, tokenizer, config)
+            _warn(documents[documents["captured"]])
+            yield documents, tokens
 
     store.write_tokenized(layout.tokens_file.parent, blocks())
 
 
-def _warn(names: pd.Series, counts: pd.DataFrame) -> None:
+def tokenized_block(
+    texts: Sequence[Text], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables of some texts and of their tokens; `attnmix.store.texts` names the columns."""
+    documents = pd.DataFrame(texts)
+    tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
+    counts = pd.DataFrame([each.counts for each in tokens])
+    table = pd.concat([each.table for each in tokens], ignore_index=True)
+    if config.is_encoder_decoder:
+        start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
+        table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
+    documents["text"] = documents["text"].map(store.whole_text)
+    return documents.join(counts), table
+
+
+def _warn(texts: pd.DataFrame) -> None:
     """Log which captured texts the model does not see whole, or hardly knows a word of."""
-    labels = names + " (" + counts["whole_tokens"].astype(str) + " tokens)"
+    labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
     for problem, affected in (
-        ("truncated to capture.max_length", counts["tokens"] < counts["whole_tokens"]),
-        ("mostly tokens that the model does not know", 2 * counts["unknown_tokens"] >= counts["tokens"]),
+        ("truncated to capture.max_length", texts["tokens"] < texts["whole_tokens"]),
+        ("mostly tokens that the model does not know", 2 * texts["unknown_tokens"] >= texts["tokens"]),
     ):
         if affected.any():
             more = ", ..." if affected.sum() > MAX_NAMES else ""

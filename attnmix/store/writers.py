@@ -110,7 +110,12 @@ def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
-    """Write `<name>.parquet`: `document, position, layer, point`, and the `columns` of each site in their order."""
+    """Write `<name>.parquet`: `columns_by_site`."""
+    write_table(folder / f"{name}.parquet", columns_by_site(tokens, columns))
+
+
+def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return `document, position, layer, point`, and the `columns` of each site in their order."""
     keys = tokens[["document", "position"]]
     parts = (keys.assign(layer=np.int32(site.layer), point=site.point, **each) for site, each in columns.items())
-    write_table(folder / f"{name}.parquet", pd.concat(parts, ignore_index=True))
+    return pd.concat(parts, ignore_index=True)

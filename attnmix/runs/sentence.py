@@ -1,0 +1,269 @@
+"""Measure one typed text in memory, for its page: the models are loaded once, and no file is written.
+
+The numbers are those that `attnmix.runs.show` writes, but for what takes longer than a reader waits: there is one map,
+each point of the residual stream alone with one seed, and no derivative.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from scipy.special import softmax
+from threadpoolctl import threadpool_limits
+
+from attnmix.arithmetic.kernels import computed_on
+from attnmix.arithmetic.settings import FASTEST
+from attnmix.core.errors import InputError, text_problem
+from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
+from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+from attnmix.core.statistics import Draws
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.maps.layouts import fit_layout, neighbours
+from attnmix.maps.parallel import in_parallel
+from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
+from attnmix.maps.quality import score_layout
+from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
+from attnmix.measures.controls import RANDOM, random_base, shuffled_words
+from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.heads import record_heads
+from attnmix.measures.ratios import RATIOS
+from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
+from attnmix.models.capture_points import Batch, Part, fill_rows, widths
+from attnmix.models.checkpoint import load_config, load_tokenizer, positions_of
+from attnmix.models.encoding import padded
+from attnmix.models.families import family_of, present_names
+from attnmix.models.loading import load_base
+from attnmix.runs.reduce import NEAREST_VECTORS
+from attnmix.runs.tokens import free_texts, tokenized_block
+from attnmix.store.runs import Run
+from attnmix.store.writers import DIGITS, columns_by_site
+
+LAYOUT = "separate"
+TABLES = ("mixing", "mixing_controls", "geometry")  # those that the page reads
+MAX_TOKENS = 64  # Value Zeroing takes time by the square of a text's length and more
+SEED = 111
+KEYS = ["document", "position"]
+REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
+
+Array = npt.NDArray[Any]
+
+
+class _Results(NamedTuple):
+    """The measures of one text in one checkpoint."""
+
+    ratios_MLT: Array
+    sums: dict[str, Array]
+    """Those of `DocumentMeasures.sums`, and of the control with shuffled words."""
+    identities: npt.NDArray[np.float64]
+    """The largest error and the number of texts `[2, levels, identities]`."""
+    matrices: dict[str, Array]
+    heads: dict[str, Array]
+
+
+class TextRun(Run):
+    """The results of one text, held in memory: every reader that the page calls, and no file behind them."""
+
+    def __init__(self, documents: pd.DataFrame, tokens: pd.DataFrame) -> None:
+        super().__init__(Path())
+        # In place of properties that read files.
+        self.documents, self.tokens = documents, tokens
+        self.texts = dict(zip(documents["document"], documents["text"], strict=True))
+        self.vectors: dict[Site, Array] = {}
+        self.results: dict[str, _Results] = {}
+        self.ratio_table = pd.DataFrame()
+        self.tables_by_name: dict[str, pd.DataFrame] = {}
+        self.classes = pd.DataFrame()
+        self.places: dict[str, pd.DataFrame] = {}
+
+    @property
+    def sites(self) -> list[Site]:
+        return list(self.vectors)
+
+    def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
+        return np.asarray(self.vectors[site][rows])
+
+    def metrics(self, stage: str) -> dict[str, Any]:
+        return {"computed_on": computed_on(FASTEST)}
+
+    def table(self, name: str, **_options: Any) -> pd.DataFrame:
+        return self.tables_by_name[name]
+
+    def captured_ratios(self, *_: Any) -> pd.DataFrame:
+        return self.ratio_table
+
+    def matrices(self, checkpoint: str, document: str) -> list[str]:
+        return list(self.results[checkpoint].matrices) if checkpoint in self.results else []
+
+    def matrix(self, checkpoint: str, document: str, method: str) -> Array:
+        return self.results[checkpoint].matrices[method]
+
+    def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
+        return self.results[checkpoint].heads if checkpoint in self.results else {}
+
+    @property
+    def token_scores(self) -> pd.DataFrame:
+        return pd.DataFrame(columns=[*KEYS, "method", "score"])
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        return self.classes
+
+    @property
+    def layouts(self) -> list[str]:
+        return [LAYOUT]
+
+    def map(self, layout: str) -> pd.DataFrame:
+        return self.places[layout]
+
+    @property
+    def map_quality(self) -> pd.DataFrame:
+        return self.places["quality"]
+
+    @property
+    def nearest(self) -> pd.DataFrame:
+        return self.places["nearest"]
+
+
+class _Checkpoint(NamedTuple):
+    """One checkpoint's models, loaded."""
+
+    batches: BatchMeasurer
+    texts: DocumentMeasurer
+    gains: npt.NDArray[np.float64]
+
+
+class TextMeasurer:
+    """The loaded checkpoints by name, one or `pretrained` and `finetuned`, and what is measured of each text."""
+
+    def __init__(self, checkpoints: Mapping[str, Path]) -> None:
+        """Load the checkpoint folders; raise `InputError` for one that cannot be measured."""
+        first = next(iter(checkpoints.values()))
+        self.tokenizer, self.config = load_tokenizer(first), load_config(first)
+        self.captured = list(checkpoints)[-1]
+        self.max_tokens = min(MAX_TOKENS, positions_of(self.config) or MAX_TOKENS)
+        settings, family = MeasureParameters(), family_of(self.config)
+        self.methods = present_names("measure.methods", settings.methods, family, RATIOS)
+        matrices = present_names("measure.matrices", settings.matrices, family)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.checkpoints: dict[str, _Checkpoint] = {}
+        for name, folder in checkpoints.items():
+            base: Any = load_base(folder)
+            batches = BatchMeasurer(base.to(device), folder, self.methods, self.tokenizer.pad_token_id)
+            texts = DocumentMeasurer(batches.base, folder, self.methods, matrices)
+            self.checkpoints[name] = _Checkpoint(batches, texts, texts.gains())
+        random: Any = random_base(first, SEED)
+        self.random = BatchMeasurer(random.to(device), first, self.methods, self.tokenizer.pad_token_id)
+        self.classifier: Classifier | None = None
+        if CAPTURED_CHECKPOINT in checkpoints:
+            self.classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, MAX_TOKENS)
+        points = family.present(CaptureParameters().points)
+        self.widths = widths(self.checkpoints[self.captured].batches.base, points)
+
+    def check(self, text: str) -> None:
+        """Raise `InputError` for a text that is empty, no text, or too long to answer while a reader waits."""
+        if problem := text_problem(text):
+            raise InputError(f"{problem}; allowed: 1 to {self.max_tokens} tokens")
+        if (tokens := len(self.tokenizer(text)["input_ids"])) > self.max_tokens:
+            allowed = f"allowed: at most {self.max_tokens}; `attnmix show` takes more"
+            raise InputError(f"the text has {tokens:,} tokens; {allowed}")
+
+    def run(self, text: str) -> TextRun:
+        """Return the results of `text`; raise `InputError` as `check` does."""
+        self.check(text)
+        rows = list(free_texts([text], measured=True))
+        run = TextRun(*tokenized_block(rows, self.max_tokens, self.tokenizer, self.config))
+        (document,) = documents_of(run.documents, run.tokens)
+        # The products of a sentence are too small to share; threads would wait for each other, and for the browser.
+        with threadpool_limits(1):
+            self._measure(run, document)
+            self._capture(run, document)
+            _lay_out(run)
+        return run
+
+    def _measure(self, run: TextRun, document: Document) -> None:
+        calls = [(name, document) for name in self.checkpoints]
+        results = dict(zip(self.checkpoints, in_parallel(self._measured, calls, "checkpoints"), strict=True))
+        (random,) = self.random.control_sums("random_weights", [document])
+        blocks = {name: _one_block(each.sums) for name, each in results.items()}
+        identities = {name: each.identities for name, each in results.items()}
+        gains = {name: each.gains for name, each in self.checkpoints.items()}
+        sites = next(iter(self.checkpoints.values())).batches.sites
+        with io.BytesIO() as file:  # one text has no interval, so one sample of it is enough
+            draws, all_blocks = Draws([1], 1, SEED, file), blocks | {RANDOM: _one_block(random)}
+            tables = mixing_tables(all_blocks, identities, gains, self.methods, sites, draws, SEED, names=TABLES)
+        tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
+        run.tables_by_name = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
+        run.tables_by_name["measure/derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
+        run.tables_by_name["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
+        run.results = results
+        rows = [_ratio_rows(name, document, self.methods, each.ratios_MLT) for name, each in results.items()]
+        run.ratio_table = pd.concat(rows, ignore_index=True)
+
+    def _measured(self, name: str, document: Document) -> _Results:
+        batches, texts, _ = self.checkpoints[name]
+        (measures,) = batches.measures([document])
+        (control,) = batches.control_sums("shuffled_words", [shuffled_words(document, SEED)])
+        errors = measures.identities
+        return _Results(
+            measures.ratios,
+            measures.sums() | control,
+            np.stack([errors, (~np.isnan(errors)).astype(np.float64)]),
+            {method: each.float().cpu().numpy() for method, each in texts.contributions(document.ids).items()},
+            record_heads(texts.base, batches.folder, document.ids, texts.layers),
+        )
+
+    def _capture(self, run: TextRun, document: Document) -> None:
+        base = self.checkpoints[self.captured].batches.base
+        run.vectors = {site: np.empty((len(document), width), np.float16) for site, width in self.widths.items()}
+        inputs = padded([document.ids.tolist()], self.tokenizer.pad_token_id)
+        fill_rows(base, [Batch(inputs, [Part(0, slice(None), 0)])], run.vectors)
+        if self.classifier is not None:
+            probabilities = softmax(self.classifier.logits([document.ids.tolist()]).numpy()[0])
+            predicted = self.classifier.classes[int(probabilities.argmax())]
+            columns = {"document": [document.name], "predicted": [predicted], "probability": [probabilities.max()]}
+            run.classes = pd.DataFrame(columns)
+
+
+def _one_block(sums: Mapping[str, Array]) -> Any:
+    """Return the sums of one document as the blocks of one checkpoint, which `mixing_tables` reads."""
+    return lambda: iter([lambda name: sums[name][None]])
+
+
+def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as its csv file would be read: rounded, each column of the type that its values have."""
+    return pd.read_csv(io.StringIO(table.round(DIGITS).to_csv(index=False)))
+
+
+def _ratio_rows(checkpoint: str, document: Document, methods: list[str], ratios_MLT: Array) -> pd.DataFrame:
+    _, layers, tokens = ratios_MLT.shape
+    columns = {
+        "checkpoint": checkpoint,
+        "document": document.name,
+        "position": np.tile(np.arange(tokens), layers),
+        "layer": np.repeat(np.arange(1, layers + 1), tokens),
+    }
+    return pd.DataFrame(columns | dict(zip(methods, ratios_MLT.reshape(len(methods), -1), strict=True)))
+
+
+def _lay_out(run: TextRun) -> None:
+    """Lay each point of the residual stream out alone by UMAP; with nearest vectors in the full space, and scores."""
+    umap, tokens = UmapParameters(), run.tokens
+    stream = {site: array for site, array in run.vectors.items() if site.point not in SUBLAYER_POINTS}
+    vectors = {site: array.astype(np.float32) for site, array in stream.items()}
+    near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
+    options: dict[str, Any] = {"metric": umap.metric, "n_neighbors": umap.n_neighbors, "min_dist": umap.min_dist}
+    maps = fit_layout(LAYOUT, vectors, **options, seeds=[umap.seed])
+    places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
+    run.places = {
+        LAYOUT: columns_by_site(tokens, places),
+        "nearest": columns_by_site(tokens, {site: {"nearest": list(each)} for site, each in near.items()}),
+        "quality": score_layout(LAYOUT, vectors, maps, umap.metric, umap.seed)[QUALITY_COLUMNS],
+    }

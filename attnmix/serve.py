@@ -1,0 +1,203 @@
+"""A local server for the page of whatever text is typed: `attnmix serve`.
+
+The shell is one input, some examples and a frame; the frame holds the page that `attnmix show` makes, of the typed
+text, with the models loaded once. Only this machine is served: the socket listens on the loopback address, and a
+request is refused whose Host or Origin is another, as one from the script of a foreign web site would be. Texts arrive
+in the body of a request; they and their pages stay in memory, the last `KEPT_PAGES` of them, and are in no address,
+file or log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attnmix.core.errors import InputError
+from attnmix.model import quiet
+from attnmix.page.assembly import page_text
+from attnmix.page.sentences import Subject
+from attnmix.runs.sentence import TextMeasurer
+
+MAX_BODY_BYTES = 200_000
+MAX_WAITING = 4  # texts, behind the one that is measured
+MAX_PER_MINUTE = 60  # texts
+KEPT_PAGES = 20
+EXAMPLES = (
+    "time flies like an arrow",
+    "the film was not good , it was great",
+    "the trophy did not fit into the suitcase because it was too big",
+    "I saw the man with the telescope",
+)
+SHELL = Path(__file__).with_name("serve.html")
+SCRIPT = SHELL.with_suffix(".js")
+SHELL_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; frame-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Cache-Control": "no-store",  # a browser would keep pages, and their texts, on its disk
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class RefusedError(Exception):
+    """A request that is not answered: its status and a sentence for the reader."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class LocalOnly:
+    """Refuse requests whose Host is not this machine's, or whose Origin is another page than the server's own."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app, self.hosts = app, {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in self.hosts:
+            await _refusal(421, "This server answers to 127.0.0.1 and localhost only.")(scope, receive, send)
+        elif (origin or scope["method"] not in ("GET", "HEAD")) and origin != f"http://{host}":
+            await _refusal(403, "This server answers to its own page only.")(scope, receive, send)
+        else:
+            await self.app(scope, receive, with_headers)
+
+
+class Pages:
+    """The measured texts' pages, of which the last ones are kept, and the bounds of how many are asked for."""
+
+    def __init__(self, measurer: TextMeasurer, subject: Subject) -> None:
+        self.measurer, self.subject = measurer, subject
+        self.kept: OrderedDict[str, str] = OrderedDict()
+        self.turn, self.waiting = asyncio.Lock(), 0
+        self.times: deque[float] = deque()
+
+    def write(self, text: str) -> str:
+        """Return the page of one text."""
+        return page_text(self.measurer.run(text), self.subject)
+
+    async def add(self, text: str) -> str:
+        """Measure a text when its turn comes, keep its page, and return the page's name, which nobody can guess."""
+        now = time.monotonic()
+        while self.times and now - self.times[0] > 60:
+            self.times.popleft()
+        if self.waiting > MAX_WAITING or len(self.times) >= MAX_PER_MINUTE:
+            raise RefusedError(429, "Too many texts at once; wait some seconds and send this one again.")
+        self.times.append(now)
+        self.waiting += 1
+        try:
+            async with self.turn:
+                page = await run_in_threadpool(self.write, text)
+        except InputError:
+            raise
+        except Exception as error:  # its message may hold the text, so it goes to no log
+            logging.error("a text could not be measured: %s", type(error).__name__)
+            raise RefusedError(500, f"This text could not be measured ({type(error).__name__}).") from None
+        finally:
+            self.waiting -= 1
+        name = secrets.token_urlsafe(16)
+        self.kept[name] = page
+        while len(self.kept) > KEPT_PAGES:
+            self.kept.popitem(last=False)
+        return name
+
+
+def _refusal(status: int, message: str) -> Response:
+    return PlainTextResponse(message, status)
+
+
+async def _text_of(request: Request) -> str:
+    """Return the text in the body of a request, which is kept no further than it may be long."""
+    body = b""
+    async for part in request.stream():  # to its end, as a browser reads no answer before it has sent all
+        body += part[: MAX_BODY_BYTES + 1 - len(body)]
+    if len(body) > MAX_BODY_BYTES:
+        raise RefusedError(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
+    try:
+        text = json.loads(body)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise RefusedError(400, 'The request is no text; allowed: JSON as {"text": "..."}.')
+    return text
+
+
+def application(pages: Pages, port: int) -> Starlette:
+    """Return the server's application for requests to `port`."""
+
+    async def shell(_request: Request) -> Response:
+        text = SHELL.read_text(encoding="utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": SHELL_POLICY})
+
+    async def script(_request: Request) -> Response:
+        return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
+
+    async def about(_request: Request) -> Response:
+        names = list(pages.measurer.checkpoints)
+        about = {"model": pages.subject.model, "both": len(names) > 1, "examples": EXAMPLES}
+        return JSONResponse(about | {"limit": pages.measurer.max_tokens})
+
+    async def measure(request: Request) -> Response:
+        started = time.monotonic()
+        name = await pages.add(await _text_of(request))
+        return JSONResponse({"page": name, "seconds": round(time.monotonic() - started, 2)})
+
+    async def page(request: Request) -> Response:
+        text = pages.kept.get(request.path_params["name"])
+        if text is None:
+            return _refusal(404, "This text is no longer kept; type it again.")
+        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        return _refusal(error.status if isinstance(error, RefusedError) else 400, str(error))
+
+    routes = [
+        Route("/", shell),
+        Route("/serve.js", script),
+        Route("/about", about),
+        Route("/measure", measure, methods=["POST"]),
+        Route("/page/{name}", page),
+    ]
+    app = Starlette(routes=routes, exception_handlers={RefusedError: refused, InputError: refused})
+    app.add_middleware(LocalOnly, port=port)
+    return app
+
+
+def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket) -> None:
+    """Serve the page of typed texts in the models at `checkpoints`, called `name`, until Ctrl-C stops it."""
+    print("loading the model ...", flush=True)
+    with quiet():
+        pages = Pages(TextMeasurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
+        pages.write(EXAMPLES[0])  # compiles what maps need, so that the first text does not wait for it
+        address, port = listener.getsockname()
+        config = uvicorn.Config(
+            application(pages, port), access_log=False, log_level="warning", lifespan="off", ws="none"
+        )
+        print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
+        uvicorn.Server(config).run(sockets=[listener])

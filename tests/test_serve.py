@@ -1,0 +1,208 @@
+"""The local server: typed texts are measured and drawn, foreign requests refused, and no text left behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import REPOSITORY, digest
+from playwright.sync_api import expect
+
+import attnmix
+from attnmix.__main__ import listen
+from attnmix.core.errors import InputError
+from attnmix.runs.sentence import TextMeasurer
+
+SECRET = "zanzibar"  # a word of every typed text, looked for in files and logs
+TEXTS = [
+    f"{SECRET} is far",
+    "time flies like an arrow in " + SECRET,
+    f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET}",
+    f"ein Fluß fließt durch {SECRET}",
+    f"{SECRET} 東京 \U0001f600 caf\u00e9",
+    f"שלום {SECRET} עולם",
+    f"{SECRET} {{{{ 7*7 }}}} ${{x}} %{{x}} </script>",
+    f"{SECRET}\nhas two lines",
+    f"{SECRET} " + "and " * 20 + "then",
+    f"{SECRET} , once more : {SECRET} !",
+]
+
+
+class Server:
+    """A running `attnmix serve` in an empty folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.temporary = folder / "work", folder / "tmp"
+        self.temporary.mkdir()
+        self.folder.mkdir()
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.temporary)}
+        command = [sys.executable, "-m", "attnmix", "serve", "--port", "0", *options]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, cwd=self.folder, env=environment, **pipes)
+        assert self.process.stdout is not None
+        self.printed = []
+        for line in self.process.stdout:
+            self.printed.append(line)
+            if line.startswith("open http"):
+                self.address = line.split()[1]
+                self.port = int(self.address.rpartition(":")[2])
+                return
+        pytest.fail("".join(self.printed))
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+        """Return status and body of an answer; the request comes from the server's own page but for the `headers`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
+        given = {name: value for name, value in given.items() if value}
+        connection.request(method, path, None if body is None else json.dumps(body), given)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    def cpu_seconds(self) -> float:
+        """Return the processor's time that the server has used."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return times.user + times.system
+
+    def stop(self) -> str:
+        """Stop it and return all that it printed."""
+        self.process.send_signal(signal.SIGINT)
+        rest, _ = self.process.communicate(timeout=60)
+        return "".join(self.printed) + rest
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("serve"))
+    yield started
+    if started.process.poll() is None:
+        started.stop()
+
+
+def shown(page: Any) -> Any:
+    """Return the frame once it shows the page that the address names."""
+    name = page.url.partition("#")[2]
+    frame = page.frames[1]
+    frame.wait_for_url(f"**/page/{name}*")
+    frame.locator("html[data-ready]").wait_for(state="attached")
+    return frame
+
+
+def test_ten_typed_sentences_are_drawn_and_leave_no_trace(server: Server, chromium: Any) -> None:
+    before = {folder: digest(folder) for folder in (server.folder, server.temporary)}
+    page = chromium.new_page()
+    errors = list[str]()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
+    page.goto(server.address)
+    for text in TEXTS:
+        page.get_by_label("Type a text").fill(text)
+        started, computed = time.monotonic(), server.cpu_seconds()
+        page.get_by_role("button", name="Measure").click()
+        page.get_by_role("status").filter(has_text="Measured").wait_for()
+        frame = shown(page)
+        used = server.cpu_seconds() - computed
+        print(f"{time.monotonic() - started:.2f} s, of a processor's time {used:.2f} s, for {text[:40]!r}")
+        words = "".join(frame.locator("#words").inner_text().lower().split())
+        assert "zan" in words
+        assert [each.evaluate("window.hacked") for each in page.frames] == [None, None]
+    page.go_back()
+    expect(page.get_by_label("Type a text")).to_have_value(TEXTS[-2])
+    assert "then" in shown(page).locator("#words").inner_text()
+    assert SECRET not in page.url
+    assert errors == []
+    page.close()
+    assert {folder: digest(folder) for folder in before} == before
+
+
+def test_texts_that_cannot_be_measured_get_one_sentence(server: Server) -> None:
+    assert server.ask("POST", "/measure", {"text": "  "}) == (400, "the text is empty; allowed: 1 to 64 tokens")
+    status, answer = server.ask("POST", "/measure", {"text": f"{SECRET} " * 10_000})
+    assert status == 400
+    assert answer.endswith("tokens; allowed: at most 64; `attnmix show` takes more")
+    assert server.ask("POST", "/measure", {"text": SECRET * 100_000})[0] == 413
+    for body in ({"words": "x"}, {"text": 3}, [1], "x"):
+        assert server.ask("POST", "/measure", body)[0] == 400
+    assert server.ask("GET", "/page/unknown") == (404, "This text is no longer kept; type it again.")
+
+
+def test_foreign_pages_and_names_are_refused(server: Server) -> None:
+    asked = {"text": SECRET}
+    assert server.ask("POST", "/measure", asked, Origin="https://example.org")[0] == 403
+    assert server.ask("POST", "/measure", asked, Origin="null")[0] == 403
+    assert server.ask("POST", "/measure", asked, Origin="")[0] == 403
+    assert server.ask("GET", "/", Origin="https://example.org")[0] == 403
+    assert server.ask("GET", "/", Host="example.org", Origin="")[0] == 421
+    rebound = f"attacker.example:{server.port}"
+    assert server.ask("POST", "/measure", asked, Host=rebound, Origin=f"http://{rebound}")[0] == 421
+    assert server.ask("GET", "/", Origin="")[0] == 200
+
+
+def test_a_foreign_page_in_a_browser_reads_and_measures_nothing(server: Server, chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "foreign.html").write_text("<!DOCTYPE html><title>foreign</title>", encoding="utf-8")
+    page = chromium.new_page()
+    page.goto((tmp_path / "foreign.html").as_uri())
+    post = "address => fetch(address + '/measure', {method: 'POST', body: '{\"text\": \"x\"}'}).then(() => 1, () => 0)"
+    assert page.evaluate(post, server.address) == 0
+    framed = f"<iframe src='{server.address}'></iframe>"
+    page.set_content(framed)
+    page.wait_for_timeout(500)
+    assert all("Type a text" not in each.content() for each in page.frames[1:])
+    page.close()
+
+
+def test_only_the_loopback_address_listens(server: Server) -> None:
+    listening = [each.laddr for each in psutil.Process(server.process.pid).net_connections() if each.status == "LISTEN"]
+    assert listening == [("127.0.0.1", server.port)]
+
+
+def test_second_client_is_served_after_the_first_and_too_many_are_asked_to_wait(server: Server) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        texts = [{"text": f"{SECRET} number {number}"} for number in range(12)]
+        answers = list(pool.map(lambda text: server.ask("POST", "/measure", text)[0], texts))
+    assert set(answers) == {200, 429}
+    assert answers.count(200) >= 2
+
+
+def test_taken_port_is_one_line(server: Server) -> None:
+    with pytest.raises(InputError, match=rf"^--port: {server.port}: Address already in use; allowed: another"):
+        listen(server.port)
+    with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(any that is free\) to 65535"):
+        listen(70_000)
+
+
+def test_nothing_of_the_texts_is_printed(server: Server) -> None:
+    printed = server.stop()
+    assert "open http://127.0.0.1:" in printed
+    assert SECRET[:4] not in printed
+    assert "Traceback" not in printed
+    files = [path for folder in (server.folder, server.temporary) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
+    text = "the film was great ."
+    measurer = TextMeasurer({"pretrained": tiny_bert})
+    run = measurer.run(text)
+    result = attnmix.measure(attnmix.load(tiny_bert), text)
+    (ratios_MLT,) = result.arrays
+    for number, method in enumerate(result.methods):
+        computed = run.captured_ratios()[method].to_numpy().reshape(ratios_MLT[number].shape)
+        np.testing.assert_allclose(computed, ratios_MLT[number], rtol=1e-5, atol=1e-6)
+    for name in run.matrices("pretrained", "text/0"):
+        np.testing.assert_allclose(
+            run.matrix("pretrained", "text/0", name), result.matrix(name).to_numpy(), rtol=1e-5, atol=1e-6
+        )
