@@ -3,8 +3,6 @@
 attnmix show "time flies like an arrow" --model bert-base-uncased --to page.html
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ files of `model.name`, or those of `model.base`, and in a folder of their own th
 at the end, or none. Also writes `reports/sources.json`, the hashes that `stages.sources` compares.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import shutil

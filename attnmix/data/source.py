@@ -1,7 +1,5 @@
 """Read labelled reviews from a hub dataset, a dataset folder or one file, check every row, and split them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -8,8 +8,6 @@ the authors' later option `include_bias_token`; their published configuration sp
 Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -32,7 +31,6 @@ from attnmix.models.families import PROJECTED, Family, family_of
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
-Tensor = torch.Tensor
 Result = TypeVar("Result")
 
 TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
@@ -164,12 +162,12 @@ class Decomposition:
     def visit(self, layer_pass: LayerPass) -> None:
         """Move on through one layer."""
         x_TD = layer_pass.x
-        if layer_pass.number == 1:
+        if layer_pass.call.number == 1:
             tokens = torch.arange(len(x_TD), device=x_TD.device)
             self.parts_JTD = x_TD.new_zeros(len(tokens) + 1, *x_TD.shape)
             self.parts_JTD[tokens, tokens] = x_TD
-        value_JTE = _affine(self.values[layer_pass.number - 1], self.parts_JTD)
-        rows = range(len(x_TD)) if layer_pass.number < len(self.values) else range(self.read, self.read + 1)
+        value_JTE = _affine(self.values[layer_pass.call.number - 1], self.parts_JTD)
+        rows = range(len(x_TD)) if layer_pass.call.number < len(self.values) else range(self.read, self.read + 1)
         size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
         blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
         parts = [_through_layer(layer_pass, self.parts_JTD, value_JTE, slice(b.start, b.stop)) for b in blocks]

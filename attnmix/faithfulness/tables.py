@@ -4,8 +4,6 @@ AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of 
 is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 

@@ -6,8 +6,6 @@ graph again for every seed; the maps are the same, bit for bit (tested). All map
 umap-learn's own start calls SciPy's `eigsh` without a seed.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A merged model computes what the model with its adapter does, so every measure s
 2022).
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator

@@ -9,16 +9,15 @@ are made of, as the mask that is added to them. Those modules hold T * T scores 
 Shapes: B texts, H heads, T tokens, d head width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import softmax
 from torch.overrides import TorchFunctionMode
@@ -28,7 +27,6 @@ from transformers.masking_utils import sdpa_mask
 
 from attnmix.models.families import attention_modules, family_of
 
-Tensor = torch.Tensor
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
@@ -51,7 +49,7 @@ class AttentionCall:
     softcap: float | None
     log_sums: Tensor  # [B, H, T], the logarithm of each row's sum of exponentials, a sink's included
 
-    def document(self, place: int) -> AttentionCall:
+    def document(self, place: int) -> Self:
         """Return one document of a batch."""
         tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **tensors)

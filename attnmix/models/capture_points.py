@@ -3,8 +3,6 @@
 Layers are counted as they are called, so that a module that is called many times is as many layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,14 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, POINTS, Site, in_forward_order
 from attnmix.models.families import Stack, family_of
 from attnmix.store.features import check_fits
-
-Tensor = torch.Tensor
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"

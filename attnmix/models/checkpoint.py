@@ -1,7 +1,5 @@
 """Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of model families (`families.yaml`): which module adds what to the residual stream, and where."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Bring a pretrained model's files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

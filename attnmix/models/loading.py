@@ -3,8 +3,6 @@
 Weights are read as safetensors only, and no remote code is run.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

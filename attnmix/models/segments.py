@@ -4,8 +4,6 @@ The segment of a token follows from the token ids: it is 1 behind the first toke
 whatever calls a model passes token ids alone, for single texts and pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

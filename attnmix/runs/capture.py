@@ -4,8 +4,6 @@ The unit of work is a shard of rows: a process computes the texts that reach int
 each store once. Writes `features/capture/`, or into it only a manifest of arrays that `capture.store` puts elsewhere.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

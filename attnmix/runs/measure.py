@@ -8,8 +8,6 @@ The unfinished work is a file for each batch or document, from which a killed ru
 of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,10 +160,10 @@ def _check_room(
     vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
     queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
     matrices_T = len(with_rollouts(matrices)) * captured_T**2
-    of_captured = int((vectors_T + queries_and_keys_T + matrices_T).sum())
-    of_texts = len(methods) * int(corpus.lengths.sum(dtype=int))
+    captured_numbers = int((vectors_T + queries_and_keys_T + matrices_T).sum())
+    ratio_numbers = len(methods) * int(corpus.lengths.sum(dtype=int))
     groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
-    numbers = layers * (of_captured + of_texts) + measured * (groups + len(sites) * max(sites.values()))
+    numbers = layers * (captured_numbers + ratio_numbers) + measured * (groups + len(sites) * max(sites.values()))
     check_disk(
         f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
         checkpoints * FLOAT32_BYTES * numbers,

@@ -4,8 +4,6 @@ Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts
 `quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Mapping

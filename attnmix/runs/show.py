@@ -1,7 +1,5 @@
 """Write the interactive page of a few texts in one model, with no training and no data set."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

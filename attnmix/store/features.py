@@ -4,8 +4,6 @@ Rows are those of `<root>/tokens.parquet`, arrays those of `attnmix.store.files`
 place the arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

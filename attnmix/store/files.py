@@ -5,8 +5,6 @@ the clock, so that equal numbers are equal bytes and any Zarr reader opens them,
 a path, or at a URL of any file system that fsspec knows.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ there is a decoder next to an encoder. Captured texts come first, in the order o
 `BLOCK` texts in a row group.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path

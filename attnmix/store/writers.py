@@ -3,8 +3,6 @@
 Each takes the folder to write to; `attnmix.store.runs` reads these files, `attnmix.store.features` holds vectors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -3,11 +3,9 @@
 All mistakes in params.yaml (an unknown key, a wrong type, an impossible value) are one `InputError`, before any work.
 """
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -45,7 +43,7 @@ class Parameters(Section):
     render: RenderParameters = RenderParameters()
 
     @model_validator(mode="after")
-    def _texts_are_as_reviews(self) -> Parameters:
+    def _texts_are_as_reviews(self) -> Self:
         """Raise where free texts are single ones and reviews are pairs, or the other way round."""
         pairs = not isinstance(self.dataset.text_column, str)
         kinds = ("one text", "a pair of texts")

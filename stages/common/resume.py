@@ -5,8 +5,6 @@ the digest of everything that the result depends on: the parameters, data and co
 the installed packages and the kind of machine. Work done for anything else is never resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
