@@ -166,9 +166,7 @@ class _BatchPass:
         if broken_B.any():
             place = f"layer {number} of {self.documents[int(broken_B.nonzero()[0])].name}"
             raise InputError(f"{self.measurer.folder}: {place} holds NaN or infinite values; the weights are broken")
-        self.errors.append(
-            self._checked(number, identity_errors(layer_pass, self.mask_BT, self.sampled))
-        )
+        self.errors.append(self._checked(number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
         if not self.counted:
             return
         factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
