@@ -21,8 +21,9 @@ from attnmix.core.settings import ModelParameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import prove_model, prove_pair
+from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import texts_of, write_split
+from attnmix.store.texts import split_file, texts_of
 from attnmix.store.writers import write_metrics
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
@@ -70,8 +71,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
-    dataset = parameters.dataset.model_dump()
-    splits, metrics["dataset_commit"] = read_splits(**dataset, seed=parameters.seed, work=run.root.parent)
+    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed, run.root.parent)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
@@ -79,7 +79,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     if len(models) > 1:
         prove_pair(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
-        write_split(split, reviews, run.reviews)
+        write_table(split_file(split, run.reviews), reviews)
         counts = reviews.groupby("label_name")["label"].count()
         logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
         metrics[split] = len(reviews)

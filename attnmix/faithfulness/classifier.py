@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
-from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
+from attnmix.measures.layers import AfterAttention, LayerPass, linear_weights, map_layers, run_layers, slopes, value_map
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
@@ -51,11 +51,6 @@ class HeadCall(NamedTuple):
     module: Linear
     input: Tensor
     output: Tensor
-
-    @property
-    def weights(self) -> Affine:
-        """Its weights and biases."""
-        return Affine(self.module.weight.T, self.module.bias)
 
 
 class Classifier:
@@ -183,12 +178,12 @@ class Decomposition:
         linear = 1 <= len(calls) <= 2 and torch.equal(calls[0].input, self.whole_D)
         if not linear or not torch.equal(calls[-1].output, logits_C):
             return None
-        parts_JD = _affine(calls[0].weights, parts_JD)
+        parts_JD = _affine(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
             parts_JD = parts_JD * slopes(between, calls[0].output, calls[1].input)
             parts_JD[-1] += between(parts_JD.new_zeros(1))
-            parts_JD = _affine(calls[1].weights, parts_JD)
+            parts_JD = _affine(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= TOLERANCE:
             raise InputError(

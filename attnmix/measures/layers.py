@@ -77,7 +77,7 @@ class Block:
 
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
-        self.output = _linear(layer.get_submodule(stack.output))
+        self.output = linear_weights(layer.get_submodule(stack.output))
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
         self.cross_attention_norm = self._norm(stack.cross_attention_norm)
@@ -89,7 +89,7 @@ class Block:
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
         """W_1, the activation and W_2 of the feed-forward network; of a gated one W_g and W_u, or both in one."""
         first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
-        return [_linear(module) for module in (first, *more)], activation, _linear(last)
+        return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
@@ -378,7 +378,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
     return Linear(value[:-1] - value[-1], value[-1])
 
 
-def _linear(module: Module) -> Linear:
+def linear_weights(module: Module) -> Linear:
     """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
     parameters: Any = module
     weight = parameters.weight.detach()

@@ -214,8 +214,8 @@ def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> It
         columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
         yield _rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
     if len(shares) == 2:
-        pairs = zip(shares["finetuned"], shares["pretrained"], strict=True)
-        shares[DIFFERENCE] = tuple(after - before for after, before in pairs)  # type: ignore[assignment]
+        after, before = shares["finetuned"], shares["pretrained"]
+        shares[DIFFERENCE] = after[0] - before[0], after[1] - before[1]
     for checkpoint, statistics in shares.items():
         columns = dict(zip(_INTERVAL, jackknife(*statistics), strict=True))
         columns["documents"] = np.full(statistics[0].shape, kept.sum())

@@ -50,13 +50,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
-def longest_text(folder: Path) -> int | None:
+def longest_text(config: Any) -> int | None:
     """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
-    return positions_of(load_config(folder))
-
-
-def positions_of(config: Any) -> int | None:
-    """Return `longest_text` of a model's configuration."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
     offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return positions and positions - offset
@@ -64,6 +59,6 @@ def positions_of(config: Any) -> int | None:
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
     """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
-    limit = longest_text(folder) or max_length
+    limit = longest_text(load_config(folder)) or max_length
     if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")

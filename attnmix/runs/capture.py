@@ -8,10 +8,12 @@ import ctypes
 import hashlib
 import json
 import logging
+import math
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.core.disk import check_disk, clear, publish
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
-from attnmix.models.capture_points import Batch, Part, fill_rows, widths
+from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
@@ -40,6 +43,10 @@ from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
 WRITERS = 4  # threads
+Part = tuple[int, slice, slice]
+"""The number of a text in its batch, some of its tokens, and their rows in the arrays of features."""
+Batch = tuple[dict[str, Tensor], list[Part]]
+"""The inputs of one padded forward pass, and the parts of its tokens that are kept."""
 SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
@@ -68,7 +75,7 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
             check_disk(what, size, place, SMALLER, copies)
         if not (folder / "done").is_dir():
-            store.create_stores(place, list(sites), plan, sites)
+            store.create_stores(place, sites, plan)
             (folder / "done").mkdir()
         pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
     state.wait_for_everyone()
@@ -115,7 +122,7 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
-        writing(store.tokens_file(folder / "stores")) as path,
+        writing(folder / "stores" / store.TOKENS) as path,
         pq.ParquetWriter(path, schema, **CHECKED) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
@@ -124,6 +131,31 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
             writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
             captured["token_id"].to_numpy().tofile(file)
             tokens -= len(captured)
+
+
+def fill_rows(
+    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, npt.NDArray[Any]], precision: str = "fp32"
+) -> None:
+    """Fill the arrays `rows` `[tokens, width]` with the features of the batches' tokens, cast to the arrays' type.
+
+    `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
+    that the arrays' type cannot hold.
+    """
+    points = {site.point for site in rows}
+    for inputs, parts in batches:
+
+        def take(site: Site, feature_BTD: Tensor, parts: list[Part] = parts) -> None:
+            array = rows[site]
+            cast = feature_BTD.to(getattr(torch, array.dtype.name)).cpu()
+            if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
+                for text, tokens, _ in parts:
+                    store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, array.dtype.name)
+            for text, tokens, places in parts:
+                array[places] = cast[text, tokens].numpy()
+
+        half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+        with torch.inference_mode(), recording(base, points, taken=take), half:
+            base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
 
 
 def _batches(
@@ -140,5 +172,6 @@ def _batches(
         parts = []
         for number, i in enumerate(batch):
             low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
-            parts.append(Part(number, slice(low - starts[i], high - starts[i]), low - rows.start))
-        yield Batch(padded([texts[i] for i in batch], padding), parts)
+            tokens, places = slice(low - starts[i], high - starts[i]), slice(low - rows.start, high - rows.start)
+            parts.append((number, tokens, places))
+        yield padded([texts[i] for i in batch], padding), parts

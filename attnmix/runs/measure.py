@@ -49,7 +49,7 @@ from attnmix.models.segments import read_segments
 from attnmix.store import writers
 from attnmix.store.files import whole
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.runs import Run, contributions_folder, heads_folder
+from attnmix.store.runs import Run, arrays_folder
 
 Unit = TypeVar("Unit")
 
@@ -208,11 +208,11 @@ class CheckpointWork:
     def captured_texts(self, measurer: DocumentMeasurer) -> None:
         """Write contribution matrices of the captured texts and what goes through their heads, as published."""
         names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / "mixing"
-        heads = [heads_folder(self.checkpoint, name, published) for name in names]
+        heads = [arrays_folder("heads", self.checkpoint, name, published) for name in names]
         numbers = np.flatnonzero(self.corpus.captured).tolist()
         for number, folder in self._remaining("captured texts", zip(numbers, heads, strict=True)):
             document = self.corpus.document(number)
-            contributions = contributions_folder(self.checkpoint, document.name, published)
+            contributions = arrays_folder("contributions", self.checkpoint, document.name, published)
             contributions.mkdir(parents=True, exist_ok=True)
             for method, matrix in measurer.contributions(document.ids).items():
                 attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}

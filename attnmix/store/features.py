@@ -20,6 +20,7 @@ from attnmix.core.names import POINTS, Site, in_forward_order
 from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, undamaged, whole, writing
 
 MANIFEST = "manifest.json"
+TOKENS = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
@@ -32,15 +33,9 @@ class StorePlan(NamedTuple):
     """Rows of a store, of a chunk, and of the unit that is written at once: a shard, or a whole small store."""
 
     tokens: int
-    hidden: int
     dtype: str
     chunk_rows: int
     unit_rows: int
-
-    @property
-    def sharded(self) -> bool:
-        """True where the units are shards."""
-        return self.unit_rows < self.tokens
 
     @property
     def units(self) -> int:
@@ -55,7 +50,7 @@ class StorePlan(NamedTuple):
 def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
     """Return chunks of about 1 MB, and shards of 8 of them for a store that is larger than one shard."""
     rows = max(1, round(CHUNK_BYTES / (hidden * np.dtype(dtype).itemsize)))
-    return StorePlan(tokens, hidden, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
+    return StorePlan(tokens, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
 
 
 def place_of(store: str) -> Place:
@@ -89,23 +84,15 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
         path.write_text(json.dumps({"store": store, "digests": by_site}, indent=2) + "\n", encoding="utf-8")
 
 
-def tokens_file(root: Path) -> Path:
-    """Return the path of the tokens table of a set of stores."""
-    return root / "tokens.parquet"
-
-
-def create_stores(
-    place: Place, sites: Sequence[Site], plan: StorePlan, widths: Mapping[Site, int] | None = None
-) -> None:
-    """Create arrays for `sites`; those that `widths` names have that width in place of `plan.hidden`."""
-    for site in sites:
-        width = (widths or {}).get(site, plan.hidden)
+def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> None:
+    """Create the arrays of the sites in `widths`, for vectors of these widths."""
+    for site, width in widths.items():
         create_array(
             _path(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
-            shards=(plan.unit_rows, width) if plan.sharded else None,
+            shards=(plan.unit_rows, width) if plan.unit_rows < plan.tokens else None,
             dimension_names=("token", "hidden"),
             attributes={"layer": site.layer, "point": site.point},
         )
@@ -182,7 +169,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
     with undamaged(path, "capture"):
-        tokens = pq.read_metadata(tokens_file(root)).num_rows
+        tokens = pq.read_metadata(root / TOKENS).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)

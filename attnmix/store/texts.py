@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.store.files import CHECKED, read_table, undamaged, whole, write_table
+from attnmix.store.files import CHECKED, read_table, undamaged, whole
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
@@ -51,11 +51,6 @@ MORE_TOKEN_FIELDS = [(SEGMENT, pa.int8()), (DECODER_TOKEN, pa.string())]
 def split_file(split: str, folder: Path) -> Path:
     """Return the path of the reviews of `train`, `validation` or `test`."""
     return folder / f"{split}.parquet"
-
-
-def write_split(split: str, reviews: pd.DataFrame, folder: Path) -> None:
-    """Write columns `text`, `label` (from 0 on), `label_name`."""
-    write_table(split_file(split, folder), reviews)
 
 
 def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
