@@ -20,7 +20,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.settings import ModelParameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import prove_model, prove_pair
+from attnmix.models.loading import check_comparable, check_model
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import split_file, texts_of
@@ -75,9 +75,9 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
-            prove_model(folder, texts)
+            check_model(folder, texts)
     if len(models) > 1:
-        prove_pair(run.pretrained, run.named_model, texts)
+        check_comparable(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
         write_table(split_file(split, run.reviews), reviews)
         counts = reviews.groupby("label_name")["label"].count()

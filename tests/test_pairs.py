@@ -28,7 +28,7 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.sources import SOURCES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import encode, padded, tokenize_texts
-from attnmix.models.loading import load_base, prove_model
+from attnmix.models.loading import check_model, load_base
 from attnmix.models.segments import read_segments
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
@@ -130,8 +130,8 @@ def test_segments_that_do_not_follow_from_the_tokens_are_one_error(tmp_path: Pat
     assert '"type_id": 1' in text
     (folder / "tokenizer.json").write_text(text.replace('"type_id": 1', '"type_id": 0'))
     with pytest.raises(InputError, match=r"dataset\.text_column: its tokenizer gives the pair 'the film was very good"):
-        prove_model(folder, PAIRS)
-    prove_model(folder, [first for first, _ in PAIRS])
+        check_model(folder, PAIRS)
+    check_model(folder, [first for first, _ in PAIRS])
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:

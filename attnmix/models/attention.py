@@ -31,7 +31,7 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
 """The `attn_implementation` of models whose attention is observed."""
-OWN = "eager"
+EAGER = "eager"
 """That of models whose modules compute attention themselves."""
 BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 
@@ -94,7 +94,7 @@ _function: ContextVar[AttentionFunction] = ContextVar("attention function", defa
 
 def implementation_of(config: Any) -> str:
     """Return the `attn_implementation` with which a model's attention can be observed."""
-    return OWN if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
+    return EAGER if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
     token = _function.set(function)
     with ExitStack() as hooks:
         hooks.callback(_function.reset, token)
-        if base is not None and implementation_of(base.config) == OWN:
+        if base is not None and implementation_of(base.config) == EAGER:
             _dispatch_products(attention_modules(base), hooks)
         yield
 

@@ -7,7 +7,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.store.files import made
+from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
@@ -16,7 +16,7 @@ POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", _stage_of(folder))
+    require(folder / "config.json", _stage_of(folder))
     try:
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     except Exception as error:  # the library raises errors of many types for a value that does not fit
@@ -33,7 +33,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
     """
-    made(folder, _stage_of(folder))
+    require(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)

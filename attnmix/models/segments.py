@@ -47,7 +47,7 @@ def _fill(
     return arguments, options
 
 
-def prove_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
+def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
     """Raise `InputError` where the tokenizer gives pairs of texts other segments than their token ids do."""
     if not has_segments(config, tokenizer):
         return

@@ -38,7 +38,7 @@ from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 from attnmix.store import features as store
 from attnmix.store import texts as texts_store
-from attnmix.store.files import CHECKED, Place, writing
+from attnmix.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
@@ -47,7 +47,7 @@ Part = tuple[int, slice, slice]
 """The number of a text in its batch, some of its tokens, and their rows in the arrays of features."""
 Batch = tuple[dict[str, Tensor], list[Part]]
 """The inputs of one padded forward pass, and the parts of its tokens that are kept."""
-SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
+SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
 def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, copies: int = 1) -> None:
@@ -73,7 +73,7 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-            check_disk(what, size, place, SMALLER, copies)
+            check_disk(what, size, place, SIZE_PARAMETERS, copies)
         if not (folder / "done").is_dir():
             store.create_stores(place, sites, plan)
             (folder / "done").mkdir()
@@ -123,7 +123,7 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
         writing(folder / "stores" / store.TOKENS) as path,
-        pq.ParquetWriter(path, schema, **CHECKED) as writer,
+        pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
         for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):

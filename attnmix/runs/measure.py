@@ -47,7 +47,7 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.store import writers
-from attnmix.store.files import whole
+from attnmix.store.files import atomic_path
 from attnmix.store.heads import VECTOR_BYTES
 from attnmix.store.runs import Run, arrays_folder
 
@@ -298,5 +298,5 @@ def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, n
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    with whole(path) as part, part.open("wb") as file:
+    with atomic_path(path) as part, part.open("wb") as file:
         np.savez(file, **arrays)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site, in_forward_order
-from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, undamaged, whole, writing
+from attnmix.store.files import CHUNK_BYTES, Place, atomic_path, create_array, open_array, read_array, reading, writing
 
 MANIFEST = "manifest.json"
 TOKENS = "tokens.parquet"
@@ -66,7 +66,7 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
     """Return the place of a run's arrays, and the digests by site of arrays that are elsewhere."""
     if not (root / MANIFEST).is_file():
         return root, {}
-    with undamaged(root / MANIFEST, "capture") as path:
+    with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         place, digests = place_of(manifest["store"]), manifest["digests"]
     return root.parents[1] / place if isinstance(place, Path) else place, digests
@@ -128,7 +128,7 @@ def write_block(place: Place, site: Site, rows: slice, block: Features) -> None:
     block = np.ascontiguousarray(block, array.dtype)
     index = np.full((unit_rows // chunk_rows, 2), MISSING_CHUNK, "<u8")
     shard = path / array.metadata.encode_chunk_key((rows.start // unit_rows, 0))
-    with whole(shard) as part, part.open("wb") as file:
+    with atomic_path(shard) as part, part.open("wb") as file:
         for number, start in enumerate(range(0, len(block), chunk_rows)):
             chunk = block[start : start + chunk_rows]
             chunk = np.pad(chunk, ((0, chunk_rows - len(chunk)), (0, 0)))  # where the array ends within it
@@ -168,7 +168,7 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
-    with undamaged(path, "capture"):
+    with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")

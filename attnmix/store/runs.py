@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
-from attnmix.store.files import made, open_array, read_array, read_table, undamaged
+from attnmix.store.files import open_array, read_array, read_table, reading, require
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.store.texts import SEGMENT, TEXT_FIELDS
 
@@ -112,7 +112,7 @@ class Run:
     @cached_property
     def pairs(self) -> bool:
         """True where the texts are pairs."""
-        with undamaged(self.tokens_file, "tokenize") as path:
+        with reading(self.tokens_file, "tokenize") as path:
             return SEGMENT in pq.read_schema(path).names
 
     def token_blocks(
@@ -120,7 +120,7 @@ class Run:
     ) -> Iterator[pd.DataFrame]:
         """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
         with (
-            undamaged(self.tokens_file, "tokenize") as path,
+            reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,
         ):
             for number in range(file.num_row_groups) if blocks is None else blocks:
@@ -167,7 +167,7 @@ class Run:
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
-        table: pd.DataFrame = pd.read_csv(made(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
+        table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
         return table
 
     @property
@@ -261,7 +261,7 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
 
 
 def _read_json(path: Path, stage: str) -> Any:
-    return json.loads(made(path, stage).read_text(encoding="utf-8"))
+    return json.loads(require(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:

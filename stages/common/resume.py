@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first process of a run, by the rank that torchrun and accelerate set."""
+    """Return True in the first process of a run, by the rank that torchrun and accelerate set."""
     return os.environ.get("RANK", "0") == "0"
 
 
