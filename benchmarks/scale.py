@@ -50,8 +50,7 @@ def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     plan = store.plan_store(vectors, hidden, "float16")
     store.create_stores(root, {SITE: hidden}, plan)
     generator = np.random.default_rng(0)
-    for unit in range(plan.units):
-        rows = plan.rows_of(unit)
+    for rows in plan.units:
         block = generator.standard_normal((rows.stop - rows.start, hidden), dtype=np.float32)
         store.write_block(root, SITE, rows, block.astype(np.float16))
     number = np.arange(vectors)

@@ -38,7 +38,7 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     vectors = {site: generator.normal(size=(plan.tokens, width)).astype("float16") for site, width in SITES.items()}
     vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
     for site, features in vectors.items():
-        for rows in map(plan.rows_of, range(plan.units)):
+        for rows in plan.units:
             store.write_block(place, site, rows, features[rows])
     return vectors
 
@@ -190,4 +190,4 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
 def test_shards_are_8_mb_of_whole_chunks_of_1_mb() -> None:
     plan = store.plan_store(15_000_000, 768, "float16")
     assert [rows * 768 * 2 for rows in (plan.chunk_rows, plan.unit_rows)] == pytest.approx([2**20, 2**23], rel=0.01)
-    assert (plan.unit_rows % plan.chunk_rows, plan.rows_of(plan.units - 1).stop) == (0, 15_000_000)
+    assert (plan.unit_rows % plan.chunk_rows, plan.units[-1].stop) == (0, 15_000_000)

@@ -82,10 +82,10 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
     arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
-    units = range(state.process_index, plan.units, state.num_processes)
-    remaining = [unit for unit in units if not (folder / f"done/{unit}").exists()]
-    for unit in tqdm(remaining, desc="capture", unit="shard", disable=None):
-        rows = plan.rows_of(unit)
+    units = list(enumerate(plan.units))
+    share = units[state.process_index :: state.num_processes]
+    remaining = [(unit, rows) for unit, rows in share if not (folder / f"done/{unit}").exists()]
+    for unit, rows in tqdm(remaining, desc="capture", unit="shard", disable=None):
         features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
         fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
         _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
@@ -93,7 +93,7 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
-            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit in range(plan.units)]
+            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit, _ in units]
             store.write_manifest(folder / "stores", capture.store, by_unit)
         publish(folder / "stores", run.activations)
         clear(folder)

@@ -38,13 +38,10 @@ class StorePlan(NamedTuple):
     unit_rows: int
 
     @property
-    def units(self) -> int:
-        """The number of units."""
-        return -(-self.tokens // self.unit_rows)
-
-    def rows_of(self, unit: int) -> slice:
-        """Return the rows of one unit."""
-        return slice(unit * self.unit_rows, min((unit + 1) * self.unit_rows, self.tokens))
+    def units(self) -> list[slice]:
+        """The rows of each unit."""
+        starts = range(0, self.tokens, self.unit_rows)
+        return [slice(start, min(start + self.unit_rows, self.tokens)) for start in starts]
 
 
 def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
