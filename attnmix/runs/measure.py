@@ -56,6 +56,9 @@ Unit = TypeVar("Unit")
 FLOAT32_BYTES = 4
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
+SIZE_PARAMETERS = (
+    "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents"
+)
 MEASURES = "measures"  # the kind of batch that is no control
 
 
@@ -81,6 +84,7 @@ def measure(
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
+    demand = f"measure: {corpus.captured.sum()} captured texts and {len(reviews)} drawn reviews need"
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
     sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
@@ -94,7 +98,8 @@ def measure(
         read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        _check_room(base, methods, matrices, len(checkpoints), corpus, folder, copies)
+        size = len(checkpoints) * _kept_bytes(base, methods, matrices, corpus)
+        check_disk(demand, size, folder, SIZE_PARAMETERS, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, reviews, batch_tokens, seed))
@@ -143,16 +148,8 @@ def _corpus_batches(
             yield [corpus.document(number) for number in drawn[batch].tolist()]
 
 
-def _check_room(
-    base: PreTrainedModel,
-    methods: list[str],
-    matrices: list[str],
-    checkpoints: int,
-    corpus: Corpus,
-    folder: Path,
-    copies: int,
-) -> None:
-    """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
+def _kept_bytes(base: PreTrainedModel, methods: list[str], matrices: list[str], corpus: Corpus) -> int:
+    """Return the size of the largest arrays that `measure` keeps of a checkpoint."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
     layers = max(site.layer for site in sites)
     captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
@@ -163,14 +160,8 @@ def _check_room(
     captured_numbers = int((vectors_T + queries_and_keys_T + matrices_T).sum())
     ratio_numbers = len(methods) * int(corpus.lengths.sum(dtype=int))
     groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
-    numbers = layers * (captured_numbers + ratio_numbers) + measured * (groups + len(sites) * max(sites.values()))
-    check_disk(
-        f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
-        checkpoints * FLOAT32_BYTES * numbers,
-        folder,
-        "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
-        copies,
-    )
+    geometry = measured * len(sites) * max(sites.values())
+    return FLOAT32_BYTES * int(layers * (captured_numbers + ratio_numbers) + measured * groups + geometry)
 
 
 @dataclass(frozen=True)
