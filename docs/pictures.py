@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from attnmix.core.errors import InputError
-from attnmix.store.files import made
+from attnmix.store.files import require
 from attnmix.store.runs import Run
 
 DOCS = Path("docs")
@@ -44,7 +44,7 @@ WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more
 
 
 def main() -> None:
-    made(RUN.figures, "render")
+    require(RUN.figures, "render")
     last_page = max((RUN.figures / "joint").glob("*.png"))
     _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
@@ -64,7 +64,7 @@ def _of_page() -> dict[str, bytes]:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": SHARPER}
         page = browser.new_page(viewport=SCREEN, **looks)
-        page.goto(made(RUN.page, "render").resolve().as_uri())
+        page.goto(require(RUN.page, "render").resolve().as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")
         page.add_style_tag(content=LEFT_OUT)
         if page.locator("#weight").count():
