@@ -4,8 +4,6 @@ attnmix show "time flies like an arrow" --model bert-base-uncased --to page.html
 attnmix serve    # a page with an input on this machine, for one text after another
 """
 
-from __future__ import annotations
-
 import argparse
 import socket
 import sys

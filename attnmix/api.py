@@ -42,7 +42,7 @@ from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import positions_of
+from attnmix.models.checkpoint import longest_text
 from attnmix.models.encoding import batches_by_tokens, tokenize_texts
 from attnmix.models.families import family_of
 from attnmix.store.runs import Run
@@ -226,7 +226,7 @@ class Measures:
             source = html.escape(text, quote=True)
             # In a div, as IPython warns of a bare iframe.
             frame = f'<iframe srcdoc="{source}" style="width: 100%; height: 900px; border: 0"></iframe>'
-            return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]
+            return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
         webbrowser.open(page.as_uri())
         return None
 
@@ -341,7 +341,7 @@ def _documents(
         given = [given]
     if not given:
         raise InputError("texts: none; allowed: one text, several texts, or token ids")
-    limit = positions_of(model.network.base_model.config)
+    limit = longest_text(model.network.base_model.config)
     longest = min(filter(None, (max_length, limit)), default=None)
     if all(isinstance(each, str) for each in given):
         tables = _tables_of_texts(model.tokenizer, given, longest)

@@ -1,7 +1,5 @@
 """A model with its tokenizer, by name or at hand: observed, edited while it runs, and left as it was."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import tempfile

@@ -19,11 +19,12 @@ import pandas as pd
 
 from attnmix.arithmetic.settings import PORTABLE
 from attnmix.core.names import ACTIVATIONS
+from attnmix.core.settings import UmapParameters
 from attnmix.store.features import read_features, stored_sites
 from attnmix.store.runs import Run
 from benchmarks import capturing, corpora, long_texts, mixing
 from benchmarks.timing import COLD, WARM, Case, keep_measured
-from stages.common.parameters import UmapParameters, read_parameters
+from stages.common.parameters import read_parameters
 
 PAGES = Path("pages")
 MAP = Path("map.parquet")

@@ -32,7 +32,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from attnmix.core.errors import InputError
 from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
-from attnmix.measures.layers import LayerPass, Linear, attention_gain, attention_map, run_layers, value_map
+from attnmix.measures.contributions import attention_gain
+from attnmix.measures.layers import LayerPass, Linear, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
@@ -179,7 +180,7 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"attention_gain": [], "expansion_rate": []}
 
     def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
-        found["attention_gain"].append(attention_gain(attention_map(seen)))
+        found["attention_gain"].append(attention_gain(seen))
         if len(seen.block.output.W) == len(seen.block.output.b):
             found["expansion_rate"].append(expansion_rate(value_map(seen), seen.block.output))
 

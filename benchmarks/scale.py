@@ -48,15 +48,14 @@ def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     """One store of random features, its tokens table, and the first rows of that."""
     root = layout.activations
     plan = store.plan_store(vectors, hidden, "float16")
-    store.create_stores(root, [SITE], plan)
+    store.create_stores(root, {SITE: hidden}, plan)
     generator = np.random.default_rng(0)
-    for unit in range(plan.units):
-        rows = plan.rows_of(unit)
+    for rows in plan.units:
         block = generator.standard_normal((rows.stop - rows.start, hidden), dtype=np.float32)
         store.write_block(root, SITE, rows, block.astype(np.float16))
     number = np.arange(vectors)
     table = pd.DataFrame({"document": "test/" + pd.Series(number // TOKENS).astype(str), "position": number % TOKENS})
-    write_table(store.tokens_file(root), table.assign(token_id=0, token="a"))
+    write_table(root / store.TOKENS, table.assign(token_id=0, token="a"))
     texts = pd.DataFrame({"document": table["document"].unique(), "text": "a", "label": -1, "label_name": None})
     texts = texts.assign(captured=True, measured=False, removed=False, whole_tokens=TOKENS, unknown_tokens=0)
     texts["tokens"] = table.groupby("document", sort=False).size().to_numpy()

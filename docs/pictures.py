@@ -22,7 +22,7 @@ from typing import Any
 from PIL import Image
 
 from attnmix.core.errors import InputError
-from attnmix.store.files import made
+from attnmix.store.files import require
 from attnmix.store.runs import Run
 
 DOCS = Path("docs")
@@ -65,7 +65,7 @@ WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more
 
 def main() -> None:
     """Write all pictures."""
-    made(RUN.figures, "render")
+    require(RUN.figures, "render")
     last_page = max((RUN.figures / "joint").glob("*.png"))
     _stack([RUN.figures / "mixing_by_layer.png", last_page], DOCS / "result.png")
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
@@ -99,7 +99,7 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
     """Return the page of the last run, ready, in a window of this size."""
     looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
     page = browser.new_page(viewport=screen, **looks)
-    page.goto(made(RUN.page, "render").resolve().as_uri())
+    page.goto(require(RUN.page, "render").resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     return page
 

@@ -224,7 +224,7 @@ class Study:
                 means[f"{control} {METHODS[number]}"] = counted[control][:, :, number].mean(0) / TOKENS
         for number, name in enumerate(("others' length", "own length"), start=1):
             means[name] = counted["lengths"][:, :, number].mean(0) / TOKENS
-        others = Moments.of_sums(counted["others"], counted["lengths"][:, :, 0], np.full(len(measures), TOKENS))
+        others = Moments.from_sums(counted["others"], counted["lengths"][:, :, 0], np.full(len(measures), TOKENS))
         layers = range(1, counted["others"].shape[1] + 1)
         sites = {
             point: [self.sites.index(Site(layer, point)) for layer in layers]
@@ -241,7 +241,7 @@ class Study:
             means[f"share class by {kind}, permuted"] = class_share_null(texts, labels[kept], 0)
             for point, numbers in sites.items():
                 sums_NXD = counted["unit_sums"][kept][:, numbers]
-                units = Moments.of_sums(
+                units = Moments.from_sums(
                     sums_NXD, np.full(sums_NXD.shape[:2], float(TOKENS)), np.full(len(sums_NXD), TOKENS)
                 )
                 cosines_XC = products(units, labels[kept])[0].cosines()

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.models.bert.modeling_bert import BertPooler
 
 from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters
 from attnmix.data.source import read_splits
 from attnmix.models.attention import OBSERVED
 from attnmix.models.checkpoint import load_tokenizer
@@ -76,7 +77,8 @@ def read_reviews(dataset: str, checkpoint: Path, seed: int, limit: int) -> tuple
         raise InputError(f"model: its tokenizer has no single token for {RARE_WORD!r}")
     chosen = []
     for split, number, draw in (("train", limit, seed), ("test", TEST_REVIEWS, 0)):
-        tables, _ = read_splits(dataset, seed=draw, train_limit=4 * limit + 400, test_limit=3 * TEST_REVIEWS)
+        settings = DatasetParameters(name=dataset, train_limit=4 * limit + 400, test_limit=3 * TEST_REVIEWS)
+        tables, _ = read_splits(settings, draw)
         chosen.append(_reviews(tables[split], tokenizer, np.random.default_rng([draw, split == "test"]), number))
     return chosen[0], chosen[1]
 

@@ -6,8 +6,6 @@
 Writes `features/capture/`; where `capture.store` names another place the arrays are there, and a manifest says so.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from attnmix.arithmetic.kernels import use

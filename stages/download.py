@@ -7,8 +7,6 @@ files of `model.name`, or those of `model.base`, and in a folder of their own th
 at the end, or none. Also writes `reports/sources.json`, the hashes that `stages.sources` compares.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import shutil
@@ -22,9 +20,10 @@ from attnmix.core.errors import InputError
 from attnmix.core.settings import ModelParameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import prove_model, prove_pair
+from attnmix.models.loading import check_comparable, check_model
+from attnmix.store.files import write_table
 from attnmix.store.runs import Run
-from attnmix.store.texts import texts_of, write_split
+from attnmix.store.texts import split_file, texts_of
 from attnmix.store.writers import write_metrics
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
@@ -72,16 +71,15 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
-    dataset = parameters.dataset.model_dump()
-    splits, metrics["dataset_commit"] = read_splits(**dataset, seed=parameters.seed, work=run.root.parent)
+    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed, run.root.parent)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with _errors_named(key, model.name, folder):
-            prove_model(folder, texts)
+            check_model(folder, texts)
     if len(models) > 1:
-        prove_pair(run.pretrained, run.named_model, texts)
+        check_comparable(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
-        write_split(split, reviews, run.reviews)
+        write_table(split_file(split, run.reviews), reviews)
         counts = reviews.groupby("label_name")["label"].count()
         logging.info("%s: %s", split, ", ".join(f"{number} of class {name}" for name, number in counts.items()))
         metrics[split] = len(reviews)

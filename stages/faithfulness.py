@@ -9,8 +9,6 @@ margin goes with the last layer's mixing ratio. Writes to
 `reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

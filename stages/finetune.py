@@ -9,8 +9,6 @@ classifier that is trained already is tested as it is. Writes `models/finetuned/
 `reports/plots/finetune/{finetune,finetune_by_class}.csv`, the first of which grows while the model trains.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -7,8 +7,6 @@ Writes `features/measure/`, `reports/plots/measure/` and `reports/metrics/measur
 each number is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from attnmix.arithmetic.kernels import use

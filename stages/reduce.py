@@ -5,8 +5,6 @@
 Writes `features/reduce/`, `reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from attnmix.core.names import CAPTURED_CHECKPOINT

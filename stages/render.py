@@ -5,8 +5,6 @@
 Writes `reports/figures/` and `reports/index.html`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -19,7 +19,7 @@ from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError
 from attnmix.core.settings import ModelParameters
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import prove_model
+from attnmix.models.loading import check_model
 from attnmix.page.sentences import Subject
 from attnmix.runs.show import RESULTS, publish_page, show_texts
 from attnmix.store.runs import Run
@@ -64,7 +64,7 @@ def main(parameters: Parameters, texts: Sequence[str], to: Path) -> None:
         run = Run(Path(folder))
         try:
             fetch_model(name, run.pretrained, revision)
-            prove_model(run.pretrained, texts)
+            check_model(run.pretrained, texts)
             show_texts(
                 texts,
                 run,

@@ -7,8 +7,6 @@ such a source; else dvc.yaml has no such stage. Packages are pinned by the lock 
 a hub serves by its revision. Writes `reports/sources.json`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from glob import glob

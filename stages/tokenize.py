@@ -5,8 +5,6 @@
 Writes `features/tokenize/`; `attnmix.store.texts` says what is in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -214,7 +214,7 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     missing["token_class"] = "word"
     tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
     write_tokenized(run.tokens_file.parent, [(table, tokens)])
-    write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
+    write_table(run.activations / store.TOKENS, tokens[["document", "position", "token_id", "token"]])
 
 
 Workspace = Callable[..., Path]

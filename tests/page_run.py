@@ -30,7 +30,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
 from attnmix.store.files import write_table
-from attnmix.store.runs import Run, contributions_folder, heads_folder
+from attnmix.store.runs import Run, arrays_folder
 from attnmix.store.writers import write_by_site, write_heads, write_matrix
 from stages import capture, measure, reduce
 from stages.common.parameters import read_parameters
@@ -132,7 +132,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     points = ("attention_heads", "attention_output", "attention_norm", "ffn_output", "layer_output")
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(n, point) for n in range(1, layers + 1) for point in points]
-    store.create_stores(target.activations, sites, store.plan_store(len(table), 8, "float16"))
+    store.create_stores(target.activations, dict.fromkeys(sites, 8), store.plan_store(len(table), 8, "float16"))
     for site in sites:
         features = generator.normal(size=(len(table), 8)).astype(np.float16)
         store.write_block(target.activations, site, slice(0, len(table)), features)
@@ -159,7 +159,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
         for checkpoint in CHECKPOINT_NAMES:
             for method in MATRICES:
                 matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
-                place = contributions_folder(checkpoint, name, target.measured)
+                place = arrays_folder("contributions", checkpoint, name, target.measured)
                 write_matrix(place, method, matrix, ("layer", "token", "source"), {})
             parts = random_parts(generator, (layers, heads, length, 64))
-            write_heads(heads_folder(checkpoint, name, target.measured), parts)
+            write_heads(arrays_folder("heads", checkpoint, name, target.measured), parts)

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters
 from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.data.source import read_splits
 from attnmix.models.attention import observed
@@ -40,7 +41,7 @@ Tables = dict[str, pd.DataFrame]
 
 
 def read(name: Path | str, seed: int = SEED, **changes: Any) -> Tables:
-    tables, commit = read_splits(str(name), seed=seed, **({"validation_fraction": 0.2} | changes))
+    tables, commit = read_splits(DatasetParameters(name=str(name), **({"validation_fraction": 0.2} | changes)), seed)
     assert commit is None
     return tables
 
@@ -452,7 +453,7 @@ def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
 def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     download.main(read_parameters())
-    expected, _ = read_splits("reviews.csv", seed=read_parameters().seed)
+    expected, _ = read_splits(DatasetParameters(name="reviews.csv"), read_parameters().seed)
     number = expected["test"]["label_name"].value_counts()
     assert f"test: {number['0']} of class 0, {number['1']} of class 1" in caplog.messages
     for split, rows in expected.items():

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from attnmix.core.errors import InputError
-from attnmix.models.checkpoint import load_tokenizer, longest_text
+from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import encode, padded, tokenize_texts
 from attnmix.models.loading import load_base, load_classifier
 from stages import finetune
@@ -96,7 +96,7 @@ def test_checkpoint_of_half_precision_is_loaded_in_float32_and_without_a_cache(
 
 def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str, Path]) -> None:
     name, folder = family
-    limit, base = longest_text(folder), load_base(folder)
+    limit, base = longest_text(load_config(folder)), load_base(folder)
     assert limit == (None if name == "bloom" else 64)
     with torch.no_grad():
         for length in (64, 65):

@@ -19,7 +19,7 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import FAMILIES
 from attnmix.models.loading import load_base
 from attnmix.store.heads import HEAD_PARTS, NORMS, VECTORS, scores, weights
-from attnmix.store.runs import Run, heads_folder
+from attnmix.store.runs import Run, arrays_folder
 from attnmix.store.writers import write_heads
 
 TEXT = "the film was not so good , and time flies like an arrow . the end was dull"
@@ -102,7 +102,7 @@ def test_what_is_written_is_read_and_long_texts_have_no_vectors(
     parts, _ = recorded("gpt2", tmp_path / "model")
     assert not {*VECTORS, *NORMS} & set(parts)
     monkeypatch.chdir(tmp_path)
-    write_heads(heads_folder("finetuned", "text/0", Run(Path()).measured), parts)
+    write_heads(arrays_folder("heads", "finetuned", "text/0", Run(Path()).measured), parts)
     read = Run(Path()).heads("finetuned", "text/0")
     assert set(read) == set(parts)
     for name, array in parts.items():

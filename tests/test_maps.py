@@ -161,7 +161,7 @@ def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> No
 
 def write_stores(tokens: int) -> dict[Site, Any]:
     plan = store.plan_store(tokens, 20, "float16")
-    store.create_stores(ACTIVATIONS, SITES, plan)
+    store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
     for site, block in features.items():
         store.write_block(ACTIVATIONS, site, slice(0, tokens), block)
@@ -383,7 +383,7 @@ def test_what_cannot_be_laid_out_is_one_error(workspace: Workspace, umap: dict[s
     workspace(umap=umap)
     write_stores(30)
     more = [Site(layer, point) for layer in (2, 3) for point in ("ffn_output", "layer_output")]
-    store.create_stores(ACTIVATIONS, more, store.plan_store(30, 20, "float16"))
+    store.create_stores(ACTIVATIONS, dict.fromkeys(more, 20), store.plan_store(30, 20, "float16"))
     store.write_block(ACTIVATIONS, more[0], slice(0, 30), np.full((30, 20), np.nan, dtype=np.float16))
     with pytest.raises(InputError, match=message):
         reduce.main(read_parameters())

@@ -25,7 +25,7 @@ from attnmix.measures.shared import PARTS
 from attnmix.measures.tables import COLUMNS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
-from attnmix.store.runs import Run, contributions_folder
+from attnmix.store.runs import Run, arrays_folder
 from stages import measure
 from stages.common.parameters import read_parameters
 
@@ -202,7 +202,7 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace
 
 def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(Run(finished).measured, Run(tmp_path).measured)
-    shard = contributions_folder("pretrained", "test/3", Run(tmp_path).measured) / "alti.zarr" / "c/0/0/0"
+    shard = arrays_folder("contributions", "pretrained", "test/3", Run(tmp_path).measured) / "alti.zarr" / "c/0/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage measure"):
         Run(tmp_path).matrix("pretrained", "test/3", "alti")

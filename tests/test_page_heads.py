@@ -17,6 +17,7 @@ from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
 from head_parts import random_parts
 
+from attnmix.core.settings import ModelParameters
 from attnmix.measures.heads import RESULTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
@@ -24,7 +25,7 @@ from attnmix.page import arrays
 from attnmix.page.arrays import encode_8_bits, encode_heads
 from attnmix.store.heads import weights
 from stages import show
-from stages.common.parameters import ModelParameters, read_parameters
+from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 FAMILIES = ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "llama"))]

@@ -20,6 +20,7 @@ from test_families_pipeline import STAGES
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from attnmix.core.errors import InputError
+from attnmix.core.settings import DatasetParameters
 from attnmix.data.source import read_splits
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
@@ -27,7 +28,7 @@ from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.sources import SOURCES
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import encode, padded, tokenize_texts
-from attnmix.models.loading import load_base, prove_model
+from attnmix.models.loading import check_model, load_base
 from attnmix.models.segments import read_segments
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
@@ -129,8 +130,8 @@ def test_segments_that_do_not_follow_from_the_tokens_are_one_error(tmp_path: Pat
     assert '"type_id": 1' in text
     (folder / "tokenizer.json").write_text(text.replace('"type_id": 1', '"type_id": 0'))
     with pytest.raises(InputError, match=r"dataset\.text_column: its tokenizer gives the pair 'the film was very good"):
-        prove_model(folder, PAIRS)
-    prove_model(folder, [first for first, _ in PAIRS])
+        check_model(folder, PAIRS)
+    check_model(folder, [first for first, _ in PAIRS])
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
@@ -176,18 +177,22 @@ def test_pairs_of_a_file_are_read_and_equal_pairs_stay_together(tmp_path: Path) 
     table = entailments(90, 0)
     table = pd.concat([table, table.iloc[:30]])
     table.to_csv(tmp_path / "pairs.csv", index=False)
-    options: dict[str, Any] = {"label_column": "gold", "seed": 1, "test_split": None}
-    splits, _ = read_splits(str(tmp_path / "pairs.csv"), text_column=["premise", "hypothesis"], **options)
+
+    def read(name: str, second: str = "hypothesis") -> dict[str, pd.DataFrame]:
+        options: Any = {"text_column": ["premise", second], "label_column": "gold", "test_split": None}
+        return read_splits(DatasetParameters(name=str(tmp_path / name), **options), 1)[0]
+
+    splits = read("pairs.csv")
     assert [list(each.columns) for each in splits.values()] == [["text", "text_pair", "label", "label_name"]] * 3
     keys = {split: set(zip(each["text"], each["text_pair"], strict=True)) for split, each in splits.items()}
     assert not keys["train"] & keys["test"]
     assert not keys["train"] & keys["validation"]
     with pytest.raises(InputError, match=r"dataset\.text_column: .* has no column 'claim'"):
-        read_splits(str(tmp_path / "pairs.csv"), text_column=["premise", "claim"], **options)
+        read("pairs.csv", "claim")
     table.loc[table.index[3], "hypothesis"] = None
     table.to_parquet(tmp_path / "pairs.parquet")
     with pytest.raises(InputError, match="the second text is missing in column 'hypothesis', row 4"):
-        read_splits(str(tmp_path / "pairs.parquet"), text_column=["premise", "hypothesis"], **options)
+        read("pairs.parquet")
 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("deberta-v2", marks=pytest.mark.families)])

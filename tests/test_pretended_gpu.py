@@ -46,7 +46,7 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
 
     def visit(seen: LayerPass, features: Mapping[Site, torch.Tensor]) -> None:
         made = [*mixing_ratios(methods, seen), identity_errors(seen, mask.bool()), seen.attention.to_first()]
-        made.append(vector_errors(seen.x, features[Site(seen.number, "layer_output")], mask.bool()))
+        made.append(vector_errors(seen.x, features[Site(seen.call.number, "layer_output")], mask.bool()))
         document = seen.document(0, 5)
         made.append(step_measures(document))
         words = Words(document.x, np.arange(5, dtype=np.int32))

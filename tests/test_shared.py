@@ -24,7 +24,7 @@ def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
 def moments(vectors: list[Any]) -> Moments:
     sums = np.stack([each.sum(0) for each in vectors])
     squares = np.stack([(each**2).sum((0, -1)) for each in vectors])
-    return Moments.of_sums(sums, squares, [len(each) for each in vectors])
+    return Moments.from_sums(sums, squares, [len(each) for each in vectors])
 
 
 def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, float]:

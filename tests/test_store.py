@@ -33,12 +33,12 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     write_captured_tokens(pd.DataFrame(table), {name: f"The text of {name}." for name in lengths}, folder)
     plan = store.plan_store(len(documents), 24, "float16")
     place = Run(folder).activations
-    store.create_stores(place, list(SITES), plan, SITES)
+    store.create_stores(place, SITES, plan)
     generator = np.random.default_rng(0)
     vectors = {site: generator.normal(size=(plan.tokens, width)).astype("float16") for site, width in SITES.items()}
     vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
     for site, features in vectors.items():
-        for rows in map(plan.rows_of, range(plan.units)):
+        for rows in plan.units:
             store.write_block(place, site, rows, features[rows])
     return vectors
 
@@ -61,7 +61,7 @@ def test_every_reader_returns_the_captured_numbers(
     run, vectors = run_and_vectors
     assert run.sites == list(SITES)
     assert run.texts == {name: f"The text of {name}." for name in LENGTHS}
-    assert [run.width(site) for site in run.sites] == list(SITES.values())
+    assert [run.features(site.point, [site.layer]).shape[2] for site in run.sites] == list(SITES.values())
     rows = run.rows(document)
     start = {None: 0, "test/5": 30, "text/0": 83}[document]
     assert rows == slice(start, start + LENGTHS.get(document or "", 103))
@@ -126,13 +126,13 @@ def test_files_are_the_bytes_that_zarr_writes(tmp_path: Path, small_shards: None
     features = write_run(tmp_path, {"test/3": tokens})[SITE]
     ours, theirs = Run(tmp_path).activations / f"{SITE}.zarr", tmp_path / f"{SITE}.zarr"
     plan = store.plan_store(tokens, 24, "float16")
-    store.create_stores(tmp_path, [SITE], plan)
+    store.create_stores(tmp_path, {SITE: 24}, plan)
     zarr.open_array(theirs, mode="r+").with_config({"write_empty_chunks": True})[:] = features
     written = [{path.relative_to(root): path.read_bytes() for path in root.rglob("c/*/*")} for root in (ours, theirs)]
-    assert plan.sharded == (tokens > 16)
+    assert (plan.unit_rows < plan.tokens) == (tokens > 16)
     assert written[0] == written[1]
     metadata = json.loads((ours / "zarr.json").read_text())
-    codecs = metadata["codecs"][0]["configuration"]["codecs"] if plan.sharded else metadata["codecs"]
+    codecs = metadata["codecs"][0]["configuration"]["codecs"] if tokens > 16 else metadata["codecs"]
     assert [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
     assert not metadata.get("consolidated_metadata")
 
@@ -177,7 +177,7 @@ def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
 
 
 def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:
-    store.create_stores(tmp_path, [SITE], store.plan_store(256, 768, "float16"))
+    store.create_stores(tmp_path, {SITE: 768}, store.plan_store(256, 768, "float16"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
@@ -190,4 +190,4 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
 def test_shards_are_8_mb_of_whole_chunks_of_1_mb() -> None:
     plan = store.plan_store(15_000_000, 768, "float16")
     assert [rows * 768 * 2 for rows in (plan.chunk_rows, plan.unit_rows)] == pytest.approx([2**20, 2**23], rel=0.01)
-    assert (plan.unit_rows % plan.chunk_rows, plan.rows_of(plan.units - 1).stop) == (0, 15_000_000)
+    assert (plan.unit_rows % plan.chunk_rows, plan.units[-1].stop) == (0, 15_000_000)

@@ -1,7 +1,5 @@
 """Print the settings, for processes started by others: `env $(python -m attnmix.arithmetic) dask worker ADDRESS`."""
 
-from __future__ import annotations
-
 from attnmix.arithmetic.settings import SETTINGS
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ cores decide the order of a sum; exponentials and the like to NumPy and SciPy. T
 nothing that calls torch changes, and derivatives of any order are made of the same operations.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform
@@ -22,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 import torch
+from torch import Tensor
 
 from attnmix.arithmetic.settings import ARITHMETIC_NOTES, PORTABLE, TORCH_THREADS, can_be_portable
 
-Tensor = torch.Tensor
 Array = npt.NDArray[Any]
 Part = TypeVar("Part")
 Result = TypeVar("Result")

@@ -4,8 +4,6 @@ Without them each library takes the widest instructions of the processor, and su
 on an AMD processor it computes otherwise whatever it is told, so `kernels` leaves it out.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Checks of disks and folders before long work starts, and finished work that moves to its place."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection

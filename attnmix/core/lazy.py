@@ -1,7 +1,5 @@
 """A property that is computed once for each object."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext

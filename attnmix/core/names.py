@@ -5,11 +5,9 @@ Among them are the capture points, the named places in a model where features ar
 computes runs again when a name changes, not when a label or a colour does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 ACTIVATIONS = Path("features/capture")
 """The folder of the token vectors below a run's root, unless `capture.store` names another place."""
@@ -83,7 +81,7 @@ class Site(NamedTuple):
         return f"layer_{self.layer:02d}/{self.point}"
 
     @classmethod
-    def named(cls, name: str) -> Site:
+    def named(cls, name: str) -> Self:
         """Return the site that `str` writes as `name`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)

@@ -1,7 +1,5 @@
 """Stratified draws: every class keeps its share, and a seed settles which rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd

@@ -1,7 +1,5 @@
 """Read labelled reviews from a hub dataset, a dataset folder or one file, check every row, and split them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging
@@ -23,6 +21,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from attnmix.core.errors import InputError, first_line, innermost, text_problem
+from attnmix.core.settings import DatasetParameters
 from attnmix.data.draw import stratified_draw, stratified_split
 from attnmix.hub.repository import Repository
 from attnmix.store.texts import TEXT_COLUMNS, whole_texts
@@ -40,48 +39,32 @@ DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 CONFIGURATIONS = re.compile(r"(?:available configs|Available): \[(.*)\]")
 
 
-def read_splits(
-    name: str,
-    *,
-    seed: int,
-    revision: str | None = None,
-    train_split: str = "train",
-    test_split: str | None = "test",
-    text_column: str | Sequence[str] = "text",
-    label_column: str = "label",
-    group_column: str | None = None,
-    validation_fraction: float = 0.15,
-    train_limit: int | None = None,
-    test_limit: int | None = None,
-    work: Path | None = None,
-) -> tuple[Tables, str | None]:
+def read_splits(dataset: DatasetParameters, seed: int, work: Path | None = None) -> tuple[Tables, str | None]:
     """Return `train`, `validation` and `test`, and the commit of a hub dataset.
 
     Tables have the columns `text`, `label` (from 0 on) and `label_name`, and `text_pair` where `text_column` names two
-    columns, for the first and the second of a pair of texts. `name` is a hub identifier, a folder or a
-    file; `name:configuration` where there are several. Validation is a stratified part of train. A source without a
-    test split gives up a part of the same size for it first. Limits are drawn before validation is split off. Rows of
-    equal texts, and those of one group, are never on two sides of a split that is made here. `work` is the folder of
-    temporary files, else the system's. Raises `InputError` for a source or a row that cannot be used.
+    columns, for both texts of a pair. Validation is a stratified part of train. A source without a test split gives up
+    a part of the same size for it first. Limits are drawn before validation is split off. Rows of equal texts, and
+    those of one group, are never on two sides of a split that is made here. `work` is the folder of temporary files,
+    else the system's. Raises `InputError` for a source or a row that cannot be used.
     """
-    splits = {"train": train_split} | ({} if test_split is None else {"test": test_split})
-    text_columns = [text_column] if isinstance(text_column, str) else text_column
-    columns = dict(zip(TEXT_COLUMNS, text_columns, strict=False)) | {"label": label_column}
-    columns |= {"group": group_column} if group_column else {}
-    source, commit = _read_source(name, revision, splits, label_column, work)
-    tables = {split: _checked(frame, columns, f"{name} ({splits[split]})") for split, frame in source.items()}
-    tables = _with_classes(tables, f"dataset.label_column: {label_column!r} of {name}")
+    splits = {"train": dataset.train_split} | ({} if dataset.test_split is None else {"test": dataset.test_split})
+    columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False)) | {"label": dataset.label_column}
+    columns |= {"group": dataset.group_column} if dataset.group_column else {}
+    source, commit = _read_source(dataset, splits, work)
+    tables = {split: _checked(frame, columns, f"{dataset.name} ({splits[split]})") for split, frame in source.items()}
+    tables = _with_classes(tables, f"dataset.label_column: {dataset.label_column!r} of {dataset.name}")
     classes = pd.concat(tables.values()).groupby("label")["label_name"].first()
     if "test" not in tables:
-        tables["train"], tables["test"] = _split(tables["train"], validation_fraction, seed)
-    for split, limit in (("train", train_limit), ("test", test_limit)):
+        tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
+    for split, limit in (("train", dataset.train_limit), ("test", dataset.test_limit)):
         if limit is not None:
             tables[split] = tables[split].iloc[stratified_draw(tables[split]["label"].to_numpy(), limit, seed)]
     # A different draw than the limit's, from the same seed.
-    tables["train"], tables["validation"] = _split(tables["train"], validation_fraction, seed)
+    tables["train"], tables["validation"] = _split(tables["train"], dataset.validation_fraction, seed)
     tables = {split: tables[split] for split in ("train", "validation", "test")}
     _check_splits(tables, classes)
-    names = [*TEXT_COLUMNS[: len(text_columns)], "label", "label_name"]
+    names = [*TEXT_COLUMNS[: len(dataset.text_columns)], "label", "label_name"]
     return {split: table[names].reset_index(drop=True) for split, table in tables.items()}, commit
 
 
@@ -112,11 +95,9 @@ def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFram
     return table.iloc[rest], table.iloc[part]
 
 
-def _read_source(
-    name: str, revision: str | None, splits: dict[str, str], label_column: str, work: Path | None
-) -> tuple[Tables, str | None]:
+def _read_source(dataset: DatasetParameters, splits: dict[str, str], work: Path | None) -> tuple[Tables, str | None]:
     """Return `train`, and `test` where the source has one, and the commit of a hub dataset."""
-    source, repository = name.partition(":")[0], None
+    name, source, repository = dataset.name, dataset.source, None
     path = Path(source)
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
@@ -127,14 +108,14 @@ def _read_source(
         if not path.is_dir():
             if path.suffix.lower() in SUFFIXES or not HUB_IDENTIFIER.fullmatch(source):
                 raise InputError(f"dataset.name: there is no file or folder {path}, and it is no hub identifier")
-            repository = Repository("dataset", source, revision)
+            repository = Repository("dataset", source, dataset.revision)
             path = Path(cache).resolve() / "files" / path.name
             for each in repository.paths:
                 (path / each).parent.mkdir(parents=True, exist_ok=True)
                 (path / each).touch()
             _fill(path, repository, {*DESCRIPTIONS} & {*repository.paths})
         try:
-            tables = _load_dataset(name, path, splits, label_column, cache, repository)
+            tables = _load_dataset(name, path, splits, dataset.label_column, cache, repository)
         except InputError:
             raise
         except Exception as error:  # the library raises dozens of types for an unusable source

@@ -3,8 +3,6 @@
 To add one, declare it here. Shapes: T tokens, L layers, C classes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -13,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
@@ -21,7 +20,6 @@ from attnmix.measures.layers import LayerPass
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.families import Family
 
-Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
 
 RANDOM = "random"

@@ -10,8 +10,6 @@ bias over the tokens.
 Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H heads, E = H * head width, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -28,12 +27,12 @@ from attnmix.measures.layers import (
     AfterAttention,
     LayerPass,
     Norm,
+    linear_weights,
     map_layers,
     norm_of,
     run_layers,
     slopes,
     value_map,
-    weights_of,
 )
 from attnmix.measures.layers import Linear as Affine
 from attnmix.models.attention import implementation_of
@@ -44,7 +43,6 @@ from attnmix.models.families import PROJECTED, Family, family_of, optional_modul
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
-Tensor = torch.Tensor
 Result = TypeVar("Result")
 
 TOLERANCE = 1e-4  # relative to the largest logit; rounding of float32 gives 1e-6
@@ -174,13 +172,13 @@ class Decomposition:
     def visit(self, layer_pass: LayerPass) -> None:
         """Move on through one layer."""
         x_TD = layer_pass.x
-        if layer_pass.number == 1:
+        if layer_pass.call.number == 1:
             tokens = torch.arange(len(x_TD), device=x_TD.device)
             self.parts_JTD = x_TD.new_zeros(len(tokens) + 1, *x_TD.shape)
             self.parts_JTD[tokens, tokens] = x_TD
         entering_JTD = _normed(layer_pass.block.input_norm, self.parts_JTD, x_TD)
-        value_JTE = _affine(self.values[layer_pass.number - 1], entering_JTD)
-        rows = range(len(x_TD)) if layer_pass.number < len(self.values) else range(self.read, self.read + 1)
+        value_JTE = _affine(self.values[layer_pass.call.number - 1], entering_JTD)
+        rows = range(len(x_TD)) if layer_pass.call.number < len(self.values) else range(self.read, self.read + 1)
         size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
         blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
         parts = [_through_layer(layer_pass, self.parts_JTD, value_JTE, slice(b.start, b.stop)) for b in blocks]
@@ -201,12 +199,12 @@ class Decomposition:
         linear = 1 <= len(calls) <= 2 and ends[0][0].shape == whole_D.shape and torch.allclose(ends[0][0], whole_D)
         if not linear or not torch.equal(ends[-1][1], logits_C):
             return None
-        parts_JD = _affine(weights_of(calls[0].module), parts_JD)
+        parts_JD = _affine(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
             parts_JD = parts_JD * slopes(between, ends[0][1], ends[1][0])
             parts_JD[-1] += between(parts_JD.new_zeros(1))
-            parts_JD = _affine(weights_of(calls[1].module), parts_JD)
+            parts_JD = _affine(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= TOLERANCE:
             raise InputError(

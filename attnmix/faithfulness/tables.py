@@ -4,25 +4,15 @@ AOPC, the area over the perturbation curve (Samek et al., 2017), with shares of 
 is the comprehensiveness of DeYoung et al., ACL 2020. Shapes: N reviews, M methods, S shares, T tokens, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.stats import norm
 
-from attnmix.core.statistics import (
-    BOOTSTRAP_SAMPLES,
-    LEVEL,
-    Interval,
-    Resampled,
-    partial_correlation,
-    rank_correlation,
-    resample,
-)
+from attnmix.core import statistics
 from attnmix.faithfulness.attributions import RANDOM, Review
 from attnmix.faithfulness.class_use import COLUMNS
 
@@ -65,7 +55,7 @@ def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     """Return Spearman's correlation of a score `[draws, T]` with another over the tokens that are not special."""
     if len(review.words) < 2:
         return float("nan")
-    return float(rank_correlation(scores[:, review.words], reference_T[review.words]).mean())
+    return float(statistics.rank_correlation(scores[:, review.words], reference_T[review.words]).mean())
 
 
 def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
@@ -88,13 +78,13 @@ def faithfulness_table(drops_NMS: Doubles, agreement_NM: Doubles, methods: Seque
     return table.assign(documents=np.repeat((~np.isnan(aopc_NM)).sum(0), len(SHARES) + 1))
 
 
-def _means(values: Doubles, seed: int) -> Resampled:
+def _means(values: Doubles, seed: int) -> statistics.Resampled:
     """Resample reviews `[N, ...]`, those left out that are NaN."""
     known = ~np.isnan(values)
-    return resample(np.where(known, values, 0), known.astype(np.float64), BOOTSTRAP_SAMPLES, seed)
+    return statistics.resample(np.where(known, values, 0), known.astype(np.float64), statistics.BOOTSTRAP_SAMPLES, seed)
 
 
-def _columns(names: str, interval: Interval) -> dict[str, Doubles]:
+def _columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
     return {name: part.ravel() for name, part in zip(names.split(), interval, strict=True)}
 
 
@@ -124,9 +114,8 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 def _correlations(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
     """Return the rank correlation of a checkpoint's ratio with the margin, and the partial one given the length."""
     ratio, margin, length = (reviews[name].to_numpy(np.float64) for name in (checkpoint, "margin", "tokens"))
-    plain = rank_correlation(ratio, margin)
-    partial = partial_correlation(plain, rank_correlation(ratio, length), rank_correlation(margin, length))
-    return float(plain), float(partial)
+    plain, *given = (statistics.rank_correlation(*pair) for pair in combinations((ratio, margin, length), 2))
+    return float(plain), float(statistics.partial_correlation(plain, *given))
 
 
 def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
@@ -145,5 +134,5 @@ def _fisher_mean(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple
     bounded = np.clip(correlations[known], -most, most)
     mean = np.average(np.arctanh(bounded), weights=weights)
     error = np.sqrt((weights * (1 + bounded**2 / 2)).sum()) / weights.sum()
-    half = norm.ppf((1 + LEVEL) / 2) * error
+    half = norm.ppf((1 + statistics.LEVEL) / 2) * error
     return float(np.tanh(mean)), float(np.tanh(mean - half)), float(np.tanh(mean + half))

@@ -3,8 +3,6 @@
 Figures, page, tables and documents read them; no stage that computes does.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from attnmix.core.names import LAYER_POINTS, Site

@@ -4,8 +4,6 @@ That way is drawn twice, as panels of the residual stream and as a GIF in which 
 capture point. Call each function under `paper_style`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each function returns a figure; call it under `paper_style`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any

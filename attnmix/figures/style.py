@@ -1,7 +1,5 @@
 """Sizes, fonts, colours that stand out on white, limits, labels next to what they name, and reproducible files."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Captured tokens as a person reads them: their labels, the words and sentences that they make up, whole texts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple

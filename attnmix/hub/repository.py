@@ -4,8 +4,6 @@
 as long as a server asks, without a total limit. Its requests go through a client that retries with backoff instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import socket

@@ -8,8 +8,6 @@ the first time); mean trustworthiness is 0.835 here and 0.834 there, continuity 
 """
 
 # numba infers the types of compiled functions, which mypy's strict mode cannot see: hence `type: ignore` below.
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numba

@@ -6,8 +6,6 @@ graph again for every seed; the maps are the same, bit for bit (tested). All map
 umap-learn's own start calls SciPy's `eigsh` without a seed.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +22,7 @@ from sklearn.preprocessing import normalize
 from umap import umap_
 
 from attnmix.core.names import Site
+from attnmix.core.settings import UmapParameters
 from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
 from attnmix.maps.parallel import in_parallel
 
@@ -174,23 +173,22 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
     return [each.places if each.graph is None else next(fitted) for each in near]
 
 
-def fit_layout(
-    layout: str,
-    vectors: Mapping[Site, Vectors],
-    *,
-    metric: str,
-    n_neighbors: int,
-    min_dist: float,
-    seeds: Sequence[int],
-) -> Maps:
-    """Return a map for each seed of each point's vectors `[tokens, width]`; only `separate` takes several widths."""
+def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
+    """Return a map for each seed, `seed` first, of each point's vectors `[tokens, width]`.
+
+    Only `separate` takes vectors of several widths.
+    """
     blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
-    searches = [(block, metric, n_neighbors, seeds[0]) for block in blocks]
+    seeds = [settings.seed, *settings.stability_seeds]
+    searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
     if layout == "aligned":
-        runs = in_parallel(lay_out_aligned, [(near, min_dist, seed) for seed in seeds], "aligned: maps by seed")
+        runs = in_parallel(
+            lay_out_aligned, [(near, settings.min_dist, seed) for seed in seeds], "aligned: maps by seed"
+        )
         blocks = [xy for run in runs for xy in run]
     else:
-        blocks = in_parallel(lay_out, [(each, min_dist, seed) for seed in seeds for each in near], f"{layout}: maps")
+        calls = [(each, settings.min_dist, seed) for seed in seeds for each in near]
+        blocks = in_parallel(lay_out, calls, f"{layout}: maps")
     places = iter(np.split(np.concatenate(blocks), len(seeds) * len(vectors)))
     return {seed: {site: next(places) for site in vectors} for seed in seeds}

@@ -1,7 +1,5 @@
 """Run one-thread jobs in parallel: in threads of this process, or on the Dask cluster that the environment names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ with mixing ratios; moves on two linear projections of the same vectors are base
 is no merit of UMAP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations

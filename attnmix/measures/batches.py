@@ -1,7 +1,5 @@
 """Measures of a batch of documents: one padded forward pass, then everything that its tensors say, layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -37,8 +36,6 @@ GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 # Lengths in tokens are split where they double.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class BatchMeasurer:
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Read `corpus` from documents, of which no more than a sample is needed."""
-        self.corpus = CorpusValues.of(self.base, self.folder, batches, self.pad_token_id)
+        self.corpus = CorpusValues.read(self.base, self.folder, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
@@ -159,7 +156,8 @@ class _BatchPass:
 
     def visit(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
         """Read one layer."""
-        if layer_pass.number == 1:
+        number = layer_pass.call.number
+        if number == 1:
             base, ids = self.measurer.base, self.batch["input_ids"]
             self.errors.append(self._checked(0, embedding_errors(base, ids, features, self.mask_BT)))
         self.ratios.append(mixing_ratios(self.measurer.methods, layer_pass))
@@ -167,13 +165,13 @@ class _BatchPass:
         self.outputs.append(layer_pass.features["layer_output"])
         broken_B = (~self.ratios[-1].isfinite() & self.mask_BT).any(0).any(-1)
         if broken_B.any():
-            place = f"layer {layer_pass.number} of {self.documents[int(broken_B.nonzero()[0])].name}"
+            place = f"layer {number} of {self.documents[int(broken_B.nonzero()[0])].name}"
             raise InputError(f"{self.measurer.folder}: {place} holds NaN or infinite values; the weights are broken")
-        self.errors.append(self._checked(layer_pass.number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
+        self.errors.append(self._checked(number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
         if not self.counted:
             return
         factors_HdR = head_factors(layer_pass.block, layer_pass.attention.value.shape[1])
-        bias_E = self.value_biases[layer_pass.number - 1]
+        bias_E = self.value_biases[number - 1]
         unbiased_BTE, row_sums_BTH = attended(layer_pass.attention, layer_pass.value - bias_E)
         corpus_BTE = self._corpus_values(layer_pass)
         attended_BTE, _ = attended(layer_pass.attention, corpus_BTE)
@@ -208,7 +206,7 @@ class _BatchPass:
         for place in self.counted:
             document = self.documents[place]
             values_TE = value_BTE[place, : len(document)]
-            corpus_BTE[place, : len(document)] = corpus.of_others(layer_pass.number, document, values_TE)
+            corpus_BTE[place, : len(document)] = corpus.mean_over_others(layer_pass.call.number, document, values_TE)
         return corpus_BTE
 
     def results(self, output: Any) -> list[DocumentMeasures]:
@@ -282,9 +280,9 @@ class _Counted:
         entering = self.entering
         for site in [site for site in features if site not in self.sites]:
             comparable = layer_pass.call.stack == self.stack and features[site].shape == words_TD.shape
-            cloud, start = Cloud(features[site]), entering if site.layer == layer_pass.number else self.embedded
+            cloud, start = Cloud(features[site]), entering if site.layer == layer_pass.call.number else self.embedded
             self.sites[site] = (geometry(cloud, start, self.words if comparable else None), cloud.unit_sum_D)
-            if site == Site(layer_pass.number, "layer_output"):
+            if site == Site(layer_pass.call.number, "layer_output"):
                 self.entering = cloud
 
     def arrays(self, sites: Sequence[Site]) -> dict[str, npt.NDArray[np.floating]]:

@@ -4,8 +4,6 @@ float64, because 1 - cos of nearly equal vectors has no digits left in float32. 
 T tokens, J sources of a block, D hidden.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import DECODER_INPUT, LAYER_POINTS, PREACTIVATION
 from attnmix.core.statistics import rank_correlation
 from attnmix.measures.derivatives import FORMS, REFERENCES, derivative_norms, document_chains, levels
-from attnmix.measures.layers import LayerPass, Result, attention_gain, attention_map, map_layers
+from attnmix.measures.layers import LayerPass, Result, map_layers, value_map
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS, LayerMatrix, with_rollouts
 from attnmix.measures.ratios import all_parts, mixing_ratios
 from attnmix.measures.swaps import SWAPS, layer_swap_ratios
@@ -28,7 +27,6 @@ from attnmix.models.capture_points import widths
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of
 
-Tensor = torch.Tensor
 Doubles = npt.NDArray[np.float64]
 
 MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
@@ -220,7 +218,7 @@ class DocumentMeasurer:
     def gains(self) -> Doubles:
         """Return `attention_gain` of each layer."""
         one_token = np.ones(1, dtype=np.int32)
-        return np.array(self._map_layers(lambda each: attention_gain(attention_map(each)), one_token))
+        return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return what `function` makes of each layer of the document, without the axis of a batch."""
@@ -229,6 +227,17 @@ class DocumentMeasurer:
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         return padded([ids.tolist()], 0, self.base.device)
+
+
+def attention_gain(layer_pass: LayerPass) -> float:
+    """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
+
+    The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1], of the pass of a text of one token: the root
+    mean square by which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
+    """
+    value, output = value_map(layer_pass), layer_pass.block.output
+    W, b = value.W @ output.W, value.b @ output.W + output.b
+    return float(torch.sqrt((W.double().square().sum() + b.double().square().sum()) / (len(W) + 1)))
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:

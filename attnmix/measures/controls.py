@@ -7,15 +7,14 @@ their deviations) stay as they are. `shuffled_words` and `random_weights` are fo
 Shapes: L layers, H heads, T tokens of a document, G groups of tokens, E = heads * head width, D hidden.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
@@ -25,8 +24,6 @@ from attnmix.models.attention import AttentionCall, attend, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
 from attnmix.models.loading import for_reading
-
-Tensor = torch.Tensor
 
 
 class Control(NamedTuple):
@@ -85,16 +82,14 @@ class CorpusValues:
     """The mean value of each layer in a sample of texts, by group of tokens: token class and position."""
 
     def __init__(self, values_LGE: Tensor, counts_G: Tensor, names: Collection[str]) -> None:
-        """Take sums of the values in float64, numbers of tokens, and the names of the texts that they are of."""
+        """Take sums of the values in float64, numbers of tokens, and the names of the texts that they come from."""
         self.values_LGE, self.counts_G, self.names = values_LGE, counts_G, names
 
     @classmethod
-    def of(
-        cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int
-    ) -> CorpusValues | None:
+    def read(cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Return them from the forward passes of `batches` of documents; None without any."""
         sums: list[Tensor] = []
-        counts_G, names = torch.zeros(len(TOKEN_GROUPS), dtype=torch.float64), set()
+        counts_G, names = torch.zeros(len(CLASSES) * len(POSITIONS), dtype=torch.float64), set()
         for documents in batches:
             memberships = [_membership(document).to(base.device) for document in documents]
             inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
@@ -106,7 +101,7 @@ class CorpusValues:
             names |= {document.name for document in documents}
         return cls(torch.stack(sums), counts_G.to(base.device), names) if sums else None
 
-    def of_others(self, layer: int, document: Document, value_TE: Tensor) -> Tensor:
+    def mean_over_others(self, layer: int, document: Document, value_TE: Tensor) -> Tensor:
         """Return the mean over the other texts for each token of a document, whose own values are given `[T, E]`.
 
         Where no other text has a token of the group, it is the mean of the tokens of its class; NaN without that.
@@ -122,17 +117,14 @@ class CorpusValues:
         return mean_GE[membership_TG.argmax(-1)].to(value_TE)
 
 
-TOKEN_GROUPS = [(token_class, position) for token_class in CLASSES for position in POSITIONS]
-
-
 def _membership(document: Document) -> Tensor:
     """Return the group of each token as rows with a single 1 `[T, G]`."""
     groups_T = document.classes.astype(np.int64) * len(POSITIONS) + position_groups(len(document))
-    return torch.nn.functional.one_hot(torch.as_tensor(groups_T), len(TOKEN_GROUPS)).double()
+    return torch.nn.functional.one_hot(torch.as_tensor(groups_T), len(CLASSES) * len(POSITIONS)).double()
 
 
 class ControlValues(NamedTuple):
-    """What the values of `SAME_PASS` need of one document in one layer."""
+    """The tensors of one document in one layer from which the values of `SAME_PASS` are computed."""
 
     row_sums_TH: Tensor  # sum_j a^h_ij: 1, but for a softmax with a sink
     bias_E: Tensor  # b_V

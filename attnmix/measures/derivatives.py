@@ -20,8 +20,6 @@ differ in how the other tokens' Jacobians become one norm:
 Shapes: L layers, K directions, S source tokens, R = S * K tangents, T tokens, D hidden, W width of what is moved.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.func import jvp, vmap
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
@@ -38,7 +37,6 @@ from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, recording
 from attnmix.models.families import family_of, optional_modules
 
-Tensor = torch.Tensor
 Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")

@@ -1,11 +1,9 @@
 """Documents as the measures see them, read from what `tokenize` wrote, a block of them at a time."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +37,7 @@ class Document:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, length: int) -> Document:
+    def cut(self, length: int) -> Self:
         """Return `length` tokens of it as the tokenizer would cut it: special tokens kept, of a pair the longer cut."""
         if len(self) <= length:
             return self
@@ -52,7 +50,7 @@ class Document:
         shorter = shorter[: room // 2]
         return self.take(np.sort(np.concatenate([special, shorter, longer[: room - len(shorter)]])))
 
-    def take(self, places: npt.NDArray[np.integer]) -> Document:
+    def take(self, places: npt.NDArray[np.integer]) -> Self:
         """Return the tokens at these places, in their order."""
         arrays = {name: array[places] for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return replace(self, **arrays)
@@ -70,8 +68,8 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     columns = (np.array(tokens["token_id"], np.int32), classes, np.array(tokens["word"], np.int32))
     arrays = (np.split(column, ends) for column in columns)
     segments = np.split(np.array(tokens[store.SEGMENT]), ends) if store.SEGMENT in tokens else [None] * len(texts)
-    of_texts = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
-    rows: Iterator[Any] = zip(texts["document"], *arrays, *of_texts, strict=True)
+    fields = (map(bool, texts["measured"]), texts["label"], texts["predicted_label"], segments)
+    rows: Iterator[Any] = zip(texts["document"], *arrays, *fields, strict=True)
     return [Document(*row) for row in rows]
 
 

@@ -1,15 +1,12 @@
 """The shape of a document's cloud of token vectors at a capture point, and where a layer's steps move each vector."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
-
-Tensor = torch.Tensor
 
 BLOCK_ROWS = 1024  # tokens whose products with all words are in memory
 ROUNDING = 1e-12  # relative, of float64: a number below that share of its scale is rounding error

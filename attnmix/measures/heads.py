@@ -11,14 +11,13 @@ vector, in float64; `attnmix/store/heads.py` names the parts.
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
@@ -28,8 +27,6 @@ from attnmix.models.attention import AttentionCall
 from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
 from attnmix.store.heads import VECTOR_BYTES
-
-Tensor = torch.Tensor
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
 """The ends of attention's part of a layer, of which the first that a family has counts."""
@@ -88,7 +85,7 @@ def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int, layers: in
         "query": call.query,
         "key": call.key[first_of_group],
         "log_sums": call.log_sums,
-        "reach": _reach(call, f"{folder}: layer {layer_pass.number}"),
+        "reach": _reach(call, f"{folder}: layer {layer_pass.call.number}"),
         "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
         "source_norms": (call.value @ W_HdD).norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),

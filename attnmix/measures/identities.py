@@ -1,10 +1,9 @@
 """Check, in every run, that the decomposed parts sum to the vectors that the model itself computed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import in_threads
@@ -12,8 +11,6 @@ from attnmix.core.names import PREACTIVATION, Site
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
 from attnmix.models.families import family_of, optional_modules
-
-Tensor = torch.Tensor
 
 IDENTITIES = {
     "word_embedding": "the library's own token embedding",

@@ -9,15 +9,14 @@ Every family's layer is one algebra, whose norms are there or not (`attnmix/mode
 Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = heads * head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import LayerNorm, Module
 from transformers import PreTrainedModel
 
@@ -28,7 +27,6 @@ from attnmix.models.attention import AttentionCall, attention_by, explicit, obse
 from attnmix.models.capture_points import LayerCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack
 
-Tensor = torch.Tensor
 Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
@@ -79,7 +77,7 @@ class Block:
 
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer, self.stack = layer, stack
-        self.output = weights_of(layer.get_submodule(stack.output))
+        self.output = linear_weights(layer.get_submodule(stack.output))
         self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
@@ -90,15 +88,10 @@ class Block:
         self.output_norm = self._norm(stack.output_norm)
 
     @cached_property
-    def feed_forward(self) -> tuple[list[Linear], Linear]:
-        """W_1 and W_2 of the feed-forward network; of a gated one W_g and W_u, or what holds both, and W_2."""
-        first, _, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
-        return [weights_of(module) for module in (first, *more)], weights_of(last)
-
-    @property
-    def activation(self) -> Module:
-        """The activation between them."""
-        return self.layer.get_submodule(self.stack.network[1])
+    def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
+        """W_1, the activation and W_2 of the feed-forward network; of a gated one W_g and W_u, or both in one."""
+        first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
+        return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return what leaves the layer where attention adds `attention_output` `[..., T, D]` to `x` `[T, D]`."""
@@ -110,7 +103,9 @@ class Block:
             added = self.layer.get_submodule(path)(added)
         return self.output_norm(z + self.feed_forward_output_norm(added))
 
-    def after_attention(self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor) -> AfterAttention:
+    def after_attention(
+        self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
+    ) -> "AfterAttention":
         """Return the way of N tokens through the rest of the layer, source by source."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
@@ -148,15 +143,10 @@ class LayerPass:
     x: Tensor  # what enters the layer, [..., T, D]
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
-    def document(self, place: int, tokens: int | None = None) -> LayerPass:
+    def document(self, place: int, tokens: int | None = None) -> Self:
         """Return the first `tokens` of one document of a batch; attention, of which padding is a part, stays whole."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(self, attention=self.attention.document(place), x=self.x[place, :tokens], features=features)
-
-    @property
-    def number(self) -> int:
-        """The layer's number, from 1 on."""
-        return self.call.number
 
     @property
     def projected(self) -> Tensor:
@@ -214,7 +204,7 @@ class AfterAttention:
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
         """p `[N, W]`; of a gated network p and u."""
-        ups, _ = self.block.feed_forward
+        ups, *_ = self.block.feed_forward
         if not self.block.stack.gated:
             return (self.preactivation_NW,)
         if len(ups) == 1:
@@ -226,14 +216,14 @@ class AfterAttention:
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
         """The factor `[N, W]` of a source's part of each of the `inputs`."""
-        activation, (p_NW, *gates) = self.block.activation, self.inputs
+        activation, (p_NW, *gates) = self.block.feed_forward[1], self.inputs
         if not gates:
             return (slopes(activation, p_NW, activation(p_NW)),)
         mean_NW = mean_on_way(activation, p_NW)
         zero = p_NW.new_zeros(1)
         at_zero = slopes(activation, zero, activation(zero)) / 2  # g'(0) / 2
-        of_gate_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
-        return gates[0] * of_gate_NW, mean_NW
+        gate_slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
+        return gates[0] * gate_slope_NW, mean_NW
 
     def _inner(self, parts: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
@@ -249,7 +239,7 @@ class AfterAttention:
 
     def added(self, stream_ND: Tensor) -> Tensor:
         """Return what the feed-forward network adds by a part of the stream, biases left out."""
-        ups, down = self.block.feed_forward
+        ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.part(stream_ND, self._stream_ND)
         return self._leaving(self._inner([entering_ND @ up.W for up in ups]) @ down.W)
 
@@ -271,19 +261,19 @@ class AfterAttention:
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
-        block, (ups, down) = self.block, self.block.feed_forward
+        block, (ups, activation, down) = self.block, self.block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
-        at_zero = 0 if block.stack.gated else block.activation(self.preactivation_NW.new_zeros(1))
+        at_zero = 0 if block.stack.gated else activation(self.preactivation_NW.new_zeros(1))
         projected_ND = (self._inner([entering_ND @ up.W + up.b for up in ups]) + at_zero) @ down.W + down.b
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:
         """Return a part of what leaves W_2 as the part of what leaves the network."""
-        norm, down = self.block.feed_forward_output_norm, self.block.feed_forward[1]
+        norm, (_, activation, down) = self.block.feed_forward_output_norm, self.block.feed_forward
         if norm.absent:
             return projected_ND
         p_NW, *gates = self.inputs
-        inner_NW = self.block.activation(p_NW)
+        inner_NW = activation(p_NW)
         return norm.part(projected_ND, (inner_NW * gates[0] if gates else inner_NW) @ down.W + down.b)
 
     @cached_property
@@ -371,12 +361,6 @@ def map_layers(
     return results
 
 
-def attention_map(layer_pass: LayerPass) -> Linear:
-    """Return x -> (x W_V + b_V) W_O + b_O, of the pass of a text of one token."""
-    value, output = value_map(layer_pass), layer_pass.block.output
-    return Linear(value.W @ output.W, value.b @ output.W + output.b)
-
-
 def value_map(layer_pass: LayerPass) -> Linear:
     """Return x -> x W_V + b_V, all heads side by side, by sending unit vectors through the layer's own modules.
 
@@ -398,17 +382,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
     return Linear(value[:-1] - value[-1], value[-1])
 
 
-def attention_gain(map_: Linear) -> float:
-    """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
-
-    The affine map x -> (x W_V + b_V) W_O + b_O as one matrix on [x, 1]: the root mean square by
-    which it scales a random vector. Below 1, a token's own vector on the skip connection outweighs it.
-    """
-    square = map_.W.double().square().sum() + map_.b.double().square().sum()
-    return float(torch.sqrt(square / (len(map_.W) + 1)))
-
-
-def weights_of(module: Module) -> Linear:
+def linear_weights(module: Module) -> Linear:
     """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
     parameters: Any = module
     weight = parameters.weight.detach()

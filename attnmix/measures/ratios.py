@@ -13,7 +13,7 @@ In a pre-LN family f takes norm(x_j), and x_i is what enters the layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -167,36 +167,34 @@ class Parts:
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     """Return the ratio by each of `methods`, `[methods, ..., T]`."""
-    diagonal_TH, output = layer_pass.attention.diagonal(), layer_pass.block.output
-    weight_T = 1 - diagonal_TH.mean(-1)
-    tokens = (diagonal_TH, layer_pass.value, layer_pass.x, layer_pass.projected)
-    points = [point for point in ratio_points(methods) if point in layer_pass.features]
-    vectors = [each.flatten(0, -2) for each in (*tokens, *(layer_pass.features[point] for point in points))]
-    weight_N = weight_T.flatten()
-    ratios_MN = weight_N.new_empty(len(methods), len(weight_N))
-    for start in range(0, len(weight_N), BLOCK_TOKENS):
-        rows = slice(start, start + BLOCK_TOKENS)
-        diagonal_NH, value_NE, x_ND, projected_ND, *features = (each[rows] for each in vectors)
-        own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
-        split = Split(own_ND, (projected_ND - output.b).sub_(own_ND))
-        named = dict(zip(points, features, strict=True))
-        parts = Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, named)
+    ratios_MN = layer_pass.x.new_empty(len(methods), layer_pass.x[..., 0].numel())
+    for rows, parts in _parts_by_block(layer_pass, ratio_points(methods), BLOCK_TOKENS):
         for ratio_N, method in zip(ratios_MN, methods, strict=True):
             ratio_N[rows] = RATIOS[method].formula(parts)
-    return ratios_MN.view(-1, *weight_T.shape)
+    return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
 
 def all_parts(layer_pass: LayerPass) -> Parts:
     """Return the parts of all tokens of a document, or of a batch of texts of one length, at once."""
-    output, x = layer_pass.block.output, layer_pass.x
-    diagonal_TH = layer_pass.attention.diagonal()[..., : x.shape[-2], :]
-    value, projected = layer_pass.value[..., : x.shape[-2], :], layer_pass.projected
-    vectors = [each.flatten(0, -2) for each in (diagonal_TH, value, x, projected)]
-    diagonal_NH, value_NE, x_ND, projected_ND = vectors
-    own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
-    features = {point: feature.flatten(0, -2) for point, feature in layer_pass.features.items()}
-    split = Split(own_ND, projected_ND - output.b - own_ND)
-    return Parts(layer_pass.block, 1 - diagonal_NH.mean(-1), x_ND, projected_ND, split, features)
+    ((_, parts),) = _parts_by_block(layer_pass, layer_pass.features, layer_pass.x[..., 0].numel())
+    return parts
+
+
+def _parts_by_block(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, Parts]]:
+    """Yield which tokens are in a block of at most `size`, and their parts, with the features at `points`."""
+    output, tokens = layer_pass.block.output, layer_pass.x.shape[-2]
+    diagonal_TH, value_TE = (each[..., :tokens, :] for each in (layer_pass.attention.diagonal(), layer_pass.value))
+    features = {point: layer_pass.features[point] for point in points if point in layer_pass.features}
+    weight_N = (1 - diagonal_TH.mean(-1)).flatten()
+    tensors = (diagonal_TH, value_TE, layer_pass.x, layer_pass.projected, *features.values())
+    vectors = [each.flatten(0, -2) for each in tensors]
+    for start in range(0, len(weight_N), size):
+        rows = slice(start, start + size)
+        diagonal_NH, value_NE, x_ND, projected_ND, *at_points = (each[rows] for each in vectors)
+        own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
+        split = Split(own_ND, (projected_ND - output.b).sub_(own_ND))
+        named = dict(zip(features, at_points, strict=True))
+        yield rows, Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, named)
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
 PARTS = ("corpus", "class", "text", "token")
@@ -30,14 +31,14 @@ NULL_LEVEL = 0.95
 
 
 class Moments(NamedTuple):
-    """What the split needs of each text's vectors at each site."""
+    """Moments of each text's vectors at each site, of which the split is made."""
 
     means_NXD: Doubles
     within_NX: Doubles  # mean product of two different tokens of a text; NaN with a single token
     squares_NX: Doubles  # mean squared length
 
     @staticmethod
-    def of_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
+    def from_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
         """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens."""
         sums, squares = np.asarray(sums_NXD, np.float64), np.asarray(squares_NX, np.float64)
         tokens = np.asarray(tokens_N, np.float64)[:, None]
@@ -84,7 +85,9 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     return Products(*(each.T for each in whole)), Products(*(each.T for each in without))
 
 
-def _products(in_class, all_texts, size, squares, within, kept) -> Products:  # type: ignore[no-untyped-def]
+def _products(
+    in_class: Doubles, all_texts: Doubles, size: Array, squares: Doubles, within: Doubles, kept: npt.NDArray[np.bool_]
+) -> Products:
     """Return the mean products over the `kept` texts of the last axis, from each text's sums over other texts."""
     number = kept.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -8,18 +8,15 @@ Tokens x tokens weights are computed a block of rows at a time.
 Shapes: H heads, T tokens of a document, N tokens of its texts, d head width, E = H * d, D hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
-
-Tensor = torch.Tensor
 
 SOURCES = ("own text", "other text", "special tokens")
 

@@ -11,17 +11,14 @@ constrain each other (a sum that is always 0), an exchange breaks the constraint
 Shapes: B texts, T tokens, D hidden, M moves, L layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from attnmix.measures.derivatives import Chain, differentials
 from attnmix.models.attention import attention_by, explicit
-
-Tensor = torch.Tensor
 
 SWAPS = ("swap", "swap_derivative")
 DONORS = ("same_class", "other_class")  # of the review whose inputs are exchanged, by the predicted class

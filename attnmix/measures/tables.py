@@ -4,8 +4,6 @@ Every mean is declared once, as a `Mean`: the rows that it gives to a table, and
 and counts. One loop resamples them all.
 """
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -188,12 +186,12 @@ def cosine_rows(blocks: Mapping[str, Blocks], sites: Sequence[Site]) -> Iterator
         sums_NXD, tokens_N, classes_N = _first_texts(each, "unit_sums")
         intervals = []
         for place in range(len(sites)):
-            units = Moments.of_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
-            of_all = jackknife(*(each.same for each in products(units, np.zeros(len(tokens_N)))))
+            units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
+            all_texts = jackknife(*(each.same for each in products(units, np.zeros(len(tokens_N)))))
             kept = usable(classes_N, tokens_N)
             by_class = products(Moments(*(part[kept] for part in units)), classes_N[kept])
-            of_classes = [jackknife(*(getattr(each, name) for each in by_class)) for name in ("same", "other")]
-            intervals.append(np.stack([np.ravel(interval) for interval in (of_all, *of_classes)], -1))
+            classes = [jackknife(*(getattr(each, name) for each in by_class)) for name in ("same", "other")]
+            intervals.append(np.stack([np.ravel(interval) for interval in (all_texts, *classes)], -1))
         columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
         columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
         rows = _rows("geometry", checkpoint, {"site": sites, "measure": [ACROSS, *BY_CLASS]}, columns)
@@ -212,15 +210,15 @@ def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> It
         if len(np.unique(classes_N[kept])) < 2:
             return
         squares_NL = np.concatenate([block("lengths")[..., 0] for block in each()])[: len(kept)]
-        texts = Moments(*(part[kept] for part in Moments.of_sums(sums_NLD, squares_NL, tokens_N)))
+        texts = Moments(*(part[kept] for part in Moments.from_sums(sums_NLD, squares_NL, tokens_N)))
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = whole.shares(), without.shares()
         null_L = class_share_null(texts, classes_N[kept], seed)
         columns: dict[str, Any] = {"mean": null_L, "documents": np.full(len(null_L), kept.sum())}
         yield _rows("geometry", checkpoint, attention | {"measure": [PERMUTED]}, columns)
     if len(shares) == 2:
-        pairs = zip(shares["finetuned"], shares["pretrained"], strict=True)
-        shares[DIFFERENCE] = tuple(after - before for after, before in pairs)  # type: ignore[assignment]
+        after, before = shares["finetuned"], shares["pretrained"]
+        shares[DIFFERENCE] = after[0] - before[0], after[1] - before[1]
     for checkpoint, statistics in shares.items():
         columns = dict(zip(_INTERVAL, jackknife(*statistics), strict=True))
         columns["documents"] = np.full(statistics[0].shape, kept.sum())

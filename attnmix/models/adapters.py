@@ -4,8 +4,6 @@ A merged model computes what the model with its adapter does, so every measure s
 2022).
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator
@@ -54,7 +52,7 @@ def _classes(file: Path, model: PreTrainedModel) -> int | None:
     """Return the number of classes of the head that the adapter holds; None where it holds none, or the model's."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     with safe_open(file, "pt") as weights:
-        classes = weights.get_slice(name).get_shape()[0] if name in weights.keys() else None  # noqa: SIM118
+        classes = weights.get_slice(name).get_shape()[0] if name in weights.keys() else None  # noqa: SIM118  # has no `in`
     return None if classes == model.config.num_labels else classes
 
 

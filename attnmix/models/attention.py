@@ -9,16 +9,15 @@ are made of, as the mask that is added to them. Those modules hold T * T scores 
 Shapes: B texts, H heads, T tokens, d head width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import softmax
 from torch.overrides import TorchFunctionMode
@@ -28,12 +27,11 @@ from transformers.masking_utils import sdpa_mask
 
 from attnmix.models.families import attention_modules, family_of
 
-Tensor = torch.Tensor
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 OBSERVED = "observed"
 """The `attn_implementation` of models whose attention is observed."""
-OWN = "eager"
+EAGER = "eager"
 """That of models whose modules compute attention themselves."""
 BLOCK_ELEMENTS = 2**24  # in the largest block of attention weights
 
@@ -51,7 +49,7 @@ class AttentionCall:
     softcap: float | None
     log_sums: Tensor  # [B, H, T], the logarithm of each row's sum of exponentials, a sink's included
 
-    def document(self, place: int) -> AttentionCall:
+    def document(self, place: int) -> Self:
         """Return one document of a batch."""
         tensors: Any = {name: part[place] for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(self, **tensors)
@@ -103,7 +101,7 @@ _function: ContextVar[AttentionFunction] = ContextVar("attention function", defa
 
 def implementation_of(config: Any) -> str:
     """Return the `attn_implementation` with which a model's attention can be observed."""
-    return OWN if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
+    return EAGER if any(stack.own_attention for stack in family_of(config).stacks) else OBSERVED
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def attention_by(function: AttentionFunction, base: PreTrainedModel | None = Non
     token = _function.set(function)
     with ExitStack() as hooks:
         hooks.callback(_function.reset, token)
-        if base is not None and implementation_of(base.config) == OWN:
+        if base is not None and implementation_of(base.config) == EAGER:
             _dispatch_products(attention_modules(base), hooks)
         yield
 

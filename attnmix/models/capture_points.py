@@ -3,25 +3,19 @@
 Layers are counted as they are called, so that a module that is called many times is as many layers.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, POINTS, Site, in_forward_order
 from attnmix.models.families import Stack, family_of
-from attnmix.store.features import check_fits
-
-Tensor = torch.Tensor
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
@@ -168,44 +162,3 @@ def first_of(output: Any) -> Tensor:
     """Return the hidden states of a module's output, which may be a tuple that begins with them."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
-
-
-class Part(NamedTuple):
-    """The rows of an array of features that belong to tokens of one text of a batch."""
-
-    text: int  # its number in the batch
-    tokens: slice
-    row: int  # of the first of these tokens
-
-
-class Batch(NamedTuple):
-    """One padded forward pass, and the rows of its tokens."""
-
-    inputs: dict[str, Tensor]
-    parts: list[Part]
-
-
-def fill_rows(
-    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, npt.NDArray[Any]], precision: str = "fp32"
-) -> None:
-    """Fill the arrays `rows` `[tokens, width]` with the features of the batches' tokens, cast to the arrays' type.
-
-    `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
-    that the arrays' type cannot hold.
-    """
-    points = {site.point for site in rows}
-    for batch in batches:
-
-        def take(site: Site, feature_BTD: Tensor, parts: list[Part] = batch.parts) -> None:
-            array = rows[site]
-            cast = feature_BTD.to(getattr(torch, array.dtype.name)).cpu()
-            if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
-                for part in parts:
-                    check_fits(feature_BTD[part.text, part.tokens].float().cpu().numpy(), site, array.dtype.name)
-            for part in parts:
-                tokens = cast[part.text, part.tokens].numpy()
-                array[part.row : part.row + len(tokens)] = tokens
-
-        half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-        with torch.inference_mode(), recording(base, points, taken=take), half:
-            base(**{name: tensor.to(base.device) for name, tensor in batch.inputs.items()})

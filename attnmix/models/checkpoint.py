@@ -1,7 +1,5 @@
 """Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
-from attnmix.store.files import made
+from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")
@@ -18,7 +16,7 @@ POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
-    made(folder / "config.json", _stage_of(folder))
+    require(folder / "config.json", _stage_of(folder))
     try:
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     except Exception as error:  # the library raises errors of many types for a value that does not fit
@@ -35,7 +33,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
     The name of a special token in a text is text. Raises `InputError` where there is no such tokenizer.
     """
-    made(folder, _stage_of(folder))
+    require(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
@@ -52,13 +50,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
-def longest_text(folder: Path) -> int | None:
+def longest_text(config: Any) -> int | None:
     """Return how many tokens, special ones counted, the model's positions reach; `None` where nothing limits them."""
-    return positions_of(load_config(folder))
-
-
-def positions_of(config: Any) -> int | None:
-    """Return `longest_text` of a model's configuration."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
     offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return positions and positions - offset
@@ -66,6 +59,6 @@ def positions_of(config: Any) -> int | None:
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
     """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
-    limit = longest_text(folder) or max_length
+    limit = longest_text(load_config(folder)) or max_length
     if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")

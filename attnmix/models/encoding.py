@@ -1,7 +1,5 @@
 """Texts to token ids, and token ids to batches of bounded size."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence

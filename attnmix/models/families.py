@@ -1,7 +1,5 @@
 """The table of model families (`families.yaml`): which module adds what to the residual stream, and where."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -72,16 +70,10 @@ class Stack:
         return [name for name in names if name != "final_norm"]
 
     @property
-    def plain(self) -> bool:
-        """True where the feed-forward network is sequential and two Linears with an activation between them."""
-        return len(self.feed_forward) == 3 and not self.parallel
-
-    @property
     def network(self) -> Sequence[str]:
         """The Linears and the activation of a network that follows attention, plain or gated; empty for another."""
-        if self.parallel:
-            return ()
-        return self.gated or (self.feed_forward if self.plain else ())
+        plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # two Linears, an activation between them
+        return () if self.parallel else self.gated or plain
 
     def is_layer(self, path: str) -> bool:
         """Return True for the module path of a layer."""

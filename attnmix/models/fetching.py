@@ -1,13 +1,11 @@
 """Bring a pretrained model's files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -43,26 +41,25 @@ def fetch_model(name: str, output: Path, revision: str | None = None) -> str | N
     commit = None
     if name.startswith(PACKAGE_SCHEME) or Path(name).is_dir():
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
-        files = {file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
-        if _is_adapter(files):
-            _fetch_adapter(name, files, output)
-            return None
-        _check_names(name, files)
-        _check_code(name, files["config.json"])
+        names = [file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)]
+
+        def fetch(paths: Iterable[str]) -> dict[str, Path]:
+            return {path: folder / path for path in paths}
+
     else:
         from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
         repository = Repository("model", name, revision)
-        commit = repository.commit
-        paths = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
-        paths = [path for path in paths if "/" not in path]
-        if _is_adapter(paths):
-            _fetch_adapter(name, repository.fetch(paths), output)
-            return commit
-        _check_names(name, paths)
-        files = repository.fetch(path for path in paths if not path.endswith(WEIGHTS))
-        _check_code(name, files["config.json"])  # before the weights, which take long
-        files |= repository.fetch(path for path in paths if path.endswith(WEIGHTS))
+        commit, fetch = repository.commit, repository.fetch
+        names = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
+        names = [path for path in names if "/" not in path]
+    if _is_adapter(names):
+        _fetch_adapter(name, fetch(names), output)
+        return commit
+    _check_names(name, names)
+    files = fetch(path for path in names if not path.endswith(WEIGHTS))
+    _check_code(name, files["config.json"])  # before the weights, which take long
+    files |= fetch(path for path in names if path.endswith(WEIGHTS))
     if name in DIGESTS:
         with files["model.safetensors"].open("rb") as weights:
             digest = hashlib.file_digest(weights, "sha256").hexdigest()

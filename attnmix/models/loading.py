@@ -3,8 +3,6 @@
 Weights are read as safetensors only, and no remote code is run.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter
@@ -23,7 +21,7 @@ from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
-from attnmix.models.segments import prove_segments, read_segments
+from attnmix.models.segments import check_segments, read_segments
 from attnmix.store.texts import Text, whole_text
 
 POOLER = "pooler"  # belongs to the head: a checkpoint without one gets a new one, to be trained
@@ -159,7 +157,7 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
-def prove_model(folder: Path, texts: Sequence[Text]) -> None:
+def check_model(folder: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way.
 
     The first text runs twice, by the library's own attention and by the one that the measures observe.
@@ -170,7 +168,7 @@ def prove_model(folder: Path, texts: Sequence[Text]) -> None:
     _check_vocabulary(folder, tokenizer, base.get_input_embeddings().num_embeddings)
     sample = texts[:SAMPLE_REVIEWS]
     _check_words(folder, tokenizer, list(map(whole_text, sample)))
-    prove_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
+    check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
     read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
     tokens = torch.tensor(encode(tokenizer, texts[:1], 32))
     with torch.inference_mode():
@@ -185,7 +183,7 @@ def prove_model(folder: Path, texts: Sequence[Text]) -> None:
         raise InputError(f"model.name: {folder} attends to tokens in a way that cannot be looked into: {reason}")
 
 
-def prove_pair(base: Path, named: Path, texts: Sequence[Text]) -> None:
+def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
     """Raise `InputError` where two checkpoints cannot be compared token by token and layer by layer."""
     for key in SHAPE_KEYS:
         first, second = (getattr(load_config(folder), key) for folder in (base, named))

@@ -4,8 +4,6 @@ The segment of a token follows from the token ids: it is 1 behind the first toke
 whatever calls a model passes token ids alone, for single texts and pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,7 +47,7 @@ def _fill(
     return arguments, options
 
 
-def prove_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
+def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
     """Raise `InputError` where the tokenizer gives pairs of texts other segments than their token ids do."""
     if not has_segments(config, tokenizer):
         return

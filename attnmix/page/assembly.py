@@ -15,7 +15,7 @@ from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe, package_versions, short_name
-from attnmix.store.files import whole
+from attnmix.store.files import atomic_path
 from attnmix.store.runs import Run
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ BUNDLE = HERE / "bundle.js"  # esbuild's, of the modules in `src/`
 def write_page(run: Run, subject: Subject) -> None:
     """Write `run.page`, which shows what the stages before it wrote into `run`."""
     text = page_text(run, subject)
-    with whole(run.page) as part:
+    with atomic_path(run.page) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
     logging.info("wrote %s, %.1f MB", run.page, run.page.stat().st_size / 1e6)
 

@@ -4,16 +4,16 @@ The unit of work is a shard of rows: a process computes the texts that reach int
 each store once. Writes `features/capture/`, or into it only a manifest of arrays that `capture.store` puts elsewhere.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json
 import logging
+import math
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.core.disk import check_disk, clear, publish
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import CaptureParameters
-from attnmix.models.capture_points import Batch, Part, fill_rows, widths
+from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
@@ -37,12 +38,16 @@ from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 from attnmix.store import features as store
 from attnmix.store import texts as texts_store
-from attnmix.store.files import CHECKED, Place, writing
+from attnmix.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
 WRITERS = 4  # threads
-SMALLER = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
+Part = tuple[int, slice, slice]
+"""The number of a text in its batch, some of its tokens, and their rows in the arrays of features."""
+Batch = tuple[dict[str, Tensor], list[Part]]
+"""The inputs of one padded forward pass, and the parts of its tokens that are kept."""
+SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
 def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, copies: int = 1) -> None:
@@ -68,19 +73,19 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
         if isinstance(place, Path):
             size = plan.tokens * sum(sites.values()) * np.dtype(plan.dtype).itemsize
             what = f"capture: {plan.tokens} tokens at {len(sites)} points need"
-            check_disk(what, size, place, SMALLER, copies)
+            check_disk(what, size, place, SIZE_PARAMETERS, copies)
         if not (folder / "done").is_dir():
-            store.create_stores(place, list(sites), plan, sites)
+            store.create_stores(place, sites, plan)
             (folder / "done").mkdir()
         pa.default_memory_pool().release_unused()  # so that the memory of the texts can serve the vectors
     state.wait_for_everyone()
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
     arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
-    units = range(state.process_index, plan.units, state.num_processes)
-    remaining = [unit for unit in units if not (folder / f"done/{unit}").exists()]
-    for unit in tqdm(remaining, desc="capture", unit="shard", disable=None):
-        rows = plan.rows_of(unit)
+    units = list(enumerate(plan.units))
+    share = units[state.process_index :: state.num_processes]
+    remaining = [(unit, rows) for unit, rows in share if not (folder / f"done/{unit}").exists()]
+    for unit, rows in tqdm(remaining, desc="capture", unit="shard", disable=None):
         features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
         fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
         _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
@@ -88,7 +93,7 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     state.wait_for_everyone()
     if state.is_main_process:
         if capture.elsewhere:
-            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit in range(plan.units)]
+            by_unit = [json.loads((folder / f"done/{unit}").read_text(encoding="utf-8")) for unit, _ in units]
             store.write_manifest(folder / "stores", capture.store, by_unit)
         publish(folder / "stores", run.activations)
         clear(folder)
@@ -117,8 +122,8 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
     """Write the table of the stores' rows, and all token ids in a row, a block at a time."""
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
-        writing(store.tokens_file(folder / "stores")) as path,
-        pq.ParquetWriter(path, schema, **CHECKED) as writer,
+        writing(folder / "stores" / store.TOKENS) as path,
+        pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer,
         (folder / TOKEN_IDS).open("wb") as file,
     ):
         for block in run.token_blocks(columns=schema.names, blocks=range(-(-texts // texts_store.BLOCK))):
@@ -126,6 +131,31 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
             writer.write_table(pa.Table.from_pandas(captured, schema, preserve_index=False))
             captured["token_id"].to_numpy().tofile(file)
             tokens -= len(captured)
+
+
+def fill_rows(
+    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, npt.NDArray[Any]], precision: str = "fp32"
+) -> None:
+    """Fill the arrays `rows` `[tokens, width]` with the features of the batches' tokens, cast to the arrays' type.
+
+    `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
+    that the arrays' type cannot hold.
+    """
+    points = {site.point for site in rows}
+    for inputs, parts in batches:
+
+        def take(site: Site, feature_BTD: Tensor, parts: list[Part] = parts) -> None:
+            array = rows[site]
+            cast = feature_BTD.to(getattr(torch, array.dtype.name)).cpu()
+            if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
+                for text, tokens, _ in parts:
+                    store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, array.dtype.name)
+            for text, tokens, places in parts:
+                array[places] = cast[text, tokens].numpy()
+
+        half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+        with torch.inference_mode(), recording(base, points, taken=take), half:
+            base(**{name: tensor.to(base.device) for name, tensor in inputs.items()})
 
 
 def _batches(
@@ -142,5 +172,6 @@ def _batches(
         parts = []
         for number, i in enumerate(batch):
             low, high = max(starts[i], rows.start), min(starts[i] + len(texts[i]), rows.stop)
-            parts.append(Part(number, slice(low - starts[i], high - starts[i]), low - rows.start))
-        yield Batch(padded([texts[i] for i in batch], padding), parts)
+            tokens, places = slice(low - starts[i], high - starts[i]), slice(low - rows.start, high - rows.start)
+            parts.append((number, tokens, places))
+        yield padded([texts[i] for i in batch], padding), parts

@@ -8,8 +8,6 @@ The unfinished work is a file for each batch or document, from which a killed ru
 of them. Which documents share a batch does not depend on the number of processes, so the numbers do not either.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,15 +47,18 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.store import writers
-from attnmix.store.files import whole
+from attnmix.store.files import atomic_path
 from attnmix.store.heads import VECTOR_BYTES
-from attnmix.store.runs import Run, contributions_folder, heads_folder
+from attnmix.store.runs import Run, arrays_folder
 
 Unit = TypeVar("Unit")
 
 FLOAT32_BYTES = 4
 GRADIENT_DIRECTIONS = 8  # random directions of each derivative
 SAMPLED_DOCUMENTS = 16  # in which the identities that take long are checked
+SIZE_PARAMETERS = (
+    "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents"
+)
 MEASURES = "measures"  # the kind of batch that is no control
 
 
@@ -83,6 +84,7 @@ def measure(
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
+    demand = f"measure: {corpus.captured.sum()} captured texts and {len(reviews)} drawn reviews need"
     gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
     sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
@@ -96,7 +98,8 @@ def measure(
         read_segments(base, tokenizer, run.pairs)
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
-        _check_room(base, methods, matrices, len(checkpoints), corpus, folder, copies)
+        size = len(checkpoints) * _kept_bytes(base, methods, matrices, corpus)
+        check_disk(demand, size, folder, SIZE_PARAMETERS, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
         batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, reviews, batch_tokens, seed))
@@ -145,16 +148,8 @@ def _corpus_batches(
             yield [corpus.document(number) for number in drawn[batch].tolist()]
 
 
-def _check_room(
-    base: PreTrainedModel,
-    methods: list[str],
-    matrices: list[str],
-    checkpoints: int,
-    corpus: Corpus,
-    folder: Path,
-    copies: int,
-) -> None:
-    """Raise `InputError` where the disk lacks room for the largest arrays that `measure` keeps."""
+def _kept_bytes(base: PreTrainedModel, methods: list[str], matrices: list[str], corpus: Corpus) -> int:
+    """Return the size of the largest arrays that `measure` keeps of a checkpoint."""
     sites, heads, hidden = widths(base), base.config.num_attention_heads, base.config.hidden_size
     layers = max(site.layer for site in sites)
     captured_T, measured = corpus.lengths[corpus.captured].astype(np.int64), int(corpus.measured.sum())
@@ -162,17 +157,11 @@ def _check_room(
     vectors_T[layers * vectors_T * FLOAT32_BYTES > VECTOR_BYTES] = 0  # not kept of longer texts
     queries_and_keys_T = 2 * heads * (getattr(base.config, "head_dim", None) or hidden // heads) * captured_T
     matrices_T = len(with_rollouts(matrices)) * captured_T**2
-    of_captured = int((vectors_T + queries_and_keys_T + matrices_T).sum())
-    of_texts = len(methods) * int(corpus.lengths.sum(dtype=int))
+    captured_numbers = int((vectors_T + queries_and_keys_T + matrices_T).sum())
+    ratio_numbers = len(methods) * int(corpus.lengths.sum(dtype=int))
     groups = 2 * layers * (len(methods) * sum(map(len, GROUPS.values())) + hidden)  # in float64
-    numbers = layers * (of_captured + of_texts) + measured * (groups + len(sites) * max(sites.values()))
-    check_disk(
-        f"measure: {len(captured_T)} captured texts and {measured} drawn reviews need",
-        checkpoints * FLOAT32_BYTES * numbers,
-        folder,
-        "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents",
-        copies,
-    )
+    geometry = measured * len(sites) * max(sites.values())
+    return FLOAT32_BYTES * int(layers * (captured_numbers + ratio_numbers) + measured * groups + geometry)
 
 
 @dataclass(frozen=True)
@@ -210,11 +199,11 @@ class CheckpointWork:
     def captured_texts(self, measurer: DocumentMeasurer) -> None:
         """Write contribution matrices of the captured texts and what goes through their heads, as published."""
         names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / "mixing"
-        heads = [heads_folder(self.checkpoint, name, published) for name in names]
+        heads = [arrays_folder("heads", self.checkpoint, name, published) for name in names]
         numbers = np.flatnonzero(self.corpus.captured).tolist()
         for number, folder in self._remaining("captured texts", zip(numbers, heads, strict=True)):
             document = self.corpus.document(number)
-            contributions = contributions_folder(self.checkpoint, document.name, published)
+            contributions = arrays_folder("contributions", self.checkpoint, document.name, published)
             contributions.mkdir(parents=True, exist_ok=True)
             for method, matrix in measurer.contributions(document.ids).items():
                 attributes = {"method": method, "checkpoint": self.checkpoint, "document": document.name}
@@ -300,5 +289,5 @@ def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, n
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    with whole(path) as part, part.open("wb") as file:
+    with atomic_path(path) as part, part.open("wb") as file:
         np.savez(file, **arrays)

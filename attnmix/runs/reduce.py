@@ -4,8 +4,6 @@ Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts
 `quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Mapping
@@ -44,9 +42,7 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     maps, qualities = {}, []
     for layout in umap.layouts:
         mapped = vectors if layout == "separate" else stream
-        maps[layout] = fit_layout(
-            layout, mapped, metric=umap.metric, n_neighbors=umap.n_neighbors, min_dist=umap.min_dist, seeds=seeds
-        )
+        maps[layout] = fit_layout(layout, mapped, umap)
         qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
         places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}
         write_by_site(layout, tokens, places, run.maps)

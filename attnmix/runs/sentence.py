@@ -36,11 +36,12 @@ from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.heads import record_heads
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.tables import COLUMNS, by_review, mixing_tables
-from attnmix.models.capture_points import Batch, Part, fill_rows, widths
-from attnmix.models.checkpoint import load_config, load_tokenizer, positions_of
+from attnmix.models.capture_points import widths
+from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
+from attnmix.runs.capture import fill_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import free_texts, tokenized_block
 from attnmix.store.runs import Run
@@ -148,7 +149,7 @@ class TextMeasurer:
         first = next(iter(checkpoints.values()))
         self.tokenizer, self.config = load_tokenizer(first), load_config(first)
         self.captured = list(checkpoints)[-1]
-        self.max_tokens = min(MAX_TOKENS, positions_of(self.config) or MAX_TOKENS)
+        self.max_tokens = min(MAX_TOKENS, longest_text(self.config) or MAX_TOKENS)
         settings, family = MeasureParameters(), family_of(self.config)
         self.methods = present_names("measure.methods", settings.methods, family, RATIOS)
         matrices = present_names("measure.matrices", settings.matrices, family)
@@ -224,7 +225,7 @@ class TextMeasurer:
         base = self.checkpoints[self.captured].batches.base
         run.vectors = {site: np.empty((len(document), width), np.float16) for site, width in self.widths.items()}
         inputs = padded([document.ids.tolist()], self.tokenizer.pad_token_id)
-        fill_rows(base, [Batch(inputs, [Part(0, slice(None), 0)])], run.vectors)
+        fill_rows(base, [(inputs, [(0, slice(None), slice(None))])], run.vectors)
         if self.classifier is not None:
             probabilities = softmax(self.classifier.logits([document.ids.tolist()]).numpy()[0])
             predicted = self.classifier.classes[int(probabilities.argmax())]
@@ -255,12 +256,11 @@ def _ratio_rows(checkpoint: str, document: Document, methods: list[str], ratios_
 
 def _lay_out(run: TextRun) -> None:
     """Lay each point of the residual stream out alone by UMAP; with nearest vectors in the full space, and scores."""
-    umap, tokens = UmapParameters(), run.tokens
+    umap, tokens = UmapParameters(stability_seeds=[]), run.tokens
     stream = {site: array for site, array in run.vectors.items() if site.point not in SUBLAYER_POINTS}
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
-    options: dict[str, Any] = {"metric": umap.metric, "n_neighbors": umap.n_neighbors, "min_dist": umap.min_dist}
-    maps = fit_layout(LAYOUT, vectors, **options, seeds=[umap.seed])
+    maps = fit_layout(LAYOUT, vectors, umap)
     places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
     run.places = {
         LAYOUT: columns_by_site(tokens, places),

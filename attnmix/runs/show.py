@@ -1,14 +1,12 @@
 """Write the interactive page of a few texts in one model, with no training and no data set."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnmix.core.names import ACTIVATIONS
 from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
-from attnmix.models.checkpoint import longest_text
+from attnmix.models.checkpoint import load_config, longest_text
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from attnmix.runs.capture import capture_texts
@@ -37,7 +35,7 @@ def show_texts(
 
     Only a text longer than the model's positions, or than `capture.max_length`, is truncated.
     """
-    length = min(capture.max_length, longest_text(run.pretrained) or capture.max_length)
+    length = min(capture.max_length, longest_text(load_config(run.pretrained)) or capture.max_length)
     own_texts = {"documents": [], "texts": list(texts), "max_length": length, "store": str(ACTIVATIONS)}
     capture = capture.model_copy(update=own_texts)
     measured = measured.model_copy(update={"documents": len(texts), "gradient_documents": 0})

@@ -1,7 +1,5 @@
 """Tokenise the texts of a run, each once, into `features/tokenize/`; `attnmix.store.texts` says what is in it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -4,8 +4,6 @@ Rows are those of `<root>/tokens.parquet`, arrays those of `attnmix.store.files`
 place the arrays are there, and `<root>/manifest.json` names it and holds a digest of each array.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +17,10 @@ import pyarrow.parquet as pq
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS, Site, in_forward_order
-from attnmix.store.files import CHUNK_BYTES, Place, create_array, open_array, read_array, undamaged, whole, writing
+from attnmix.store.files import CHUNK_BYTES, Place, atomic_path, create_array, open_array, read_array, reading, writing
 
 MANIFEST = "manifest.json"
+TOKENS = "tokens.parquet"
 CHUNKS_IN_SHARD = 8
 DIGEST = "digest"
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
@@ -34,30 +33,21 @@ class StorePlan(NamedTuple):
     """Rows of a store, of a chunk, and of the unit that is written at once: a shard, or a whole small store."""
 
     tokens: int
-    hidden: int
     dtype: str
     chunk_rows: int
     unit_rows: int
 
     @property
-    def sharded(self) -> bool:
-        """True where the units are shards."""
-        return self.unit_rows < self.tokens
-
-    @property
-    def units(self) -> int:
-        """The number of units."""
-        return -(-self.tokens // self.unit_rows)
-
-    def rows_of(self, unit: int) -> slice:
-        """Return the rows of one unit."""
-        return slice(unit * self.unit_rows, min((unit + 1) * self.unit_rows, self.tokens))
+    def units(self) -> list[slice]:
+        """The rows of each unit."""
+        starts = range(0, self.tokens, self.unit_rows)
+        return [slice(start, min(start + self.unit_rows, self.tokens)) for start in starts]
 
 
 def plan_store(tokens: int, hidden: int, dtype: str) -> StorePlan:
     """Return chunks of about 1 MB, and shards of 8 of them for a store that is larger than one shard."""
     rows = max(1, round(CHUNK_BYTES / (hidden * np.dtype(dtype).itemsize)))
-    return StorePlan(tokens, hidden, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
+    return StorePlan(tokens, dtype, min(rows, tokens), min(rows * CHUNKS_IN_SHARD, tokens))
 
 
 def place_of(store: str) -> Place:
@@ -73,7 +63,7 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
     """Return the place of a run's arrays, and the digests by site of arrays that are elsewhere."""
     if not (root / MANIFEST).is_file():
         return root, {}
-    with undamaged(root / MANIFEST, "capture") as path:
+    with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         place, digests = place_of(manifest["store"]), manifest["digests"]
     return root.parents[1] / place if isinstance(place, Path) else place, digests
@@ -91,23 +81,15 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
         path.write_text(json.dumps({"store": store, "digests": by_site}, indent=2) + "\n", encoding="utf-8")
 
 
-def tokens_file(root: Path) -> Path:
-    """Return the path of the tokens table of a set of stores."""
-    return root / "tokens.parquet"
-
-
-def create_stores(
-    place: Place, sites: Sequence[Site], plan: StorePlan, widths: Mapping[Site, int] | None = None
-) -> None:
-    """Create arrays for `sites`; those that `widths` names have that width in place of `plan.hidden`."""
-    for site in sites:
-        width = (widths or {}).get(site, plan.hidden)
+def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> None:
+    """Create the arrays of the sites in `widths`, for vectors of these widths."""
+    for site, width in widths.items():
         create_array(
             _path(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
-            shards=(plan.unit_rows, width) if plan.sharded else None,
+            shards=(plan.unit_rows, width) if plan.unit_rows < plan.tokens else None,
             dimension_names=("token", "hidden"),
             attributes={"layer": site.layer, "point": site.point},
         )
@@ -143,7 +125,7 @@ def write_block(place: Place, site: Site, rows: slice, block: Features) -> None:
     block = np.ascontiguousarray(block, array.dtype)
     index = np.full((unit_rows // chunk_rows, 2), MISSING_CHUNK, "<u8")
     shard = path / array.metadata.encode_chunk_key((rows.start // unit_rows, 0))
-    with whole(shard) as part, part.open("wb") as file:
+    with atomic_path(shard) as part, part.open("wb") as file:
         for number, start in enumerate(range(0, len(block), chunk_rows)):
             chunk = block[start : start + chunk_rows]
             chunk = np.pad(chunk, ((0, chunk_rows - len(chunk)), (0, 0)))  # where the array ends within it
@@ -183,8 +165,8 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Features
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Features:
     """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` where it is damaged."""
     array, path = _open(root, site)
-    with undamaged(path, "capture"):
-        tokens = pq.read_metadata(tokens_file(root)).num_rows
+    with reading(path, "capture"):
+        tokens = pq.read_metadata(root / TOKENS).num_rows
         if array.shape[0] != tokens:
             raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)

@@ -5,8 +5,6 @@ the clock, so that equal numbers are equal bytes and any Zarr reader opens them,
 a path, or at a URL of any file system that fsspec knows.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from zarr.codecs import Crc32cCodec
 from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
-CHECKED: Any = {"write_page_checksum": True}  # so that a flipped bit in a parquet file is noticed
+PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # so that a flipped bit in a parquet file is noticed
 EVERY_CHUNK: Any = {"write_empty_chunks": True}  # zeros too, so that a missing chunk is damage
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors that libraries raise for a damaged local file.
@@ -35,7 +33,7 @@ Place = Path | str  # a path, or a URL such as `s3://bucket/run`
 P = TypeVar("P", bound=Place)
 
 
-def made(path: P, stage: str) -> P:
+def require(path: P, stage: str) -> P:
     """Return `path`; raise `InputError` naming the `stage` that writes it where nothing is there."""
     if isinstance(path, Path) and not path.exists():
         raise InputError(f"{path} is missing; the stage {stage} writes it")
@@ -58,7 +56,7 @@ def writing(path: P) -> Iterator[P]:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a path to write a file to, which becomes `path` in one step once everything is written.
 
     So a killed stage leaves no part of a file under its name, and a file that is a link to a cache is replaced,
@@ -74,9 +72,9 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def undamaged(path: P, stage: str) -> Iterator[P]:
+def reading(path: P, stage: str) -> Iterator[P]:
     """Yield `path`, which `stage` writes; raise `InputError` where it is missing or its reader fails."""
-    made(path, stage)
+    require(path, stage)
     try:
         yield path
     except InputError:
@@ -92,14 +90,14 @@ def undamaged(path: P, stage: str) -> Iterator[P]:
 
 def read_table(path: Path, stage: str, **options: Any) -> pd.DataFrame:
     """Return a parquet file that `stage` writes; `options` are those of `pandas.read_parquet`."""
-    with undamaged(path, stage):
+    with reading(path, stage):
         return pd.read_parquet(path, page_checksum_verification=True, **options)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a parquet file without the index."""
-    with whole(path) as part:
-        table.to_parquet(part, index=False, **CHECKED)
+    with atomic_path(path) as part:
+        table.to_parquet(part, index=False, **PARQUET_OPTIONS)
 
 
 def create_array(path: Place, **options: Any) -> Any:
@@ -111,7 +109,7 @@ def create_array(path: Place, **options: Any) -> Any:
 
 def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
     """Return the array that `stage` writes; raise `InputError` where what describes it cannot be right."""
-    with undamaged(path, stage):
+    with reading(path, stage):
         array: Any = zarr.open_array(path, mode=mode).with_config(EVERY_CHUNK)
         if array.shape[1:] != (array.shards or array.chunks)[1:]:
             raise ValueError(f"its shape {array.shape} is not that of its chunks")
@@ -120,7 +118,7 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
 
 def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
     """Return `rows` of an open array; raise `InputError` for a chunk that is missing, truncated or changed."""
-    with undamaged(path, stage):
+    with reading(path, stage):
         size = (array.shards or array.chunks)[0]
         first, last, _ = rows.indices(array.shape[0])
         files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)

@@ -4,8 +4,6 @@ A `.zarr` for each part, float32, of the float64 forward pass. T is the number o
 heads where several heads share a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

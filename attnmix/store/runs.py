@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, STEP_MEASURES, Site, in_forward_order
 from attnmix.store import features as stored
-from attnmix.store.files import made, open_array, read_array, read_table, undamaged
+from attnmix.store.files import open_array, read_array, read_table, reading, require
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS
 from attnmix.store.texts import SEGMENT, TEXT_FIELDS
 
@@ -46,14 +46,12 @@ MAX_NAMES = 5  # documents in an error
 CSV_PART_ROWS = 100_000
 
 
-def contributions_folder(checkpoint: str, document: str, measured: Path) -> Path:
-    """Return the folder of a document's contribution matrices in one checkpoint, a `.zarr` for each method."""
-    return measured / "contributions" / checkpoint / document.replace("/", "_")
+def arrays_folder(kind: str, checkpoint: str, document: str, measured: Path) -> Path:
+    """Return the folder of a document's arrays in one checkpoint, each a `.zarr`.
 
-
-def heads_folder(checkpoint: str, document: str, measured: Path) -> Path:
-    """Return the folder of the parts of a document's heads, a `.zarr` for each of `attnmix.store.heads.DIMENSIONS`."""
-    return measured / "heads" / checkpoint / document.replace("/", "_")
+    `contributions` holds one for each method, `heads` one for each of `attnmix.store.heads.DIMENSIONS`.
+    """
+    return measured / kind / checkpoint / document.replace("/", "_")
 
 
 def open_run(folder: Path | str = ".") -> Run:
@@ -114,7 +112,7 @@ class Run:
     @cached_property
     def pairs(self) -> bool:
         """True where the texts are pairs."""
-        with undamaged(self.tokens_file, "tokenize") as path:
+        with reading(self.tokens_file, "tokenize") as path:
             return SEGMENT in pq.read_schema(path).names
 
     def token_blocks(
@@ -122,7 +120,7 @@ class Run:
     ) -> Iterator[pd.DataFrame]:
         """Yield the tokens of one block of texts after another, or of the `blocks` with these numbers."""
         with (
-            undamaged(self.tokens_file, "tokenize") as path,
+            reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,
         ):
             for number in range(file.num_row_groups) if blocks is None else blocks:
@@ -132,10 +130,6 @@ class Run:
     def sites(self) -> list[Site]:
         """The layers and points that were captured, in forward order."""
         return stored.stored_sites(self.activations)
-
-    def width(self, site: Site) -> int:
-        """Return the length of a vector at `site`."""
-        return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
         """Return a document's rows in every store; all of them without a name."""
@@ -173,7 +167,7 @@ class Run:
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return a csv by its `name`, `<stage>/<table>`; `options` as in `pandas.read_csv`."""
-        table: pd.DataFrame = pd.read_csv(made(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
+        table: pd.DataFrame = pd.read_csv(require(self.tables / f"{name}.csv", name.partition("/")[0]), **options)
         return table
 
     @property
@@ -218,15 +212,17 @@ class Run:
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""
-        return _read_array(contributions_folder(checkpoint, document, self.measured) / f"{method}.zarr")
+        return _read_array(arrays_folder("contributions", checkpoint, document, self.measured) / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
         """Return the methods that have matrices, in no order."""
-        return [path.stem for path in contributions_folder(checkpoint, document, self.measured).glob("*.zarr")]
+        return [
+            path.stem for path in arrays_folder("contributions", checkpoint, document, self.measured).glob("*.zarr")
+        ]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored parts of a document's heads; none where the checkpoint was not measured or lacks them."""
-        folder = heads_folder(checkpoint, document, self.measured)
+        folder = arrays_folder("heads", checkpoint, document, self.measured)
         names = [name for name in DIMENSIONS if name in HEAD_PARTS or (folder / f"{name}.zarr").is_dir()]
         return {name: _read_array(folder / f"{name}.zarr") for name in names} if any(folder.glob("*.zarr")) else {}
 
@@ -265,7 +261,7 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
 
 
 def _read_json(path: Path, stage: str) -> Any:
-    return json.loads(made(path, stage).read_text(encoding="utf-8"))
+    return json.loads(require(path, stage).read_text(encoding="utf-8"))
 
 
 def map_sites(table: pd.DataFrame) -> list[Site]:

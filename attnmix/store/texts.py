@@ -14,8 +14,6 @@ there is a decoder next to an encoder. Captured texts come first, in the order o
 `BLOCK` texts in a row group.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnmix.store.files import CHECKED, read_table, undamaged, whole, write_table
+from attnmix.store.files import PARQUET_OPTIONS, atomic_path, read_table, reading
 
 BATCH_TEXTS = 1000
 BUFFER_BYTES = 2**20
@@ -55,11 +53,6 @@ def split_file(split: str, folder: Path) -> Path:
     return folder / f"{split}.parquet"
 
 
-def write_split(split: str, reviews: pd.DataFrame, folder: Path) -> None:
-    """Write columns `text`, `label` (from 0 on), `label_name`."""
-    write_table(split_file(split, folder), reviews)
-
-
 def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
     """Return `text`, `label` (from 0 on) and `label_name`, or some of these `columns`."""
     return read_table(split_file(split, folder), "download", columns=columns)
@@ -84,7 +77,7 @@ def whole_texts(table: pd.DataFrame) -> pd.Series:
 
 def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
     """Yield the texts of a split, or their pairs, in batches, so that memory does not grow with their number."""
-    with undamaged(split_file(split, folder), "download") as path:
+    with reading(split_file(split, folder), "download") as path:
         # With a buffer it reads page by page; pandas writes all rows as one group.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
         columns = [name for name in TEXT_COLUMNS if name in file.schema_arrow.names]
@@ -102,10 +95,10 @@ def write_tokenized(folder: Path, blocks: Iterable[tuple[pd.DataFrame, pd.DataFr
     more = [field for field in MORE_TOKEN_FIELDS if field[0] in first[1]]
     text_schema, token_schema = pa.schema(TEXT_FIELDS), pa.schema([*TOKEN_FIELDS, *more])
     with (
-        whole(folder / "texts.parquet") as texts_part,
-        whole(folder / "tokens.parquet") as tokens_part,
-        pq.ParquetWriter(texts_part, text_schema, **CHECKED) as texts_writer,
-        pq.ParquetWriter(tokens_part, token_schema, **CHECKED) as tokens_writer,
+        atomic_path(folder / "texts.parquet") as texts_part,
+        atomic_path(folder / "tokens.parquet") as tokens_part,
+        pq.ParquetWriter(texts_part, text_schema, **PARQUET_OPTIONS) as texts_writer,
+        pq.ParquetWriter(tokens_part, token_schema, **PARQUET_OPTIONS) as tokens_writer,
     ):
         for texts, tokens in itertools.chain([first], blocks):
             texts_writer.write_table(pa.Table.from_pandas(texts, text_schema, preserve_index=False))

@@ -3,8 +3,6 @@
 Each takes the folder to write to; `attnmix.store.runs` reads these files, `attnmix.store.features` holds vectors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from attnmix.core.names import Site
-from attnmix.store.files import CHECKED, CHUNK_BYTES, create_array, whole, write_table, writing
+from attnmix.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, create_array, write_table, writing
 from attnmix.store.heads import DIMENSIONS
 from attnmix.store.runs import LAYER_PARTS
 
@@ -27,7 +25,7 @@ MIN_GROUP_ROWS = 2**16  # of a parquet file's row groups: the statistics of all 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
     """Write `<name>.json`, numbers rounded to six significant digits; an unknown value (NaN) is null."""
-    with whole(folder / f"{name}.json") as part:
+    with atomic_path(folder / f"{name}.json") as part:
         part.write_text(json.dumps(_rounded(metrics), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -41,7 +39,7 @@ def _rounded(value: Any) -> Any:
 
 def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
     """Write `<folder>/<name>.csv`, numbers rounded to six decimals; of a table in parts, one is in memory at a time."""
-    with whole(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
+    with atomic_path(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
         for number, rows in enumerate([table] if isinstance(table, pd.DataFrame) else table):
             rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
@@ -60,7 +58,7 @@ class TokenRatios(NamedTuple):
 
 def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
     """Write by stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
-    with whole(folder / LAYER_PARTS) as path:
+    with atomic_path(folder / LAYER_PARTS) as path:
         path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
 
 
@@ -74,7 +72,7 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
             ("in_statistics", pa.bool_()),
         ]
     )
-    with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **CHECKED) as writer:
+    with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]
         for each in measured:
             layers, length = each.ratios_MLT.shape[1:]

@@ -1,7 +1,5 @@
 """Runs a stage as a command: sets up the process, reads params.yaml, and turns errors and signals into one line."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -3,49 +3,35 @@
 All mistakes in params.yaml (an unknown key, a wrong type, an impossible value) are one `InputError`, before any work.
 """
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from attnmix.core import settings
 from attnmix.core.errors import InputError
-from attnmix.core.settings import (
-    CaptureParameters,
-    DatasetParameters,
-    FaithfulnessParameters,
-    FinetuneParameters,
-    LoraParameters,
-    MeasureParameters,
-    ModelParameters,
-    RenderParameters,
-    Section,
-    Seed,
-    UmapParameters,
-)
 
 
-class Parameters(Section):
+class Parameters(settings.Section):
     """All sections of params.yaml: `Parameters()` equals the shipped file."""
 
-    seed: Seed = 111
+    seed: settings.Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
-    dataset: DatasetParameters = DatasetParameters()
-    model: ModelParameters = ModelParameters()
-    finetune: FinetuneParameters = FinetuneParameters()
-    capture: CaptureParameters = CaptureParameters()
-    measure: MeasureParameters = MeasureParameters()
-    faithfulness: FaithfulnessParameters = FaithfulnessParameters()
-    umap: UmapParameters = UmapParameters()
-    render: RenderParameters = RenderParameters()
+    dataset: settings.DatasetParameters = settings.DatasetParameters()
+    model: settings.ModelParameters = settings.ModelParameters()
+    finetune: settings.FinetuneParameters = settings.FinetuneParameters()
+    capture: settings.CaptureParameters = settings.CaptureParameters()
+    measure: settings.MeasureParameters = settings.MeasureParameters()
+    faithfulness: settings.FaithfulnessParameters = settings.FaithfulnessParameters()
+    umap: settings.UmapParameters = settings.UmapParameters()
+    render: settings.RenderParameters = settings.RenderParameters()
 
     @model_validator(mode="after")
-    def _texts_are_as_reviews(self) -> Parameters:
+    def _texts_are_as_reviews(self) -> Self:
         """Raise where free texts are single ones and reviews are pairs, or the other way round."""
         pairs = not isinstance(self.dataset.text_column, str)
         kinds = ("one text", "a pair of texts")
@@ -82,7 +68,7 @@ def _explain(problem: ErrorDetails) -> str:
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:
         section, names = "finetune.lora", names[1:]
-        sections[section] = list(LoraParameters.model_fields)
+        sections[section] = list(settings.LoraParameters.model_fields)
     # After the key of a union or constrained type pydantic names the branch: `train_limit`, `int`.
     key = ".".join([section, *names[:1]] if section in sections else [section])
     key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))

@@ -5,8 +5,6 @@ the digest of everything that the result depends on: the parameters, data and co
 the installed packages and the kind of machine. Work done for anything else is never resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -32,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first process of a run, by the rank that torchrun and accelerate set."""
+    """Return True in the first process of a run, by the rank that torchrun and accelerate set."""
     return os.environ.get("RANK", "0") == "0"
 
 
