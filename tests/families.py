@@ -17,7 +17,14 @@ TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_
 FAMILIES = tuple(TINY)
 # One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
 KINDS = ("gpt_neox", "qwen3", "bart")
-EACH_FAMILY = [name if name in KINDS else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
+
+
+def each_family(*by_default: str) -> list[Any]:
+    """Return every family as a parameter of a long test, those that are not named for `pytest -m families`."""
+    return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
+
+
+EACH_FAMILY = each_family(*KINDS)
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert")  # their tokenizers give token_type_ids
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from families import TINY
 from scipy.special import erf, expit
 
 Array = npt.NDArray[np.float64]
@@ -32,96 +33,10 @@ ACTIVATIONS = {
 }
 
 
-def roles(text: str, **others: str) -> dict[str, str]:
-    return {**others, **dict(pair.split("=") for pair in text.split())}
-
-
-# Names in each family's state dictionary, by role. "query_key_value" and "gate_up" hold several side by side.
-BERT = roles("""
-    layer=encoder.layer.{number}. word=embeddings.word_embeddings position=embeddings.position_embeddings
-    segment=embeddings.token_type_embeddings embedding_norm=embeddings.LayerNorm projection=embeddings_project
-    query=attention.self.query key=attention.self.key value=attention.self.value out=attention.output.dense
-    attention_norm=attention.output.LayerNorm up=intermediate.dense down=output.dense output_norm=output.LayerNorm
-""")
-LLAMA = roles("""
-    layer=layers.{number}. word=embed_tokens input_norm=input_layernorm query=self_attn.q_proj key=self_attn.k_proj
-    value=self_attn.v_proj out=self_attn.o_proj query_norm=self_attn.q_norm key_norm=self_attn.k_norm
-    feed_forward_norm=post_attention_layernorm gate=mlp.gate_proj up=mlp.up_proj down=mlp.down_proj
-""")
-GEMMA = roles(
-    """
-    attention_output_norm=post_attention_layernorm feed_forward_norm=pre_feedforward_layernorm
-    feed_forward_output_norm=post_feedforward_layernorm
-    """,
-    **LLAMA,
-)
-BART = roles("""
-    layer={side}.layers.{number}. word={side}.embed_tokens position={side}.embed_positions
-    embedding_norm={side}.layernorm_embedding query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
-    out=self_attn.out_proj attention_norm=self_attn_layer_norm cross_query=encoder_attn.q_proj
-    cross_key=encoder_attn.k_proj cross_value=encoder_attn.v_proj cross_out=encoder_attn.out_proj
-    cross_attention_norm=encoder_attn_layer_norm up=fc1 down=fc2 output_norm=final_layer_norm
-""")
-ALBERT = """
-    layer=encoder.albert_layer_groups.{group}.albert_layers.0. projection=encoder.embedding_hidden_mapping_in
-    query=attention.query key=attention.key value=attention.value out=attention.dense
-    attention_norm=attention.LayerNorm up=ffn down=ffn_output output_norm=full_layer_layer_norm
-"""
-DISTILBERT = """
-    layer=transformer.layer.{number}. query=attention.q_lin key=attention.k_lin value=attention.v_lin
-    out=attention.out_lin attention_norm=sa_layer_norm up=ffn.lin1 down=ffn.lin2 output_norm=output_layer_norm
-"""
-NOMIC = """
-    layer=layers.{number}. query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj out=self_attn.o_proj
-    attention_norm=post_attention_layernorm gate=mlp.gate_proj up=mlp.up_proj down=mlp.down_proj
-    output_norm=post_mlp_layernorm
-"""
-MODERNBERT = """
-    layer=layers.{number}. word=embeddings.tok_embeddings embedding_norm=embeddings.norm input_norm=attn_norm
-    query_key_value=attn.Wqkv out=attn.Wo feed_forward_norm=mlp_norm gate_up=mlp.Wi down=mlp.Wo
-"""
-GPT2 = """
-    layer=h.{number}. word=wte position=wpe input_norm=ln_1 query_key_value=attn.c_attn out=attn.c_proj
-    feed_forward_norm=ln_2 up=mlp.c_fc down=mlp.c_proj
-"""
-GPT_NEOX = """
-    layer=layers.{number}. word=embed_in input_norm=input_layernorm query_key_value=attention.query_key_value
-    out=attention.dense feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
-"""
-OPT = """
-    layer=decoder.layers.{number}. word=decoder.embed_tokens position=decoder.embed_positions
-    input_norm=self_attn_layer_norm query=self_attn.q_proj key=self_attn.k_proj value=self_attn.v_proj
-    out=self_attn.out_proj feed_forward_norm=final_layer_norm up=fc1 down=fc2
-"""
-MPNET = """
-    query=attention.attn.q key=attention.attn.k value=attention.attn.v out=attention.attn.o
-    attention_norm=attention.LayerNorm
-"""
-DEBERTA_V2 = """
-    query=attention.self.query_proj key=attention.self.key_proj value=attention.self.value_proj
-"""
-DEBERTA = (
-    "query_key_value=attention.self.in_proj place_key=attention.self.pos_proj place_query=attention.self.pos_q_proj"
-)
-GPT_NEO = """
-    layer=h.{number}. word=wte position=wpe input_norm=ln_1 query=attn.attention.q_proj key=attn.attention.k_proj
-    value=attn.attention.v_proj out=attn.attention.out_proj feed_forward_norm=ln_2 up=mlp.c_fc down=mlp.c_proj
-"""
-BLOOM = """
-    layer=h.{number}. word=word_embeddings embedding_norm=word_embeddings_layernorm input_norm=input_layernorm
-    query_key_value=self_attention.query_key_value out=self_attention.dense
-    feed_forward_norm=post_attention_layernorm up=mlp.dense_h_to_4h down=mlp.dense_4h_to_h
-"""
-NAMES = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
-    **{"albert": roles(ALBERT, **BERT), "distilbert": roles(DISTILBERT, **BERT), "modernbert": roles(MODERNBERT)},
-    **{"nomic_bert": roles(NOMIC, **BERT), "mpnet": {**BERT, **roles(MPNET)}, "deberta": {**BERT, **roles(DEBERTA)}},
-    **{"deberta-v2": {**BERT, **roles(DEBERTA_V2)}, "gpt_neo": roles(GPT_NEO), "bloom": roles(BLOOM)},
-    **{"gpt2": roles(GPT2), "gpt_neox": roles(GPT_NEOX), "opt": roles(OPT), "bart": BART},
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), LLAMA),
-    "phi3": roles("query_key_value=self_attn.qkv_proj gate_up=mlp.gate_up_proj", **LLAMA),
-    **{"gemma3_text": GEMMA, "olmo2": GEMMA},
+NAMES: dict[str, dict[str, str]] = {
+    name: dict(pair.split("=") for pair in " ".join(family["weights"]).split()) for name, family in TINY.items()
 }
+"""Names in each family's state dictionary, by role."""
 RMS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3", "smollm3")
 CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *RMS)
 BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value of one head, then those of the next
@@ -416,7 +331,9 @@ class ReferenceLayer:
             inner = [gated_part(w.activation, self.inputs, *pair) for pair in zip(*before.values(), strict=True)]
         else:
             total = self.inputs["up"]
-            inner = [integrated(w.activation, total, np.ones_like(total)) * part for part in before["up"]]
+            if not hasattr(self, "slope"):
+                self.slope = integrated(w.activation, total, np.ones_like(total))
+            inner = [self.slope * part for part in before["up"]]
         after = [part @ w.arrays["down"][:-1] for part in inner]
         after[-1] = after[-1] + w.arrays["down"][-1]
         self.added = getattr(self, "added", sum(after))

@@ -70,16 +70,6 @@ def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Pa
     assert np.abs(merged_ratios - without).max() > 1e-3
 
 
-def test_an_adapter_of_zeros_changes_nothing(tmp_path: Path) -> None:
-    base = write_family("bert", tmp_path / "base")
-    write_adapter(base, tmp_path / "adapter", 0)
-    fetch_model(str(tmp_path / "adapter"), tmp_path / "merged")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "merged"))
-    assert set(before) == set(after)
-    for name, weight in before.items():
-        assert name.startswith("classifier") or torch.equal(weight, after[name]), name
-
-
 @pytest.mark.parametrize(
     ("changes", "remove", "expected"),
     [

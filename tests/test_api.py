@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import doctest
 import html
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +20,7 @@ from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import attnmix
+from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
 from stages import show
@@ -32,7 +31,6 @@ FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
     *(api.capture, api.compare, api.layout),
 ]
-PROGRAM = "import sys, attnmix; print({'torch', 'numpy', 'transformers'} & set(sys.modules), dir(attnmix))"
 
 
 @pytest.fixture
@@ -51,11 +49,6 @@ def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch
         runner.run(example, clear_globs=False)
     assert runner.summarize().failed == 0
     assert "time" in Path("page.html").read_text(encoding="utf-8")
-
-
-def test_importing_the_package_loads_nothing_and_names_its_functions() -> None:
-    run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, check=True, text=True)
-    assert run.stdout.startswith("set() ['Measures', 'Model', 'capture', 'compare', 'interventions', 'layout'")
 
 
 def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: attnmix.Model, tiny_bert: Path) -> None:
@@ -202,7 +195,7 @@ def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, ca
 
 
 def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
-    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -216,33 +209,25 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     frame = result.show()
     (source,) = re.findall(r'^<div><iframe srcdoc="([^"]*)" style="[^"]*"></iframe></div>$', frame)
     assert html.unescape(source).replace('<base href="about:srcdoc">', "") == page
+    (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
+    shown = chromium.new_page()
+    shown.goto((tmp_path / "notebook.html").as_uri())
+    shown.frame_locator("iframe").locator("nav a[href='#map']").click()
+    shown.wait_for_url(re.compile("notebook"))
+    assert shown.frames[1].url == "about:srcdoc#map"  # a link within the page stays in the frame
+    shown.close()
 
 
-def test_links_within_the_page_stay_in_the_frame_of_a_notebook(
-    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
+def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notebook = ModuleType("IPython.display")
-    notebook.__dict__["HTML"] = str
-    for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
-        monkeypatch.setitem(sys.modules, name, module)
-    Path(tmp_path, "notebook.html").write_text(attnmix.measure(model, TEXTS[0]).show(), encoding="utf-8")
-    page = chromium.new_page()
-    page.goto((tmp_path / "notebook.html").as_uri())
-    page.frame_locator("iframe").locator("nav a[href='#map']").click()
-    page.wait_for_timeout(200)
-    assert page.frames[1].url == "about:srcdoc#map"
-    page.close()
-
-
-def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command, environment = [sys.executable, "-m", "attnmix", "show"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    page = run(TEXTS[0], "--to", "own.html")
-    assert (page.returncode, page.stdout.splitlines()[-1]) == (0, "open own.html")
+    monkeypatch.chdir(tmp_path)
+    command.main(["show", TEXTS[0], "--to", "own.html"])
+    assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
-    empty, nowhere = run(" "), run("a", "--to", "no/x")
-    assert empty.stderr.splitlines()[-1] == "error: texts: number 0: the text is empty"
-    assert nowhere.stderr == "error: --to: there is no folder no\n"
-    assert (empty.returncode, nowhere.returncode, empty.stdout, nowhere.stdout) == (1, 1, "", "")
+    for arguments, error in (
+        ([" "], "texts: number 0: the text is empty"),
+        (["a", "--to", "no/x"], "--to: there is"),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: {error}"):
+            command.main(["show", *arguments])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from browser import Opened
-from conftest import toy_reviews, write_parameters
-from families import EACH_FAMILY, write_family
+from conftest import run_stages, toy_reviews
+from families import each_family, write_family
 from page_run import choose
 from transformers import AutoConfig
 
@@ -21,14 +21,12 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.store.features import open_store, stored_sites
 from attnmix.store.runs import Run, map_sites
-from stages.common.parameters import read_parameters
 
-STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ARABIC = "الفيلم رائع IMAX"
 TEXTS = ["the film was very good , the film", ARABIC, "a"]
 
 
-@pytest.fixture(scope="module", params=EACH_FAMILY)
+@pytest.fixture(scope="module", params=each_family("qwen3"))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -39,21 +37,13 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
     folder = tmp_path_factory.mktemp(name)
     toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
     write_family(name, folder / "model")
-    write_parameters(
+    run_stages(
         folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
-        model={"name": "model"},
-        finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
         measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"stability_seeds": []},
-        render={"formats": ["svg"], "dpi": 30},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in STAGES:
-            import_module(f"stages.{stage}").main(read_parameters())
+    with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
 
 
@@ -150,7 +140,7 @@ def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Famil
     assert "no cosine to it" in shown.page.locator("#steps").inner_text()
 
 
-@pytest.mark.parametrize("name", ["bart"], indirect=True)
+@pytest.mark.parametrize("name", [pytest.param("bart", marks=pytest.mark.families)], indirect=True)
 def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
     page = shown.page
     names = []
@@ -176,7 +166,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: 
     assert [row["layer"] for row in shown.values("steps") if row["Cross-attention"]] == ["3", "4"]
 
 
-@pytest.mark.parametrize("name", ["gpt_neox"], indirect=True)
+@pytest.mark.parametrize("name", ["qwen3"], indirect=True)
 def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family, shown: Opened) -> None:
     page, documents = shown.page, Run(Path()).tokens["document"].tolist()
     first, alone = documents.index("text/1"), documents.index("text/2")
