@@ -219,10 +219,10 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
 
 
 def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command.main(["show", TEXTS[0], "--to", "own.html"])
+    command.main(["show", TEXTS[0], "--model", str(tiny_bert), "--to", "own.html"])
     assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
     for arguments, error in (
@@ -230,4 +230,4 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
         (["a", "--to", "no/x"], "--to: there is"),
     ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
-            command.main(["show", *arguments])
+            command.main(["show", "--model", str(tiny_bert), *arguments])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, write_family
+from families import each_family, write_family
 from family_reference import Reference, mixing_ratio, run_reference
 
 from attnmix.core.errors import InputError
@@ -32,7 +32,12 @@ LENGTHS = (23, 14)
 TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and RMSNorm work in float32
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# By default one of each structure: norms behind, before, around and beside the sublayers, local and relative attention,
+# attention of its own, gates, keys that heads share, and a decoder beside an encoder.
+STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
+
+
+@pytest.fixture(scope="module", params=each_family(*STRUCTURES))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
