@@ -263,28 +263,6 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_two_processes_divide_the_work_and_give_the_same_bytes(
-    finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small(workspace)
-
-    class Process:
-        """What `torchrun` makes of PartialState, one process after the other."""
-
-        num_processes, device = 2, torch.device("cpu")
-
-        def __init__(self, index: int) -> None:
-            self.process_index, self.is_main_process = index, index == 0
-
-        def wait_for_everyone(self) -> None:
-            pass
-
-    for index in (1, 0):
-        monkeypatch.setattr("attnmix.runs.measure.PartialState", lambda cpu, index=index: Process(index))
-        run_tokenized(measure)
-    assert bytes_of(folder) == bytes_of(finished)
-
-
 def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
