@@ -1,4 +1,4 @@
-"""The library and its commands from Python: docstring examples, the pipeline's numbers, a model left as it was, pages."""
+"""The library and its commands from Python: docstring examples, the pipeline's numbers, a model left as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reviews from files, folders and hub layouts in stratified splits of whole groups; models; clear errors; the sample."""
+"""Reviews from files, folders and hub layouts in splits of whole groups; models, clear errors; the sample."""
 
 from __future__ import annotations
 

@@ -94,9 +94,8 @@ def test_allowed_metrics_are_those_with_a_distance_and_all_known_to_umap() -> No
     assert {id(metric) for metric in METRICS.values()} == {id(METRICS[name]) for name in DISTINCT}
 
 
-@pytest.mark.parametrize("metric", DISTINCT)
-def test_every_metric_gives_a_map_also_of_an_unconnected_graph(metric: str) -> None:
-    assert np.isfinite(fit_map(clusters(100, seed=0), metric, n_neighbors=5)).all()
+def test_an_unconnected_graph_gives_a_map() -> None:
+    assert np.isfinite(fit_map(clusters(100, seed=0), "cosine", n_neighbors=5)).all()
 
 
 @pytest.fixture(scope="module")
