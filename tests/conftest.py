@@ -27,10 +27,11 @@ import torch
 import yaml
 from browser import Opened, browser
 from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
-    PreTrainedModel,
 )
 
 from attnmix.arithmetic import kernels
@@ -75,11 +76,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
     """Write a randomly initialised BERT classifier with 4 heads and hidden size 24."""
-    config = BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY)
-    return _write_classifier(BertForSequenceClassification(config), seed, folder)
-
-
-def _write_classifier(model: PreTrainedModel, seed: int, folder: Path) -> Path:
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY))
     write_tokenizer(folder)
     randomise(model, seed)
     model.save_pretrained(folder)
@@ -96,6 +93,16 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
             parts.append(f"the {topic} was {how} {generator.choice(VERDICTS[label])} .")
         rows.append((" ".join([*parts, f"time {i} ."]), label, ("negative", "positive")[label]))
     return pd.DataFrame(rows, columns=["text", "label", "label_name"])
+
+
+def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> torch.Tensor:
+    """Return a checkpoint's logits of texts, or pairs of texts, one by one, as anyone computes who knows it alone."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
+    parts = [text if isinstance(text, tuple) else (text,) for text in texts]
+    with torch.no_grad():
+        return torch.cat([model(**tokenizer(*each, **options)).logits for each in parts])
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import peft
 import pytest
 import torch
-from conftest import SHORT, Workspace, write_reviews
+from conftest import SHORT, Workspace, plain_logits, write_reviews
 from families import write_family
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
@@ -192,14 +192,9 @@ def test_fine_tuned_adapters_are_merged_and_other_weights_stay(targets: Any, wor
     assert not [name for name in changed if "LayerNorm" in name or "embeddings" in name]
     change = (after[name := "bert.encoder.layer.1.attention.self.value.weight"] - before[name]).double()
     assert torch.linalg.matrix_rank(change, rtol=1e-4) == 2
-    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
-    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
-    with torch.no_grad():
-        logits = [model(**tokenizer(text, return_tensors="pt")).logits for text in reviews["text"]]
+    logits = plain_logits(folder / "models/finetuned", pd.read_parquet(folder / "data/reviews/test.parquet")["text"])
     predictions = pd.read_parquet(folder / "features/finetune/test.parquet")
-    probabilities = torch.cat(logits).softmax(-1).max(-1).values.numpy()
-    np.testing.assert_allclose(probabilities, predictions["probability"], atol=1e-5)
+    np.testing.assert_allclose(logits.softmax(-1).max(-1).values, predictions["probability"], atol=1e-5)
 
 
 def test_linears_that_a_model_lacks_are_one_error(workspace: Workspace) -> None:

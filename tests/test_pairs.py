@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from browser import Opened
-from conftest import TOPICS, VERDICTS, run_stages, write_parameters
+from conftest import TOPICS, VERDICTS, plain_logits, run_stages, write_parameters
 from families import make_tokenizer, write_family
 from family_reference import ReferenceLayer, mixing_ratio, run_reference
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.data.source import read_splits
@@ -239,10 +239,5 @@ def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
 def test_the_classifier_is_tested_as_anyone_would_use_it(pair_run: Path) -> None:
     run = Run(pair_run)
     reviews = pd.read_parquet(run.reviews / "test.parquet")
-    tokenizer = AutoTokenizer.from_pretrained(run.finetuned)
-    model = AutoModelForSequenceClassification.from_pretrained(run.finetuned).eval()
-    predicted = []
-    for first, second in zip(reviews["text"], reviews["text_pair"], strict=True):
-        with torch.no_grad():
-            predicted.append(int(model(**tokenizer(first, second, return_tensors="pt")).logits.argmax()))
-    assert predicted == pd.read_parquet(run.test_predictions_file)["predicted"].tolist()
+    logits = plain_logits(run.finetuned, zip(reviews["text"], reviews["text_pair"], strict=True))
+    assert logits.argmax(-1).tolist() == pd.read_parquet(run.test_predictions_file)["predicted"].tolist()

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from conftest import SHORT, TINY, Workspace, run_stages
+from conftest import SHORT, TINY, Workspace, plain_logits, run_stages
 from matplotlib.figure import Figure
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
@@ -68,12 +67,9 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
     )
     run, names = Run(Path()), sorted(VERDICTS)
     assert run.table("finetune/finetune_by_class")["label_name"].tolist() == names
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     for document, row in run.table("faithfulness/margins").set_index("document").iterrows():
         text = read_split("test", run.reviews)["text"][int(str(document).removeprefix("test/"))]
-        with torch.no_grad():
-            logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
+        logits = plain_logits(run.finetuned, [text])[0].tolist()
         highest = logits.pop(names.index(row["predicted"]))
         assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = run.tokens.query("document.isin(['test/0', 'test/1'])")["token"]
