@@ -47,6 +47,7 @@ from stages import tokenize
 from stages.common.parameters import read_parameters
 
 kernels.use(settings.PORTABLE)
+torch.set_num_threads(1)  # products of tiny models, which more threads slow down
 
 REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
@@ -270,15 +271,6 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """`SMALL_SHARDS` for stages that run in this process."""
     for name, value in SMALL_SHARDS.items():
         monkeypatch.setattr(name.replace(":", "."), value)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """One thread, as in a process that a test starts: sums in the same order give the same bytes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}

@@ -26,6 +26,7 @@ def by_torch() -> Iterator[None]:
     kernels.use(settings.FASTEST)
     yield
     kernels.use(settings.PORTABLE)
+    torch.set_num_threads(1)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -119,7 +120,8 @@ def test_whole_numbers_are_taken_as_torch_takes_them() -> None:
     assert (torch.arange(6).view(2, 3) @ torch.arange(3)).tolist() == [5, 14]
 
 
-def test_libraries_take_the_instructions_that_all_have() -> None:
+def test_libraries_take_the_instructions_that_all_have(by_torch: None) -> None:
+    kernels.use(settings.PORTABLE)
     blas = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     assert {library["architecture"] for library in blas} == {"Haswell"}
     assert {library["num_threads"] for library in blas} == {1}

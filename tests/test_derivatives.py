@@ -26,7 +26,6 @@ from attnmix.page.sentences import derivatives
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_plot
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 WIDTH = 24
 

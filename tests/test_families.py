@@ -27,7 +27,6 @@ from attnmix.models.capture_points import recording, widths
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # tiny products, which more threads slow down
 LENGTHS = (23, 14)
 TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and RMSNorm work in float32
 

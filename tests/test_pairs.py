@@ -29,7 +29,6 @@ from attnmix.models.segments import read_segments
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LABELS = ("contradiction", "entailment", "neutral")
 PAIRS = [
     ("the film was very good .", "the film was good"),
@@ -199,6 +198,7 @@ def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         finetune={"epochs": 2, "max_length": 40, "learning_rate": 1e-3},
         capture={"documents": [4], "texts": [["the film was good", "the film was bad"]], "max_length": 40},
         measure={"documents": 6, "gradient_documents": 1, "gradient_max_length": 12},
+        umap={"layouts": ["joint"], "stability_seeds": []},
     )
 
 
