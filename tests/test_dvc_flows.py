@@ -124,8 +124,9 @@ def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_
         ["umap.metric", "euclidean", "cosine"],
         ["umap.n_neighbors", "15", "16"],
     ]
-    assert "## Plots: 1 changed" in text
-    assert "- Mixing ratio by layer" in text
+    (number,) = re.findall(r"^## Plots: (\d+) changed", text, flags=re.MULTILINE)
+    plots = re.findall("^- (.*)$", text[text.index("## Plots") :], flags=re.MULTILINE)
+    assert (int(number), plots[0]) == (len(plots), "Mixing ratio by layer")
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
     shown = re.findall(r"!\[\]\(https://example.org/pictures/(\S+)\)", text)
     assert len(shown) == 2 * text.count(".png**") + 2 * text.count(".gif**") > 0

@@ -68,6 +68,7 @@ def test_a_changed_file_counts_a_missing_one_keeps_its_hash_and_another_name_doe
     assert hash_here() == {}
 
 
+@pytest.mark.long  # DVC runs seven times
 def test_dvc_runs_download_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
     repository = new_repository(tmp_path / "run")
     toy_reviews(20, 0).to_csv(tmp_path / "reviews.csv", index=False)
