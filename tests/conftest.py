@@ -233,7 +233,7 @@ LITTLE: dict[str, dict[str, Any]] = {
     "capture": {"max_length": 40},
     "measure": {"documents": 3, "gradient_documents": 1},
     "faithfulness": {"documents": 2, "max_length": 20},
-    "umap": {"stability_seeds": []},
+    "umap": {"layouts": ["joint"], "stability_seeds": []},
     "render": {"formats": ["svg"], "dpi": 30},
 }
 """Parameters of a run that does little in every stage, on the reviews and the model of these names."""

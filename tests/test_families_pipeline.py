@@ -15,7 +15,7 @@ from families import each_family, write_family
 from page_run import choose
 from transformers import AutoConfig
 
-from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
+from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, LAYOUTS, POINTS, Site
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
@@ -42,6 +42,7 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
         capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
         measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
+        umap={"layouts": list(LAYOUTS)},
     )
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))

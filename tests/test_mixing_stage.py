@@ -175,9 +175,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
 
-def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
-    small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
-    run_tokenized(measure)
+def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:
     tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]

@@ -198,7 +198,6 @@ def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         finetune={"epochs": 2, "max_length": 40, "learning_rate": 1e-3},
         capture={"documents": [4], "texts": [["the film was good", "the film was bad"]], "max_length": 40},
         measure={"documents": 6, "gradient_documents": 1, "gradient_max_length": 12},
-        umap={"layouts": ["joint"], "stability_seeds": []},
     )
 
 

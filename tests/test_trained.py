@@ -59,7 +59,6 @@ def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Pat
         "finetune": {"epochs": 0, "max_length": 40},
         "capture": CAPTURE | {"points": ["embedding_output", "attention_norm", "layer_output"]},
         "measure": {"matrices": ["attention"]},
-        "umap": {"layouts": ["joint"]},
     }
     folder = run_in(tmp_path / "alone", *STAGES, **changes)
     assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")
