@@ -228,10 +228,7 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
     command.main(["show", TEXTS[0], "--model", str(tiny_bert), "--to", "own.html"])
     assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
-    for arguments, error in (
-        ([" "], "texts: number 0: the text is empty"),
-        (["a", "--to", "no/x"], "--to: there is"),
-    ):
+    for arguments, error in (([" "], "texts: number 0: the text is empty"), (["a", "--to", "no/x"], "--to: there is")):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])
 

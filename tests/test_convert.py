@@ -91,10 +91,7 @@ class Code:
         (lambda state: state | {"out.weight": torch.ones(3, 24)}, "size mismatch for classifier.weight"),
         (lambda state: {"epoch": 3, "model": state}, "Missing key"),
         (lambda _state: [torch.ones(2)], "AttributeError; allowed: a state dict"),
-        (
-            lambda state: state | {"out.bias": Code()},
-            "UnpicklingError; allowed: a state dict, which holds te",
-        ),
+        (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict, which holds te"),
     ],
 )
 def test_any_other_file_is_one_error_and_no_code_in_it_is_run(

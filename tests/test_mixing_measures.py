@@ -15,13 +15,7 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
-from attnmix.core.statistics import (
-    Draws,
-    Resampled,
-    rank_correlation,
-    resample,
-    spearman_with_depth,
-)
+from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
 from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints

@@ -122,10 +122,7 @@ def write_regression(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (
-            write_headless,
-            r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it",
-        ),
+        (write_headless, r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it"),
         (write_three_classes, r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)"),
         (write_many_labels, "is made for multi_label_classification with 2 classes"),
         (write_regression, r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes"),
