@@ -23,7 +23,7 @@ settings.choose(settings.PORTABLE)  # before NumPy is loaded, as the tests' modu
 # ruff: noqa: E402
 import pandas as pd
 import yaml
-from families import run_stages, write_family
+from families import run_family, write_family
 from transformers import AutoConfig
 
 from attnmix.core.errors import InputError
@@ -48,7 +48,7 @@ def outcome(architecture: str) -> dict[str, object]:
             values = json.loads(config.read_text("utf-8")) | {"model_type": architecture, "auto_map": {}}
             config.write_text(json.dumps(values), "utf-8")
         try:
-            run_stages(Path())
+            run_family(Path())
         except InputError as error:
             return {"architecture": architecture, "outcome": refusal(error)}
         family = family_of(AutoConfig.from_pretrained("model"))

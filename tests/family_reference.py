@@ -438,7 +438,9 @@ class ReferenceLayer:
             inner = [gated_part(w.activation, self.inputs, *pair) for pair in zip(*before.values(), strict=True)]
         else:
             total = self.inputs["up"]
-            inner = [integrated(w.activation, total, np.ones_like(total)) * part for part in before["up"]]
+            if not hasattr(self, "slope"):
+                self.slope = integrated(w.activation, total, np.ones_like(total))
+            inner = [self.slope * part for part in before["up"]]
         after = [part @ w.arrays["down"][:-1] for part in inner]
         after[-1] = after[-1] + w.arrays["down"][-1]
         self.added = getattr(self, "added", sum(after))

@@ -1,4 +1,4 @@
-"""A run for the page's tests, with hostile tokens, and helpers that read its page."""
+"""A run for the page's tests, with hostile tokens, random parts of heads, and helpers that read its page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 from browser import Opened
@@ -20,7 +21,6 @@ from conftest import (
     write_reviews,
     write_tiny_bert,
 )
-from head_parts import random_parts
 
 from attnmix.core.names import CHECKPOINT_NAMES, Site
 from attnmix.figures import labels
@@ -30,6 +30,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
 from attnmix.store.files import write_table
+from attnmix.store.heads import scores
 from attnmix.store.runs import Run, arrays_folder
 from attnmix.store.writers import write_by_site, write_heads, write_matrix
 from stages import capture, measure, reduce
@@ -163,3 +164,27 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
                 write_matrix(place, method, matrix, ("layer", "token", "source"), {})
             parts = random_parts(generator, (layers, heads, length, 64))
             write_heads(arrays_folder("heads", checkpoint, name, target.measured), parts)
+
+
+def random_parts(
+    generator: np.random.Generator, shape: tuple[int, int, int, int], *, key_heads: int = 0, causal: bool = False
+) -> dict[str, npt.NDArray[Any]]:
+    """Every part but the vectors of short texts; `shape` is layers, heads, tokens, width."""
+    layers, heads, tokens, width = shape
+    query = generator.normal(size=shape).astype(np.float32)
+    key = generator.normal(size=(layers, key_heads or heads, tokens, width)).astype(np.float32)
+    last = np.arange(tokens) if causal else np.full(tokens, tokens - 1)
+    reach = np.stack([np.zeros(tokens), last], -1).astype(np.int32)
+    parts = {
+        "query": query,
+        "key": key,
+        "log_sums": np.zeros((layers, heads, tokens), np.float32),
+        "reach": np.tile(reach, (layers, 1, 1)),
+        "scores": np.tile(np.array([width**-0.5, 0], np.float32), (layers, 1)),
+        "source_norms": generator.uniform(0.5, 2, size=(layers, heads, tokens)).astype(np.float32),
+        "given_norms": generator.uniform(0.5, 2, size=(layers, heads, tokens)).astype(np.float32),
+    }
+    for layer in range(layers):
+        for head in range(heads):
+            parts["log_sums"][layer, head] = np.log(np.exp(scores(parts, layer, head)).sum(-1))
+    return parts

@@ -1,12 +1,10 @@
-"""The library from Python: the docstrings' examples, the pipeline's numbers, and a model that stays as it was."""
+"""The library and its commands from Python: docstring examples, the pipeline's numbers, a model left as it was."""
 
 from __future__ import annotations
 
 import doctest
 import html
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +15,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import REPOSITORY, SHORT, Workspace
+from browser import Opened
+from conftest import REPOSITORY, SHORT, Workspace, digest
 from families import write_family
+from stage_process import run_to_its_end
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import attnmix
+from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
+from attnmix.store.features import Site, read_features
 from stages import show
 from stages.common.parameters import read_parameters
 
@@ -32,7 +34,6 @@ FUNCTIONS = [
     *(attnmix.load, attnmix.Model.intervene, api.measure, api.Measures.matrix, api.Measures.save),
     *(api.capture, api.compare, api.layout),
 ]
-PROGRAM = "import sys, attnmix; print({'torch', 'numpy', 'transformers'} & set(sys.modules), dir(attnmix))"
 
 
 @pytest.fixture
@@ -51,11 +52,6 @@ def test_examples_in_docstrings_print_what_they_show(tmp_path: Path, monkeypatch
         runner.run(example, clear_globs=False)
     assert runner.summarize().failed == 0
     assert "time" in Path("page.html").read_text(encoding="utf-8")
-
-
-def test_importing_the_package_loads_nothing_and_names_its_functions() -> None:
-    run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, capture_output=True, check=True, text=True)
-    assert run.stdout.startswith("set() ['Measures', 'Model', 'capture', 'compare', 'interventions', 'layout'")
 
 
 def test_ratios_and_matrices_are_those_of_the_library_s_own_attention(model: attnmix.Model, tiny_bert: Path) -> None:
@@ -202,7 +198,7 @@ def test_a_mistake_is_one_error_that_names_the_argument(model: attnmix.Model, ca
 
 
 def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
-    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -216,33 +212,83 @@ def test_show_opens_a_browser_and_in_a_notebook_returns_the_page(
     frame = result.show()
     (source,) = re.findall(r'^<div><iframe srcdoc="([^"]*)" style="[^"]*"></iframe></div>$', frame)
     assert html.unescape(source).replace('<base href="about:srcdoc">', "") == page
+    (tmp_path / "notebook.html").write_text(frame, encoding="utf-8")
+    shown = chromium.new_page()
+    shown.goto((tmp_path / "notebook.html").as_uri())
+    shown.frame_locator("iframe").locator("nav a[href='#map']").click()
+    shown.wait_for_url(re.compile("notebook"))
+    assert shown.frames[1].url == "about:srcdoc#map"  # a link within the page stays in the frame
+    shown.close()
 
 
-def test_links_within_the_page_stay_in_the_frame_of_a_notebook(
-    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chromium: Any
+def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notebook = ModuleType("IPython.display")
-    notebook.__dict__["HTML"] = str
-    for name, module in (("ipykernel", ModuleType("ipykernel")), ("IPython.display", notebook)):
-        monkeypatch.setitem(sys.modules, name, module)
-    Path(tmp_path, "notebook.html").write_text(attnmix.measure(model, TEXTS[0]).show(), encoding="utf-8")
-    page = chromium.new_page()
-    page.goto((tmp_path / "notebook.html").as_uri())
-    page.frame_locator("iframe").locator("nav a[href='#map']").click()
-    page.wait_for_timeout(200)
-    assert page.frames[1].url == "about:srcdoc#map"
-    page.close()
-
-
-def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command, environment = [sys.executable, "-m", "attnmix", "show"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    page = run(TEXTS[0], "--to", "own.html")
-    assert (page.returncode, page.stdout.splitlines()[-1]) == (0, "open own.html")
+    monkeypatch.chdir(tmp_path)
+    command.main(["show", TEXTS[0], "--model", str(tiny_bert), "--to", "own.html"])
+    assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
-    empty, nowhere = run(" "), run("a", "--to", "no/x")
-    assert empty.stderr.splitlines()[-1] == "error: texts: number 0: the text is empty"
-    assert nowhere.stderr == "error: --to: there is no folder no\n"
-    assert (empty.returncode, nowhere.returncode, empty.stdout, nowhere.stdout) == (1, 1, "", "")
+    for arguments, error in (([" "], "texts: number 0: the text is empty"), (["a", "--to", "no/x"], "--to: there is")):
+        with pytest.raises(SystemExit, match=f"^error: {error}"):
+            command.main(["show", "--model", str(tiny_bert), *arguments])
+
+
+TEXT = "time flies like an arrow"
+QUICK = {**SHORT, "umap": {"stability_seeds": [3]}}
+
+
+def test_vectors_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
+    workspace: Workspace, tiny_bert: Path, tmp_path: Path
+) -> None:
+    folder, texts = workspace(**QUICK, model={"name": str(tiny_bert)}), (TEXT, "the film was good .")
+    (folder / "features").mkdir()
+    (folder / "features/kept.txt").write_text("a run of the pipeline", encoding="utf-8")
+    before, made = digest(folder), tmp_path / "out/page"
+    show.main(read_parameters(), texts, made)
+    assert {each.name for each in made.iterdir()} == {"index.html", "features", "plots"}
+    assert set(pd.read_csv(made / "plots/measure/mixing.csv")["checkpoint"]) == {"pretrained"}
+    model, tokenizer = AutoModel.from_pretrained(tiny_bert), AutoTokenizer.from_pretrained(tiny_bert)
+    with torch.inference_mode():
+        vectors = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
+    features = read_features(made / "features/capture", Site(3, "layer_output"))
+    np.testing.assert_allclose(features, np.concatenate(vectors), atol=2e-3)  # float16
+    show.main(read_parameters(), [TEXT], made)  # an earlier page gives way
+    assert len(read_features(made / "features/capture", Site(3, "layer_output"))) == len(vectors[0])
+    assert digest(folder) == before
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_page_opens_and_has_no_word_about_reviews_or_fine_tuning(
+    workspace: Workspace, tmp_path: Path, chromium: Any, family: str
+) -> None:
+    folder = workspace(**QUICK, model={"name": str(write_family(family, tmp_path / family))})
+    show.main(read_parameters(), [TEXT], folder / "page")
+    text = (folder / "page/index.html").read_text(encoding="utf-8")
+    words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
+    assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
+    assert "all numbers and maps are of the text below." in words
+    opened = Opened(chromium, folder / "page/index.html")
+    assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
+    means = pd.read_csv(folder / "page/plots/measure/mixing.csv")
+    method = opened.page.locator(".thumb[aria-pressed=true]").get_attribute("data-measure")
+    curve = [float(row["The model as it is"]) for row in opened.values("layers-chart")]
+    assert curve == pytest.approx(means.loc[means["method"] == method, "mean"].tolist(), rel=1e-3)
+    assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # one text has no interval
+    opened.close()
+
+
+def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace) -> None:
+    folder = workspace(**SHORT)
+    with pytest.raises(InputError, match=r"^--text, or TEXT=\"\.\.\.\" of make: ' ' is empty"):
+        show.main(read_parameters(), [TEXT, " "], Path("page"))
+    with pytest.raises(InputError, match=r"^--to: \. holds params\.yaml, which"):
+        show.main(read_parameters(), [TEXT], Path())
+    assert not (folder / "page").exists()
+
+
+def test_command_takes_any_text_and_names_a_model_that_is_not_there(workspace: Workspace) -> None:
+    folder = workspace()
+    command = [sys.executable, "-m", "stages", "show", "--model", "broken model", '--text=--$x "y"']
+    run = run_to_its_end(command, folder, {"PYTHONPATH": str(REPOSITORY)}, {})
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "error: --model: there is no folder broken model, and it is no hub identifier\n"

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SMALL_SHARDS, Workspace, digest, prepared_for_capture, run_capture, toy_reviews, write_tiny_bert
+from conftest import Workspace, digest, run_capture, toy_reviews, write_tiny_bert
 from family_reference import run_reference
-from stage_process import run_stage
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from attnmix.core.errors import InputError
@@ -190,14 +189,3 @@ def test_padding_that_float16_cannot_hold_is_no_error(workspace: Workspace, tmp_
     checkpoint = write_loud_bert(tmp_path / "loud", "bert.embeddings.word_embeddings.weight", 1e5, row=0)
     run_capture(workspace(capture={"documents": list(range(12)), "max_length": 40}), checkpoint)
     assert np.abs(store.read_features(ACTIVATIONS, Site(0, "word_embedding"))).max() < 10
-
-
-def test_two_processes_write_the_same_bytes_as_one(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, one_thread: None
-) -> None:
-    changes = {"documents": list(range(12)), "max_length": 40}
-    one, two = (prepared_for_capture(workspace(name, capture=changes), tiny_bert) for name in ("one", "two"))
-    run_stage(two, "capture", constants=SMALL_SHARDS, processes=2)
-    run_capture(one, tiny_bert)
-    assert len(list(Path(one, ACTIVATIONS, "layer_01/layer_output.zarr/c").iterdir())) > 5
-    assert digest(one / ACTIVATIONS) == digest(two / ACTIVATIONS)

@@ -1,22 +1,30 @@
-"""State dicts of classifiers become folders that `model.name` takes; anything else is one error, and no code is run."""
+"""State dicts and adapters become folders that `model.name` takes; anything else is one error, and no code is run."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import peft
 import pytest
 import torch
-from conftest import REPOSITORY, write_parameters
-from stage_process import run_to_its_end
+from conftest import SHORT, Workspace, plain_logits, write_reviews
+from families import write_family
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
+import attnmix
 from attnmix.core.errors import InputError
 from attnmix.models.convert import convert
+from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_trained
+from stages import finetune
+from stages.common.parameters import read_parameters
 
 IDS = torch.tensor([[2, 9, 14, 31, 3]])
 NAMES = {0: "negative", 1: "positive"}
@@ -40,18 +48,12 @@ def custom(like: Path) -> CustomClassifier:
     return CustomClassifier(BertConfig.from_pretrained(like)).eval()
 
 
-def run_command(tmp_path: Path, like: Path) -> subprocess.CompletedProcess[str]:
-    write_parameters(tmp_path)
-    program = [sys.executable, "-m", "attnmix.models.convert", str(tmp_path / "trained.pt"), "--like", str(like)]
-    command = [*program, "--to", str(tmp_path / "made"), "--classes", *NAMES.values()]
-    return run_to_its_end(command, tmp_path, {"PYTHONPATH": str(REPOSITORY)})
-
-
-def test_a_custom_module_classifies_as_it_did(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_custom_module_classifies_as_it_did(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = custom(tiny_bert)
     torch.save(module.state_dict(), tmp_path / "trained.pt")
-    run = run_command(tmp_path, tiny_bert)
-    assert run.returncode == 0, run.stderr
+    command = ["convert", str(tmp_path / "trained.pt"), "--like", str(tiny_bert), "--to", str(tmp_path / "made")]
+    monkeypatch.setattr("sys.argv", [*command, "--classes", *NAMES.values()])
+    runpy.run_path(convert.__code__.co_filename, run_name="__main__")
     made = load_trained(tmp_path / "made", NAMES)
     with torch.no_grad():
         torch.testing.assert_close(made(IDS).logits, module(IDS), rtol=0, atol=1e-6)
@@ -61,11 +63,9 @@ def test_a_custom_module_classifies_as_it_did(tiny_bert: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("name", ["tiny_bert", "tiny_roberta"])
-def test_the_librarys_own_classifier_keeps_its_logits(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, parallel: bool
-) -> None:
-    like = request.getfixturevalue(name)
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_the_librarys_own_classifier_keeps_its_logits(tmp_path: Path, name: str, parallel: bool) -> None:
+    like = write_family(name, tmp_path / name)
     model = AutoModelForSequenceClassification.from_pretrained(like).eval()
     saved = torch.nn.ModuleDict({"module": model}) if parallel else model  # as DataParallel names its parts
     torch.save(saved.state_dict(), tmp_path / "trained.pt", _use_new_zipfile_serialization=False)
@@ -91,21 +91,116 @@ class Code:
         (lambda state: state | {"out.weight": torch.ones(3, 24)}, "size mismatch for classifier.weight"),
         (lambda state: {"epoch": 3, "model": state}, "Missing key"),
         (lambda _state: [torch.ones(2)], "AttributeError; allowed: a state dict"),
+        (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict, which holds te"),
     ],
 )
-def test_any_other_file_is_one_error(tiny_bert: Path, tmp_path: Path, change: Any, expected: str) -> None:
+def test_any_other_file_is_one_error_and_no_code_in_it_is_run(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     torch.save(change(dict(custom(tiny_bert).state_dict())), tmp_path / "trained.pt")
     with pytest.raises(InputError, match=expected) as raised:
         convert(tmp_path / "trained.pt", str(tiny_bert), tmp_path / "made", list(NAMES.values()))
     assert "\n" not in str(raised.value)
-    assert not (tmp_path / "made").exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["trained.pt"]
 
 
-def test_code_in_a_file_is_not_run(tiny_bert: Path, tmp_path: Path) -> None:
-    torch.save({"bert.embeddings.word_embeddings.weight": Code()}, tmp_path / "trained.pt")
-    run = run_command(tmp_path, tiny_bert)
-    assert run.returncode == 1
-    assert run.stderr.endswith("trained.pt: UnpicklingError; allowed: a state dict, which holds tensors alone\n")
-    assert run.stderr.count("\n") == 1
-    assert not (tmp_path / "code-ran").exists()
-    assert not (tmp_path / "made").exists()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False"),
+]
+TEXT = "the film was very good , time flies ."
+CLASSES = {0: "a", 1: "b", 2: "c"}
+
+
+def write_adapter(base: Path, folder: Path, size: float, **changes: Any) -> tuple[Any, Path]:
+    """Write an adapter of three classes whose second factors are `size` times random numbers; return its model."""
+    torch.manual_seed(1)
+    options = {"num_labels": 3, "ignore_mismatched_sizes": True}
+    model = AutoModelForSequenceClassification.from_pretrained(base, **options)
+    # "classifier", which peft trains whole, would be the end of DistilBERT's "pre_classifier" too.
+    targets = ["q_lin", "v_lin"] if "distil" in model.config.model_type else "all-linear"
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=12, target_modules=targets)
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data = size * torch.randn(parameter.shape)
+    adapted.save_pretrained(folder)
+    written = json.loads((folder / "adapter_config.json").read_text()) | changes
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    return adapted.eval(), folder
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "distilbert", "deberta-v2"])
+def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Path) -> None:
+    base = write_family(name, tmp_path / "base")
+    adapted, folder = write_adapter(base, tmp_path / "adapter", 0.3)
+    fetch_model(str(folder), tmp_path / "merged")
+    ids = AutoTokenizer.from_pretrained(base)(TEXT, return_tensors="pt")["input_ids"]
+    merged = load_trained(tmp_path / "merged", CLASSES)
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-5)
+    assert not [file.name for file in (tmp_path / "merged").iterdir() if "adapter" in file.name]
+    # Measured at hand, with the adapter taken into the weights in memory, and by the adapter's name.
+    at_hand = attnmix.load(adapted.merge_and_unload(), attnmix.load(str(folder)).tokenizer)
+    merged_ratios, own, without = (
+        attnmix.measure(model, [TEXT]).by_layer()["mean"].to_numpy()
+        for model in (attnmix.load(str(folder)), at_hand, attnmix.load(str(base)))
+    )
+    np.testing.assert_allclose(merged_ratios, own, atol=1e-5)
+    assert np.abs(merged_ratios - without).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "remove", "expected"),
+    [
+        ({"base_model_name_or_path": None}, None, "its adapter_config.json names no base_model_name_or_path"),
+        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: model.name: "),
+        ({"task_type": "CAUSAL_LM"}, None, "is an adapter for CAUSAL_LM; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
+        ({"r": 5}, None, "does not fit its base model"),
+        ({"target_modules": ["nothing"]}, None, "does not fit its base model"),
+        ({}, "adapter_model.safetensors", "holds no adapter_model.safetensors; other formats, which may hold code"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_one_error(
+    changes: dict[str, Any], remove: str | None, expected: str, tmp_path: Path
+) -> None:
+    base = write_family("bert", tmp_path / "base")
+    _, folder = write_adapter(base, tmp_path / "adapter", 0.1, **changes)
+    if remove:
+        (folder / remove).unlink()
+    with pytest.raises(InputError, match=rf"^model\.name: .*{expected}"):
+        fetch_model(str(folder), tmp_path / "merged")
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["query", "value"]])
+def test_fine_tuned_adapters_are_merged_and_other_weights_stay(targets: Any, workspace: Workspace) -> None:
+    lora = {"rank": 2, "alpha": 8, "targets": targets}
+    folder = workspace(finetune={"epochs": 1, "learning_rate": 1e-2, "max_length": 40, "lora": lora}, **SHORT)
+    write_family("bert", folder / "models/pretrained")
+    write_reviews(folder / "data/reviews")
+    finetune.main(read_parameters())
+    before, after = (load_file(folder / f"models/{name}/model.safetensors") for name in ("pretrained", "finetuned"))
+    assert set(before) == set(after)
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert {"classifier.weight", "bert.encoder.layer.0.attention.self.query.weight"} <= changed
+    assert ("bert.encoder.layer.0.intermediate.dense.weight" in changed) == (targets == "all-linear")
+    assert not [name for name in changed if "LayerNorm" in name or "embeddings" in name]
+    change = (after[name := "bert.encoder.layer.1.attention.self.value.weight"] - before[name]).double()
+    assert torch.linalg.matrix_rank(change, rtol=1e-4) == 2
+    logits = plain_logits(folder / "models/finetuned", pd.read_parquet(folder / "data/reviews/test.parquet")["text"])
+    predictions = pd.read_parquet(folder / "features/finetune/test.parquet")
+    np.testing.assert_allclose(logits.softmax(-1).max(-1).values, predictions["probability"], atol=1e-5)
+
+
+def test_linears_that_a_model_lacks_are_one_error(workspace: Workspace) -> None:
+    lora = {"rank": 2, "alpha": 8, "targets": ["q_proj"]}
+    folder = workspace(finetune={"epochs": 1, "max_length": 40, "lora": lora}, **SHORT)
+    write_family("bert", folder / "models/pretrained")
+    write_reviews(folder / "data/reviews")
+    with pytest.raises(InputError, match=r"^finetune\.lora\.targets: .*allowed: all-linear, or some of dense, key"):
+        finetune.main(read_parameters())
+    workspace("other", finetune={"epochs": 0, "lora": lora})
+    with pytest.raises(InputError, match="lora needs epochs of 1 or more"):
+        read_parameters()

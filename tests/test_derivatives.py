@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import plain_document
 from families import write_family
 from family_reference import rolled, run_reference
 from scipy import stats
 
 from attnmix.measures import derivatives as module
-from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.derivatives import FORMS, REFERENCES, JacobianNorms, derivative_norms, document_chains, levels
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
@@ -28,7 +26,6 @@ from attnmix.page.sentences import derivatives
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_plot
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[2, 7, 9, 11, 3]])
 WIDTH = 24
 
@@ -214,27 +211,6 @@ def test_mixing_from_the_input_is_what_rollouts_leave_of_the_token_itself(name: 
     assert np.isnan(swaps[..., 4:]).all()  # one donor has four tokens, here the same ones, and the other none
     assert np.isnan(swaps[:, 2:]).all()
     assert not swaps[:, :2, :4].any()
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text", "bart"])
-def test_each_heads_ratio_follows_its_definition(name: str, tmp_path: Path) -> None:
-    folder = write_family(name, tmp_path / name)
-    base = load_base(folder)
-    generator = np.random.default_rng(4)
-    documents = [plain_document(generator.integers(5, base.config.vocab_size - 5, length)) for length in (9, 6)]
-    measures = BatchMeasurer(base, folder, ["attn_w"], base.config.pad_token_id or 0).measures(documents)
-    for document, measured in zip(documents, measures, strict=True):
-        layers = run_reference(name, base, document.ids.tolist()).layers
-        expected = np.zeros((len(layers), base.config.num_attention_heads))
-        for place, layer in enumerate(layers):
-            W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
-            for h in range(layer.weights.heads):
-                for i in range(len(document)):
-                    given = [layer.attention[h, i, j] * (layer.value[h, j] @ W_O[h]) for j in range(len(document))]
-                    others = np.linalg.norm(sum(given[:i] + given[i + 1 :]))
-                    own = np.linalg.norm(given[i])
-                    expected[place, h] += others / (others + own) if others + own else 0
-        np.testing.assert_allclose(measured.counted["by_head"].T, expected, atol=1e-4)
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:

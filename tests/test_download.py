@@ -1,12 +1,15 @@
-"""Reviews from files, folders and hub layouts, any classes, stratified splits of whole groups; models; clear errors."""
+"""Reviews from files, folders and hub layouts in splits of whole groups; models, clear errors; the sample."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from conftest import WORDS, Workspace, toy_reviews, write_parameters
+from conftest import REPOSITORY, WORDS, Workspace, toy_reviews, write_parameters
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -476,3 +479,42 @@ def test_a_special_token_without_a_row_is_none_that_a_text_gives(own: Path) -> N
     rows = load_base(own).get_input_embeddings().num_embeddings
     assert len(load_tokenizer(own)) == rows + 1
     assert int(ids.max()) < rows
+
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|<br /><br />")
+
+
+def read_sample(split: str) -> list[dict[str, Any]]:
+    path = REPOSITORY / f"data/sample/{split}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reviews() -> list[dict[str, Any]]:
+    return read_sample("train") + read_sample("test")
+
+
+def test_at_least_400_reviews_are_balanced_and_of_40_to_250_words(reviews: list[dict[str, Any]]) -> None:
+    assert len(reviews) >= 400
+    labels = Counter(review["label"] for review in reviews)
+    assert set(labels) == {"positive", "negative"}
+    assert abs(labels["positive"] - labels["negative"]) <= 0.02 * len(reviews)
+    assert all(40 <= len(review["text"].split()) <= 250 for review in reviews)
+
+
+def test_no_review_was_made_from_another_or_from_a_template(reviews: list[dict[str, Any]]) -> None:
+    texts = [review["text"].lower() for review in reviews]
+    sentences = Counter(sentence.strip() for text in texts for sentence in SENTENCE_END.split(text))
+    assert [sentence for sentence, number in sentences.items() if sentence and number > 1] == []
+    openings = Counter(tuple(text.split()[:3]) for text in texts)
+    assert openings.most_common(1)[0][1] <= 4
+    # Reviews made from one template share many runs of words; chance shares a few.
+    words = [re.findall(r"[\w']+", text) for text in texts]
+    runs = [set(zip(each, each[1:], each[2:], each[3:], strict=False)) for each in words]
+    assert all(len(one & other) <= 0.1 * len(one) for other, one in combinations(runs, 2))
+
+
+def test_splits_share_no_film_and_verdicts_are_not_in_the_order_of_the_file() -> None:
+    assert not {review["film"] for review in read_sample("train")} & {review["film"] for review in read_sample("test")}
+    labels = [review["label"] for review in read_sample("test")]
+    assert sum(a != b for a, b in pairwise(labels)) > len(labels) / 4

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY
-from dvc_repository import STAGES, Repository, new_repository, stages_run, with_home
+from conftest import REPOSITORY, STAGES
+from dvc_repository import Repository, new_repository, stages_run, with_home
 
 WORKFLOW = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
 STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["pipeline"]["steps"]
@@ -37,10 +37,10 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return made
 
 
-def change_metric(folder: Path) -> None:
+def set_parameter(folder: Path, old: str = "metric: euclidean", new: str = "metric: cosine") -> None:
     text = (folder / "params.yaml").read_text(encoding="utf-8")
-    assert text.count("metric: euclidean") == 1
-    (folder / "params.yaml").write_text(text.replace("metric: euclidean", "metric: cosine"), encoding="utf-8")
+    assert text.count(old) == 1
+    (folder / "params.yaml").write_text(text.replace(old, new), encoding="utf-8")
 
 
 def assert_same_files(author: Repository, reader: Repository, *outs: str) -> None:
@@ -68,7 +68,7 @@ def test_a_clone_pulls_what_it_needs_and_a_parameter_reruns_the_stages_that_read
     assert reader.git("status", "--short") == ""
 
     for each in (author, reader):
-        change_metric(each.folder)
+        set_parameter(each.folder)
     assert stages_run(author.dvc("repro")) == ["reduce", "render"]
     assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
     assert reader.existing(*PAGE, *FEATURES, "data/reviews", "models") == [*PAGE, *FEATURES]
@@ -98,9 +98,13 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True, **envir
     return summary.read_text(encoding="utf-8")
 
 
-def test_pull_request_shows_its_parameter_its_scores_and_its_curve(author: Repository, tmp_path: Path) -> None:
+def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_and_comments(
+    author: Repository, tmp_path: Path
+) -> None:
     def change(folder: Path) -> None:
-        change_metric(folder)
+        set_parameter(folder)
+        author._replace(folder=folder).dvc("repro")
+        set_parameter(folder, "n_neighbors: 15", "n_neighbors: 16")  # without another run
         (folder / METRICS).write_text(json.dumps({"joint": {"kept": 0.5, "overlap": 0.25}}), encoding="utf-8")
         (folder / CURVES).write_text(re.sub(r"\d+", "7", (folder / CURVES).read_text()), encoding="utf-8")
 
@@ -111,25 +115,19 @@ def test_pull_request_shows_its_parameter_its_scores_and_its_curve(author: Repos
     assert "`umap` in params.yaml modified" in stale["render"]
     assert not stale.keys() & {"download", "finetune", "capture"}
 
-    text = summary_of(checkout, REPORT)
+    text = summary_of(checkout, REPORT, PICTURES="https://example.org/pictures/abc")
     scores = re.findall(r"^\| reports/metrics/(\S+) +\| (\S+) ", text, flags=re.MULTILINE)
     assert {("reduce.json", "joint.kept"), ("reduce.json", "joint.overlap")} <= set(scores)
     assert {name for name, _ in scores} == {"reduce.json"}
     parameters = re.findall(r"^\| params.yaml.*", text, flags=re.MULTILINE)
-    assert parameters == ["| params.yaml | umap.metric | euclidean | cosine      |"]
-    assert "## Plots: 1 changed" in text
-    assert "- Mixing ratio by layer" in text
+    assert [row.split()[3::2] for row in parameters] == [
+        ["umap.metric", "euclidean", "cosine"],
+        ["umap.n_neighbors", "15", "16"],
+    ]
+    (number,) = re.findall(r"^## Plots: (\d+) changed", text, flags=re.MULTILINE)
+    plots = re.findall("^- (.*)$", text[text.index("## Plots") :], flags=re.MULTILINE)
+    assert (int(number), plots[0]) == (len(plots), "Mixing ratio by layer")
     assert (checkout.folder / "changed-plots/index.html").stat().st_size > 1000
-
-
-def test_comment_of_a_pull_request_shows_the_pictures_on_its_branch(author: Repository, tmp_path: Path) -> None:
-    def change(folder: Path) -> None:
-        change_metric(folder)
-        author._replace(folder=folder).dvc("repro")
-
-    checkout = pull_request(author, tmp_path, change)
-    text = summary_of(checkout, REPORT, PICTURES="https://example.org/pictures/abc")
-    assert "\n| umap.metric" in text.replace("| params.yaml ", "\n")
     shown = re.findall(r"!\[\]\(https://example.org/pictures/(\S+)\)", text)
     assert len(shown) == 2 * text.count(".png**") + 2 * text.count(".gif**") > 0
 

@@ -1,11 +1,16 @@
-"""Examples and snippets run as they are printed, on the packaged model, and print what their text shows."""
+"""Examples, snippets, notebooks and the wheel run as they are printed, and print what their text shows."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY, Workspace, prepared_for_capture
@@ -77,3 +82,55 @@ def test_snippet_for_coding_agents_runs(tmp_path: Path, monkeypatch: pytest.Monk
     exec(snippet, names)
     assert {"model", "result", "run"} <= names.keys()
     assert "flies" in Path("page.html").read_text(encoding="utf-8")
+
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+
+
+def words(output: Mapping[str, Any]) -> list[str]:
+    """Return the words of an output without its numbers, which differ in the last digits from machine to machine."""
+    text = output.get("text") or output["data"].get("text/plain", "")
+    return re.findall(r"[^\W\d]+", "".join(text))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the locks have no nbclient yet")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # ipywidgets would draw progress bars
+    stored, run = nbformat.read(notebook, 4), nbformat.read(notebook, 4)
+    nbclient.NotebookClient(run, timeout=600, resources={"metadata": {"path": str(notebook.parent)}}).execute()
+    for before, after in zip(stored.cells, run.cells, strict=True):
+        outputs = after.get("outputs", [])
+        assert [each for each in outputs if each.get("name") == "stderr"] == []
+        # An output that is too large to store, or depends on a run of the pipeline, carries a tag.
+        if not before.metadata.get("tags"):
+            assert [words(each) for each in outputs] == [words(each) for each in before.get("outputs", [])]
+
+
+BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_sdist(to); build_wheel(to)"
+NEEDED = {
+    *("README.md", "LICENSE", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile", "requirements.lock", ".dvc/config"),
+    *("data/sample/train.jsonl", "data/sample/test.jsonl", "attnmix/models/families.yaml", "stages/download.py"),
+    *("attnmix/page/bundle.js", "attnmix/page/template.html.j2", "attnmix/page/page.css"),
+}
+
+
+@pytest.mark.long
+def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools_scm", reason="the locks have no setuptools-scm yet")
+    clone, made, installed = tmp_path / "clone", tmp_path / "made", tmp_path / "installed"
+    subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
+    subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)
+    subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=clone, check=True, capture_output=True)
+    name = "self_attention_mixing-7.8.9"
+    with tarfile.open(made / f"{name}.tar.gz") as archive:
+        assert {f"{name}/{each}" for each in NEEDED} - set(archive.getnames()) == set()
+    with zipfile.ZipFile(made / f"{name}-py3-none-any.whl") as wheel:
+        wheel.extractall(installed)
+    command = (sys.executable, "-m", "attnmix", "show", "time flies like an arrow", "--to", "page.html")
+    run = run_to_its_end(command, tmp_path, {"PYTHONPATH": str(installed)})
+    assert run.returncode == 0, run.stderr
+    assert "flies" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -38,7 +38,6 @@ from attnmix.store.runs import Run
 from stages import faithfulness, measure
 from stages.common.parameters import read_parameters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[np.float64]
 TEXT = "the film was very good . time flies like an arrow , and the plot was so lovely !"
 DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "nomic_bert")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, write_family
-from family_reference import Reference, run_reference
+from families import each_family, write_family
+from family_reference import Reference, mixing_ratio, run_reference
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import DECODER_INPUT, POINTS, Site
@@ -27,12 +27,16 @@ from attnmix.models.capture_points import recording, widths
 from attnmix.models.encoding import padded
 from attnmix.models.loading import load_base
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # tiny products, which more threads slow down
 LENGTHS = (23, 14)
 TOLERANCE = 1e-5  # of the largest component: the library's rotary embedding and RMSNorm work in float32
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# By default one of each structure: norms behind, before, around and beside the sublayers, local and relative attention,
+# attention of its own, gates, keys that heads share, and a decoder beside an encoder.
+STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
+
+
+@pytest.fixture(scope="module", params=each_family(*STRUCTURES))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -127,6 +131,10 @@ def test_ratios_follow_their_definition(
             assert set(ratios) == set(measurer.methods)
             for method, values in zip(measurer.methods, each.ratios, strict=True):
                 np.testing.assert_allclose(values[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
+            W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
+            heads = zip(layer.attention, layer.value, W_O, strict=True)
+            by_head = [mixing_ratio(weights[:, :, None] * (value @ W)).sum() for weights, value, W in heads]
+            np.testing.assert_allclose(each.counted["by_head"][:, number], by_head, atol=1e-4)
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
             if np.triu(layer.attention, 1).max() == 0:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from browser import Opened
-from families import EACH_FAMILY, TEXTS, run_stages, write_family
+from families import TEXTS, each_family, run_family, write_family
 from page_run import choose
 from transformers import AutoConfig
 
@@ -21,7 +22,7 @@ from attnmix.store.features import open_store, stored_sites
 from attnmix.store.runs import Run, map_sites
 
 
-@pytest.fixture(scope="module", params=EACH_FAMILY)
+@pytest.fixture(scope="module", params=each_family("qwen3"))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -31,9 +32,8 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
     """A family whose run is in the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        run_stages(folder)
+    run_family(folder)
+    with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
 
 
@@ -130,7 +130,7 @@ def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Famil
     assert "no cosine to it" in shown.page.locator("#steps").inner_text()
 
 
-@pytest.mark.parametrize("name", ["bart"], indirect=True)
+@pytest.mark.parametrize("name", [pytest.param("bart", marks=pytest.mark.families)], indirect=True)
 def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: Opened) -> None:
     page = shown.page
     names = []
@@ -156,7 +156,7 @@ def test_a_decoder_is_shown_with_the_tokens_that_it_sees(family: Family, shown: 
     assert [row["layer"] for row in shown.values("steps") if row["Cross-attention"]] == ["3", "4"]
 
 
-@pytest.mark.parametrize("name", ["gpt_neox"], indirect=True)
+@pytest.mark.parametrize("name", ["qwen3"], indirect=True)
 def test_a_text_from_right_to_left_and_one_of_one_token_are_shown(family: Family, shown: Opened) -> None:
     page, documents = shown.page, Run(Path()).tokens["document"].tolist()
     first, alone = documents.index("text/1"), documents.index("text/2")

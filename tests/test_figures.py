@@ -73,7 +73,7 @@ def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = P
 
 def test_hostile_tokens_are_drawn_without_a_warning_to_the_same_bytes(tmp_path: Path) -> None:
     captured = captured_texts(HOSTILE, "test/0", "test/1")
-    table = random_map(captured, 1)
+    table = random_map(captured, 1, POST_LN[-2:])
     for folder in (tmp_path / "first", tmp_path / "second"):
         write_joint_pages(table, None, folder / "joint", FORMATS, DPI)
         write_animation(table, captured, folder / "joint.gif")

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews
+from conftest import SHORT, Workspace, digest, plain_logits, toy_reviews, write_parameters, write_reviews
 from safetensors.torch import load_file
 from stage_process import run_stage
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForSequenceClassification, TrainingArguments
 
 from attnmix.core.errors import InputError
 from stages import finetune
@@ -42,21 +42,14 @@ def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path
     return folder
 
 
-def logits_of_the_kept_model(folder: Path, reviews: pd.DataFrame) -> torch.Tensor:
-    """Compute them text by text, as anyone does who knows nothing of this project."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
-    assert model.config.id2label == {0: "negative", 1: "positive"}
-    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
-    with torch.no_grad():
-        encoded = [tokenizer(text, truncation=True, max_length=40, return_tensors="pt") for text in reviews["text"]]
-        return torch.cat([model(**each).logits for each in encoded])
-
-
 def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned: Path) -> None:
     metrics = json.loads((finetuned / "reports/metrics/finetune.json").read_text())
     assert set(metrics) == {"test", "best_epoch", "computed_on"}
     reviews = toy_reviews(60, 3)
-    scores, truth = logits_of_the_kept_model(finetuned, reviews), torch.tensor(reviews["label"].to_numpy())
+    kept = json.loads((finetuned / "models/finetuned/config.json").read_text())
+    assert kept["id2label"] == {"0": "negative", "1": "positive"}
+    scores = plain_logits(finetuned / "models/finetuned", reviews["text"])
+    truth = torch.tensor(reviews["label"].to_numpy())
     chosen = scores.argmax(-1)
     by_class = pd.read_csv(finetuned / "reports/plots/finetune/finetune_by_class.csv").set_index("label_name")
     f1 = []
@@ -89,7 +82,8 @@ def test_the_epoch_with_the_lowest_validation_loss_is_kept(finetuned: Path) -> N
     best = validation.loc[validation["loss"].idxmin()]
     assert json.loads((finetuned / "reports/metrics/finetune.json").read_text())["best_epoch"] == best["epoch"]
     reviews = pd.read_parquet(finetuned / "data/reviews/validation.parquet")
-    scores, truth = logits_of_the_kept_model(finetuned, reviews), torch.tensor(reviews["label"].to_numpy())
+    scores = plain_logits(finetuned / "models/finetuned", reviews["text"])
+    truth = torch.tensor(reviews["label"].to_numpy())
     assert float(torch.nn.functional.cross_entropy(scores, truth)) == pytest.approx(best["loss"], abs=1e-4)
 
 

@@ -50,11 +50,7 @@ def test_every_default_is_the_value_in_the_shipped_file() -> None:
         ("finetune.learning_rate", float("nan"), ["finetune.learning_rate", "finite"]),
         ("finetune.precision", "fp8", ["finetune.precision: 'fp8'", "fp32", "bf16", "fp16"]),
         ("dataset.label_column", "text", ["dataset: text_column and label_column need different names"]),
-        (
-            "dataset.text_column",
-            ["text"],
-            ["dataset.text_column: ['text'] is not allowed: give one name, or the two"],
-        ),
+        ("dataset.text_column", ["text"], ["dataset.text_column: ['text'] is not allowed: give one name, or the two"]),
         ("dataset.text_column", ["text", "label"], ["dataset: text_column and label_column need different names"]),
         ("finetune.lora", {"rank": 0}, ["finetune.lora.rank: 0 is not allowed"]),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 from functools import partialmethod
-from itertools import product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from attnmix.measures.documents import CLASSES, Corpus, Document
 from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
+from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens
 from attnmix.runs import measure as measuring
 from attnmix.runs.tokens import write_tokens
 from attnmix.store import texts as texts_store
@@ -206,3 +207,38 @@ def test_the_order_follows_from_seed_and_name_in_every_process() -> None:
     }
     assert len(set(map(tuple, orders.values()))) == 4
     assert orders["test/0", 0] == [7, 0, 4, 6, 3, 2, 1, 5]
+
+
+def cost(batches: list[list[int]], lengths: list[int]) -> int:
+    return sum(len(batch) * max(lengths[i] for i in batch) + PASS_COST_TOKENS for batch in batches)
+
+
+def fits(batch: list[int], lengths: list[int], most: int) -> bool:
+    return len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= most
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_cut_of_the_sorted_texts_is_cheaper(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(3, 513, size=9).tolist()
+    most = int(generator.integers(200, 3000))
+    batches = batches_by_tokens(lengths, most)
+    assert sorted(chain.from_iterable(batches)) == list(range(9))
+    assert all(fits(batch, lengths, most) for batch in batches)
+    order = sorted(range(9), key=lengths.__getitem__)
+    every = (
+        [order[low:high] for low, high in zip((0, *cuts), (*cuts, 9), strict=True)]
+        for number in range(9)
+        for cuts in combinations(range(1, 9), number)
+    )
+    assert cost(batches, lengths) == min(
+        cost(each, lengths) for each in every if all(fits(batch, lengths, most) for batch in each)
+    )
+
+
+def test_texts_of_one_length_fill_their_batches() -> None:
+    assert [len(batch) for batch in batches_by_tokens([100] * 25, 1000)] in ([10, 10, 5], [5, 10, 10], [10, 5, 10])
+
+
+def test_no_texts_are_no_batches() -> None:
+    assert batches_by_tokens([], 100) == []

@@ -15,13 +15,7 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
-from attnmix.core.statistics import (
-    Draws,
-    Resampled,
-    rank_correlation,
-    resample,
-    spearman_with_depth,
-)
+from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
 from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
@@ -98,26 +92,6 @@ def test_cka_of_clouds_of_other_widths(widths: tuple[int, int]) -> None:
     assert float(actual) == pytest.approx(expected, rel=1e-9)
 
 
-def test_geometry_of_planted_clouds() -> None:
-    ids = torch.arange(30)
-    rays = torch.linspace(1, 2, 6).diag().double()
-    of_rays = measured(rays, rays, rays, ids[:6])
-    assert of_rays["mean_cosine"] == pytest.approx(0)
-    assert of_rays["own_nearest"] == 1
-    cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
-    assert measured(cloud, cloud, cloud, ids)["cka_input"] == 1
-    assert measured(2 * cloud + 3, cloud, cloud, ids)["cka_input"] == pytest.approx(1)
-    # A regular simplex fills the room that its tokens can fill.
-    simplex = torch.eye(6).double()
-    of_simplex = measured(simplex, rays, simplex, ids[:6])
-    assert of_simplex["effective_rank"] == pytest.approx(5)
-    assert of_simplex["effective_rank_bound"] == 5
-    # Two tokens, or three on a line, have one direction, whatever their mean; repeated ones add none.
-    line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])
-    assert measured(line, line, line, ids[:4])["effective_rank"] == pytest.approx(1, abs=1e-12)
-    assert measured(line[:2], line[:2], line[:2], ids[:2])["effective_rank"] == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) -> None:
     same = torch.full((tokens, 6), 0.1)
@@ -130,6 +104,15 @@ def test_geometry_of_equal_tokens_is_nan_where_it_is_not_defined(tokens: int) ->
     assert np.isnan(actual["cka_input"])
     assert np.isnan(actual["mean_cosine"]) if tokens == 1 else actual["mean_cosine"] == pytest.approx(1)
     assert np.isnan(measured(other[:3], other[:3], other[:3], torch.arange(len(other[:3])))["cka_input"])
+
+
+def test_a_cloud_agrees_with_itself_exactly_and_tokens_on_a_line_have_one_direction() -> None:
+    cloud = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    assert measured(cloud, cloud, cloud, torch.arange(30))["cka_input"] == 1
+    line = torch.tensor([[5.0, 1, 0], [5, 2, 0], [5, 4, 0], [5, 4, 0]])  # the last is repeated
+    for part in (line, line[:2]):
+        rank = measured(part, part, part, torch.arange(len(part)))["effective_rank"]
+        assert rank == pytest.approx(1, abs=1e-12)
 
 
 def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
@@ -164,17 +147,6 @@ def test_steps_follow_the_vector_through_the_layer(tiny_bert: Path) -> None:
         assert steps.loc[cell] == pytest.approx(value), cell
 
 
-def test_bootstrap_resamples_documents_not_tokens() -> None:
-    # 10 documents of 1,000 equal tokens each: the interval is as wide as that of 10 numbers.
-    generator = np.random.default_rng(0)
-    values = generator.normal(size=10)
-    counts = np.full((10, 1), 1000.0)
-    interval = resample(values[:, None] * 1000, counts, samples=4000, seed=1).interval()
-    assert interval.mean[0] == pytest.approx(values.mean())
-    low, high = stats.t.interval(0.95, 9, values.mean(), stats.sem(values))
-    assert (interval.low[0], interval.high[0]) == pytest.approx((low, high), abs=0.1 * (high - low))
-
-
 @pytest.mark.parametrize("documents", [4, 8, 40])
 def test_intervals_of_few_documents_hold_as_often_as_they_say(documents: int) -> None:
     values = np.random.default_rng(0).normal(size=(documents, 3000))  # as many trials
@@ -201,21 +173,6 @@ def test_spearman_with_depth_counts_ranks_of_layers() -> None:
     assert np.isnan(spearman_with_depth(Resampled(constant[0], constant, np.full((3, 1), 9.0))).mean[0])
 
 
-def test_simultaneous_intervals_hold_for_all_cells_at_once() -> None:
-    # 30 correlated cells of 60 documents: the single intervals together miss far too often.
-    generator = np.random.default_rng(0)
-    both = single = 0
-    for trial in range(200):
-        values = generator.normal(size=(60, 6, 5)) + generator.normal(size=(60, 1, 1))
-        values *= 10.0 ** np.arange(6)[:, None]  # cells of other scales count alike
-        actual = resample(values, np.ones((60, 1, 1)), 300, trial)
-        every, each = actual.simultaneous(), actual.interval()
-        both += bool(((every.low <= 0) & (every.high >= 0)).all())
-        single += bool(((each.low <= 0) & (each.high >= 0)).all())
-    assert 0.88 < both / 200 < 0.985
-    assert single / 200 < 0.7
-
-
 @pytest.mark.parametrize("documents", [4, 8, 20, 40])
 def test_simultaneous_intervals_of_few_documents_raise_no_more_false_alarms_than_they_say(documents: int) -> None:
     # Families of 42 cells without any effect, independent and correlated; below 20 documents nothing is claimed.
@@ -225,10 +182,11 @@ def test_simultaneous_intervals_of_few_documents_raise_no_more_false_alarms_than
         for trial in range(400):
             own, common = generator.normal(size=(documents, 42)), generator.normal(size=(documents, 1))
             values = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
+            values *= 10.0 ** (np.arange(42) % 6)  # cells of other scales count alike
             actual = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
             assert np.isnan(actual.low).all() == np.isnan(actual.high).all() == (documents < 20)
             alarms += bool(((actual.low > 0) | (actual.high < 0)).any())
-        assert alarms / 400 < 0.09
+        assert 0.02 * (documents >= 20) <= alarms / 400 < 0.09
 
 
 def test_simultaneous_intervals_are_widened_for_each_cells_own_number_of_documents() -> None:

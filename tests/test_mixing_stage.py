@@ -175,9 +175,7 @@ def test_every_control_is_of_the_same_documents(finished: Path) -> None:
     assert both.query("method == 'attn_n' and checkpoint != 'difference'")["below"].abs().min() > 1e-5
 
 
-def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(workspace: Workspace) -> None:
-    small(workspace, measure={"matrices": [], "gradient_documents": 0}, capture={"documents": []})
-    run_tokenized(measure)
+def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished: Path) -> None:
     tokens = Run(Path()).ratios().query("in_statistics and checkpoint == 'pretrained' and layer == 1")
     tokenizer = load_tokenizer(Path("models/pretrained"))
     table = Run(Path()).table("measure/mixing_controls").set_index(["checkpoint", "control", "method", "layer"])["mean"]
@@ -260,28 +258,6 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     resumed = True
     run_tokenized(measure)
     assert len(batches) == len(set(batches)) > 2
-    assert bytes_of(folder) == bytes_of(finished)
-
-
-def test_two_processes_divide_the_work_and_give_the_same_bytes(
-    finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = small(workspace)
-
-    class Process:
-        """What `torchrun` makes of PartialState, one process after the other."""
-
-        num_processes, device = 2, torch.device("cpu")
-
-        def __init__(self, index: int) -> None:
-            self.process_index, self.is_main_process = index, index == 0
-
-        def wait_for_everyone(self) -> None:
-            pass
-
-    for index in (1, 0):
-        monkeypatch.setattr("attnmix.runs.measure.PartialState", lambda cpu, index=index: Process(index))
-        run_tokenized(measure)
     assert bytes_of(folder) == bytes_of(finished)
 
 
@@ -395,6 +371,7 @@ def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished:
     labels = pd.read_parquet("data/reviews/test.parquet")["label"]
     assert sorted(labels[[int(name.removeprefix("test/")) for name in reviews["finetuned"]]]) == [0, 1]
     sizes = {"level": 3 * 2 * 3 * 3, "ratio": 3 * 3 * len(RATIOS), "from_input": 3 * 3 * 7, "agreement": 2 * 2 * 3 * 16}
+    sizes |= {"swap": 3 * 3 * 4, "coherence": 3 * 3}
     assert table["quantity"].value_counts().to_dict() == sizes
     assert table["mean"].between(-1, 1).all()
     keys = ["checkpoint", "reference", "layer", "method"]

@@ -15,7 +15,7 @@ from browser import Opened
 from conftest import SHORT, write_parameters
 from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
-from head_parts import random_parts
+from page_run import random_parts
 
 from attnmix.core.settings import ModelParameters
 from attnmix.measures.heads import RESULTS

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from browser import Opened
-from conftest import TOPICS, VERDICTS, write_parameters
+from conftest import TOPICS, VERDICTS, plain_logits, run_stages, write_parameters
 from families import make_tokenizer, write_family
 from family_reference import ReferenceLayer, mixing_ratio, run_reference
-from test_families_pipeline import STAGES
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
@@ -33,7 +30,6 @@ from attnmix.models.segments import read_segments
 from attnmix.store.runs import Run
 from stages.common.parameters import read_parameters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LABELS = ("contradiction", "entailment", "neutral")
 PAIRS = [
     ("the film was very good .", "the film was good"),
@@ -196,27 +192,18 @@ def test_pairs_of_a_file_are_read_and_equal_pairs_stay_together(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("deberta-v2", marks=pytest.mark.families)])
-def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run on pairs of three classes, chosen by parameters alone, in the current folder."""
+def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on pairs of three classes, chosen by parameters alone."""
     folder = tmp_path_factory.mktemp("pairs")
     entailments(240, 0).to_csv(folder / "pairs.csv", index=False)
     write_family(request.param, folder / "model")
-    write_parameters(
+    return run_stages(
         folder,
         dataset={"name": "pairs.csv", "text_column": ["premise", "hypothesis"], "label_column": "gold"},
-        model={"name": "model"},
         finetune={"epochs": 2, "max_length": 40, "learning_rate": 1e-3},
         capture={"documents": [4], "texts": [["the film was good", "the film was bad"]], "max_length": 40},
         measure={"documents": 6, "gradient_documents": 1, "gradient_max_length": 12},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"stability_seeds": []},
-        render={"formats": ["svg"], "dpi": 30},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in STAGES:
-            import_module(f"stages.{stage}").main(read_parameters())
-        yield folder
 
 
 def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chromium: Any) -> None:
@@ -256,10 +243,5 @@ def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
 def test_the_classifier_is_tested_as_anyone_would_use_it(pair_run: Path) -> None:
     run = Run(pair_run)
     reviews = pd.read_parquet(run.reviews / "test.parquet")
-    tokenizer = AutoTokenizer.from_pretrained(run.finetuned)
-    model = AutoModelForSequenceClassification.from_pretrained(run.finetuned).eval()
-    predicted = []
-    for first, second in zip(reviews["text"], reviews["text_pair"], strict=True):
-        with torch.no_grad():
-            predicted.append(int(model(**tokenizer(first, second, return_tensors="pt")).logits.argmax()))
-    assert predicted == pd.read_parquet(run.test_predictions_file)["predicted"].tolist()
+    logits = plain_logits(run.finetuned, zip(reviews["text"], reviews["text_pair"], strict=True))
+    assert logits.argmax(-1).tolist() == pd.read_parquet(run.test_predictions_file)["predicted"].tolist()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_tiny_bert
-from family_reference import BERT, ReferenceLayer, read
+from family_reference import NAMES, ReferenceLayer, read
 from transformers import AutoModel
 
 from attnmix.core.errors import InputError
@@ -75,7 +75,7 @@ def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.nda
     with torch.no_grad():
         states = model(input_ids=ids, token_type_ids=segments, output_hidden_states=True).hidden_states
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    weights = read("bert", model.config, state, BERT["layer"].format(number=layer), BERT)
+    weights = read("bert", model.config, state, NAMES["bert"]["layer"].format(number=layer), NAMES["bert"])
     visible = np.ones((len(text.ids), len(text.ids)), dtype=bool)
     ratios = ReferenceLayer(weights, states[layer][0].numpy(), visible, None).ratios()
     return np.stack([ratios[method] for method in METHODS])

@@ -51,7 +51,7 @@ FIRST_LINE = f"arithmetic {settings.PORTABLE}: {settings.ARITHMETIC_NOTES[settin
 
 
 def test_stopped_stage_computes_only_what_it_had_not_finished(
-    workspace: Workspace, tiny_bert: Path, small_shards: None, one_thread: None
+    workspace: Workspace, tiny_bert: Path, small_shards: None
 ) -> None:
     expected = run_capture(workspace("undisturbed", capture=CAPTURE), tiny_bert) / ACTIVATIONS
     stopped = prepared_for_capture(workspace("stopped", capture=CAPTURE), tiny_bert)

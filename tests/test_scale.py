@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
-from dvc_repository import STAGES, new_repository, stages_run
+from conftest import REPOSITORY, STAGES
+from dvc_repository import new_repository, stages_run
 
 SCALE = REPOSITORY / "docs/scale"
 PLAYED = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
@@ -55,9 +54,3 @@ def test_a_machine_resumes_where_a_lost_one_stopped(tmp_path: Path) -> None:
     assert stages_run(first.run("bash", "-c", lost, succeeds=False, **state).stdout) == STAGES[:4]
     assert stages_run(second.run("bash", "-c", job, **state).stdout) == STAGES[4:]
     assert stages_run(second.dvc("repro", "--dry", "--allow-missing")) == []
-
-
-def test_scripts_are_scripts() -> None:
-    for path in SCALE.glob("*.sh"):
-        subprocess.run(["bash", "-n", str(path)], check=True)
-        assert os.access(path, os.X_OK)

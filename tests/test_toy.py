@@ -231,8 +231,8 @@ def test_texts_of_one_token_or_two_equal_ones_leave_unknown_only_what_they_canno
         if "tokens_of" in table:
             unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
             assert values[unknown].isna().any(axis=1).all()
-        if "quantity" in table:  # a rank correlation of one token, or of equal ones
-            unknown = table["quantity"] == "agreement"
+        if "quantity" in table:  # a rank correlation of one token, or of equal ones; what no other token can do
+            unknown = table["quantity"].isin(["agreement", *["coherence"] * (tokens == 1)])
         if "control" in table:
             unknown = table["checkpoint"] == "random"
         assert not values[~unknown].isna().any(axis=None), name

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from conftest import SHORT, Workspace, digest, toy_reviews, write_parameters, write_reviews, write_tiny_bert
+from conftest import SHORT, STAGES, Workspace, digest, run_stages, toy_reviews, write_reviews, write_tiny_bert
 from families import EACH_FAMILY, write_family
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
@@ -21,27 +20,15 @@ from attnmix.models.loading import load_classifier, load_trained
 from stages import download, finetune
 from stages.common.parameters import read_parameters
 
-LITTLE: dict[str, dict[str, Any]] = {
-    "dataset": {"name": "reviews.csv"},
-    "capture": {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40},
-    "measure": {"documents": 3, "gradient_documents": 1},
-    "faithfulness": {"documents": 2, "max_length": 20},
-    "umap": {"layouts": ["joint"], "stability_seeds": []},
-    "render": {"dpi": 30, "formats": ["png"]},
-}
+CAPTURE = {"documents": [0], "texts": ["time flies like an arrow"], "max_length": 40}
 NAMES = {0: "negative", 1: "positive"}
 
 
-def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Run stages on a little input, in this process; return `folder`."""
+def run_in(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
+    """Run stages on reviews with named classes in a new folder, and return it."""
     folder.mkdir()
     toy_reviews(60, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv(folder / "reviews.csv")
-    write_parameters(folder, **(LITTLE | changes))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in stages:
-            import_module(f"stages.{stage}").main(read_parameters())
-    return folder
+    return run_stages(folder, *stages, **{"capture": CAPTURE} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +37,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     write_tiny_bert(root / "bert", layers=2)
     recipe = {"epochs": 2, "learning_rate": 5e-3, "max_length": 40}
-    stages = ("download", "finetune", "tokenize", "capture", "measure")
-    return run_stages(root / "run", *stages, model={"name": "../bert"}, finetune=recipe)
+    return run_in(root / "run", *STAGES[:5], model={"name": "../bert"}, finetune=recipe)
 
 
 def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "models/finetuned", tmp_path / "copied")
     model = {"name": "../copied", "base": str(trained.parent / "bert")}
-    stages = ("download", "finetune", "tokenize", "capture", "measure")
-    again = run_stages(tmp_path / "again", *stages, model=model, finetune={"epochs": 0, "max_length": 40})
+    again = run_in(tmp_path / "again", *STAGES[:5], model=model, finetune={"epochs": 0, "max_length": 40})
     outputs = ("models/finetuned", "features/capture", "features/measure", "data/reviews")
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
     first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
@@ -69,14 +54,13 @@ def test_the_finetuned_folder_without_epochs_gives_the_bytes_of_its_run(trained:
 
 
 def test_without_a_base_it_is_measured_beside_itself_up_to_the_page(trained: Path, tmp_path: Path) -> None:
-    stages = ("download", "finetune", "tokenize", "capture", "measure", "faithfulness", "reduce", "render")
     changes = {
         "model": {"name": str(trained / "models/finetuned")},
         "finetune": {"epochs": 0, "max_length": 40},
-        "capture": LITTLE["capture"] | {"points": ["embedding_output", "attention_norm", "layer_output"]},
-        "measure": LITTLE["measure"] | {"matrices": ["attention"]},
+        "capture": CAPTURE | {"points": ["embedding_output", "attention_norm", "layer_output"]},
+        "measure": {"matrices": ["attention"]},
     }
-    folder = run_stages(tmp_path / "alone", *stages, **changes)
+    folder = run_in(tmp_path / "alone", *STAGES, **changes)
     assert digest(folder / "models/finetuned") == digest(trained / "models/finetuned")
     assert set(pd.read_csv(folder / "reports/plots/measure/mixing.csv")["checkpoint"]) == {"finetuned"}
     (row,) = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").itertuples(index=False)
@@ -138,10 +122,7 @@ def write_regression(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (
-            write_headless,
-            r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it",
-        ),
+        (write_headless, r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it"),
         (write_three_classes, r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)"),
         (write_many_labels, "is made for multi_label_classification with 2 classes"),
         (write_regression, r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes"),
@@ -173,7 +154,7 @@ def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
     ],
 )
 def test_a_base_that_it_cannot_be_compared_with_is_one_error(workspace: Workspace, base: str, expected: str) -> None:
-    folder = workspace(model={"name": "own", "base": base}, **LITTLE)
+    folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own", "base": base}, **SHORT)
     toy_reviews(40, 0).to_csv("reviews.csv")
     for name, layers in (("own", 2), ("layers", 3), ("tokenizer", 2), ("cut", 2)):
         write_tiny_bert(folder / name, layers=layers)

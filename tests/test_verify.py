@@ -40,6 +40,9 @@ PLANTED = WORK.format(
 )
 
 
+pytestmark = pytest.mark.long  # each makes clones, in which DVC runs
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """A repository with the results of the steady pipeline in its only commit; the current folder."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 import csv
 import itertools
 from html import escape
-from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from conftest import SHORT, TINY, Workspace
+from conftest import SHORT, TINY, Workspace, plain_logits, run_stages
 from matplotlib.figure import Figure
-from test_families_pipeline import STAGES
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from attnmix.figures.style import find_fallback_fonts, paper_style, printable, save_figure
 from attnmix.page.sentences import document_note
 from attnmix.store.runs import Run
 from attnmix.store.texts import read_split
-from stages.common.parameters import read_parameters
 
 SUBJECTS = ("この映画", "主演の演技", "音楽", "الفيلم", "أداء الممثلة", "الموسيقى")
 VERDICTS = {
@@ -62,27 +58,17 @@ def test_classes_in_two_scripts_and_hostile_texts_go_from_a_file_to_the_page(wor
     frame.to_csv(folder / "reviews.csv", index=False, encoding="utf-8-sig", quoting=csv.QUOTE_ALL)
     write_bert(folder / "model", frame["感想"].tolist())
     captured = {"documents": [0, 1], "texts": [" ".join(HOSTILE[:-1]), HOSTILE[-1]]}
-    workspace(
+    run_stages(
+        folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25} | columns,
-        model={"name": "model"},
-        finetune={"epochs": 1, "max_length": 40},
         capture=SHORT["capture"] | captured,
         measure={"documents": 3, "gradient_documents": 0, "matrices": ["attention"]},
-        faithfulness={"documents": 2, "max_length": 20},
-        umap={"layouts": ["joint"], "stability_seeds": []},
-        render={"formats": ["svg"], "dpi": 30},
     )
-    for stage in STAGES:
-        import_module(f"stages.{stage}").main(read_parameters())
-
     run, names = Run(Path()), sorted(VERDICTS)
     assert run.table("finetune/finetune_by_class")["label_name"].tolist() == names
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
     for document, row in run.table("faithfulness/margins").set_index("document").iterrows():
         text = read_split("test", run.reviews)["text"][int(str(document).removeprefix("test/"))]
-        with torch.no_grad():
-            logits = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).logits[0].tolist()
+        logits = plain_logits(run.finetuned, [text])[0].tolist()
         highest = logits.pop(names.index(row["predicted"]))
         assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = run.tokens.query("document.isin(['test/0', 'test/1'])")["token"]
