@@ -232,7 +232,8 @@ def _needs(run: Run) -> list[str]:
     if len(lens):
         sentences.append(
             "Put on any other token after the last layer, the classifier's head names the review's class on "
-            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them."
+            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. "
+            "That says how alike tokens are, not what they were taught: in the study permuted labels do so too."
         )
     return sentences
 

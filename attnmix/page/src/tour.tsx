@@ -62,14 +62,11 @@ const FINE_TUNED: Step[] = [
     body: `Give every word the same vector to pass on, which says nothing of any single word: the ratio still goes from ${text(sharedBefore)} to ${text(sharedAfter)}, a rise of ${rise(sharedBefore, sharedAfter)} beside ${rise(before, after)} of the ratio itself. Shuffle the words: ${shuffled.map(text).join(" to ")}.`,
     view: "layers-chart",
   },
-  derivative
-    ? {
-        title: "And what the output depends on",
-        body: `Derivatives measure how strongly a word's output depends on the others' inputs: ${moves.map(text).join(" before, ")} after, in layer ${at}. ${answer.headline}.`,
-        view: "layers-chart",
-        choose: { measure: derivative },
-      }
-    : TAKE_HOME,
+  {
+    title: "What this run found",
+    body: `${answer.headline}: the chart shows it layer by layer.${derivative ? ` Derivatives say how strongly a word's output depends on the others' inputs: ${moves.map(text).join(" before, ")} after, in layer ${at}.` : ""}`,
+    view: "answer",
+  },
 ];
 const ONE_MODEL: Step[] = [
   {
