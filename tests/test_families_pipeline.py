@@ -99,7 +99,7 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
         assert page.locator("#sources li").count() >= 1
     for measure in measures:
         page.locator(f"[data-measure={measure}]").click()
-        assert page.locator("#layers-chart path.line:not([d=''])").count() > 0
+        assert page.locator("#layers-chart g[aria-label=line] path:not([d=''])").count() > 0
     assert sites == stored_sites(ACTIVATIONS)
     for layout in ("separate", "aligned", "joint"):
         choose(page, "layout", layout)

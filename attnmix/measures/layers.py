@@ -110,7 +110,8 @@ class Block:
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        return no_norm(self.output.W) if path is None else norm_of(self.layer.get_submodule(path), self.output.W)
+        module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # ModernBERT begins with one
+        return no_norm(self.output.W) if isinstance(module, torch.nn.Identity) else norm_of(module, self.output.W)
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:

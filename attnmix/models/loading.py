@@ -136,7 +136,8 @@ def for_reading(model: PreTrainedModel) -> None:
     """Put a model in eval mode, without a cache of keys and values, its base model called with a text alone."""
     for config in configurations(model):
         config.use_cache = False
-    model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
+    if hasattr(model.base_model, "_shift_right"):
+        model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     model.eval()
 
 

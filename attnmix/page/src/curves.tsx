@@ -230,6 +230,10 @@ function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: s
   );
 }
 
+const headsNote = data.steps.some(({ step, measure }) => step === "heads" && measure === "cosine_input")
+  ? "The heads side by side have a basis of their own, so their cosine says little."
+  : "The heads side by side have another number of dimensions than the layer's input, so they have no cosine to it.";
+
 function Steps() {
   const [measure, token] = [state.stepMeasure.value, state.token.value];
   const rows = rowsNow(data.steps, measure);
@@ -240,7 +244,7 @@ function Steps() {
     if (!own) return [mean];
     return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
   });
-  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. The heads side by side have a basis of their own, so their cosine says little. The selected word's own values are of the ${modelText(captured)} alone.`;
+  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. ${headsNote} The selected word's own values are of the ${modelText(captured)} alone.`;
   return <VectorChart choice="stepMeasure" name="Steps of a layer" note={note} lines={lines} />;
 }
 

@@ -60,6 +60,8 @@ export function shadeName(): string {
     ? `${change}mixing ratio (${data.labels.methods[state.method.value]})`
     : `${change}share from other words (${matrixName()})`;
 }
+/** What a shade is, in a word or two. */
+export const shadeKind = () => (ofClass() ? "effect" : state.shade.value === "ratio" ? "mixing ratio" : "from others");
 /** The model that the shades are of. */
 export const shownModel = () =>
   ofClass()

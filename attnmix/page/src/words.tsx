@@ -3,7 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { data, documentOf, type Maybe, positionOf, range, readingAt, type Share, tokensOf } from "./data";
-import { exchanged, hasSign, shadeOf, shadeRange, shadeText } from "./measures";
+import { exchanged, hasSign, shadeKind, shadeOf, shadeRange, shadeText } from "./measures";
 import { dark, hovered, set, state } from "./state";
 
 const THICKEST = 6; // pixels, of the line at the word that gave or took most
@@ -142,7 +142,7 @@ export function Words(props: {
               style={{ ...style, backgroundColor: shade(value) }}
               data-token={token}
               data-share={said}
-              title={`${nameOf(token)}, position ${positionOf(token)}${said && `: ${said}`}`}
+              title={`${nameOf(token)}, position ${positionOf(token)}${said && `, ${shadeKind()} ${said}`}`}
             >
               {words[token]}
             </span>
