@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,23 @@ OPTIONS: dict[str, dict[str, Any]] = {"chromium": {"args": ["--disable-gpu"]}, "
 @contextmanager
 def browser(kind: str = "chromium") -> Iterator[Any]:
     """Yield a headless browser; skip the test where none is installed, or fail it where REQUIRE_BROWSER is set."""
-    from playwright.sync_api import sync_playwright
-
     path = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
     if path is None:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
         stop(f"no installed browser found (looked for {', '.join(NAMES[kind])})")
-    with sync_playwright() as playwright:
-        process = getattr(playwright, kind).launch(executable_path=path, **OPTIONS[kind])
-        yield process
-        process.close()
+    process = getattr(_playwright(), kind).launch(executable_path=path, **OPTIONS[kind])
+    yield process
+    process.close()
+
+
+@cache
+def _playwright() -> Any:
+    """Return the driver of all browsers of a worker: a second one cannot start while the first runs."""
+    from playwright.sync_api import sync_playwright
+
+    driver = sync_playwright().start()
+    atexit.register(driver.stop)
+    return driver
 
 
 class Opened:

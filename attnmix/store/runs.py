@@ -131,6 +131,10 @@ class Run:
         """The layers and points that were captured, in forward order."""
         return stored.stored_sites(self.activations)
 
+    def width(self, site: Site) -> int:
+        """Return the length of a vector at `site`."""
+        return int(stored.open_store(self.activations, site).shape[1])
+
     def rows(self, document: str | None = None) -> slice:
         """Return a document's rows in every store; all of them without a name."""
         if document is None:
