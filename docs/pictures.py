@@ -46,7 +46,7 @@ LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
 MOTION_SCREEN = {"width": 1100, "height": 540}
-BAR_HEIGHT = 110  # of the bar with the slider, which stays above the text
+BAR_PIXELS = 110  # height of the bar with the slider, which stays above the text
 MOTION_COLORS = 96
 MOTION_LAYERS = 6  # at most, at equal steps
 SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
@@ -71,7 +71,7 @@ def main() -> None:
     _stack([RUN.figures / "mixing_steps.png"], DOCS / "steps.png")
     _stack([RUN.figures / "mixing_reviews.png"], DOCS / "reviews.png")
     with _browser() as browser:
-        for name, shot in _of_page(browser).items():
+        for name, shot in _gallery_shots(browser).items():
             _stack([io.BytesIO(shot)], DOCS / f"gallery_{name}.png")
         pictures = _in_motion(browser)
         _animate(pictures, DOCS / "page.gif")
@@ -114,7 +114,7 @@ def _in_motion(browser: Any) -> list[bytes]:
     slider.fill(str(layers[0]))
     options = words.get_by_role("option")
     chosen = [n for n, word in enumerate(options.all_inner_texts()) if WORD.fullmatch(word)]
-    top = f"words.getBoundingClientRect().top - {BAR_HEIGHT}"
+    top = f"words.getBoundingClientRect().top - {BAR_PIXELS}"
     place = f"words => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
     page.keyboard.press("Escape")
     words.evaluate(place)
@@ -147,7 +147,7 @@ def _still(page: Any) -> bytes:
     return bytes(now)
 
 
-def _of_page(browser: Any) -> dict[str, bytes]:
+def _gallery_shots(browser: Any) -> dict[str, bytes]:
     """The panes of `GALLERY` that the page has, a word chosen, as a reader sees them."""
     page = _open(browser, SCREEN, SHARPER)
     page.add_style_tag(content=LEFT_OUT)

@@ -1,4 +1,4 @@
-"""What the class needs: values and edges of a classifier's attention replaced, and what becomes of the class.
+"""Interventions on a classifier's attention: values and edges replaced, and what becomes of the class.
 
 Every text has `TOKENS` tokens, so that nothing is padding. Shapes: N reviews, H heads, d head width, E = H * d.
 """

@@ -169,7 +169,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
     left = rows(f"{PLOTS}measure/mixing_controls.csv", **text_mean)["below"]
     correlations = committed(f"{PLOTS}faithfulness/class_use.csv").query("checkpoint == 'finetuned'")
 
-    def of_attention(checkpoint: str, measure: str) -> float:
+    def in_attention(checkpoint: str, measure: str) -> float:
         where = {"checkpoint": checkpoint, "layer": 6, "point": "attention", "measure": measure}
         return float(row(f"{PLOTS}measure/geometry.csv", **where)["mean"])
 
@@ -204,7 +204,7 @@ def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
         f"6 {shorter[0]} 33 64 {shorter[1]} 65 128 {long} 129 256 {len(short)} {len(less_sure)} 4.2 "
         f"{points(less_sure.mean())} {len(sure)} {points(sure.mean())}",
         f"6 {' '.join(cosines)}",
-        f"{percent(of_attention('finetuned', 'share_class'))} 6 {percent(of_attention('pretrained', 'share_class'))} "
+        f"{percent(in_attention('finetuned', 'share_class'))} 6 {percent(in_attention('pretrained', 'share_class'))} "
         f"4 {percent(*map(kept, EDITS))}",
         f"{control('random_weights', 'random')} {control('shuffled_words', *trained)} "
         f"{control('text_mean_value', *trained)} {control('corpus_value', *trained)} "

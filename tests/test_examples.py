@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 from conftest import REPOSITORY, Workspace, prepared_for_capture
 from stage_process import run_to_its_end
@@ -96,8 +98,6 @@ def words(output: Mapping[str, Any]) -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_what_it_holds(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="the locks have no nbclient yet")
-    nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # ipywidgets would draw progress bars
     stored, run = nbformat.read(notebook, 4), nbformat.read(notebook, 4)
@@ -120,7 +120,6 @@ NEEDED = {
 
 @pytest.mark.long
 def test_wheel_of_a_tag_shows_a_text_and_source_archive_holds_the_pipeline(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools_scm", reason="the locks have no setuptools-scm yet")
     clone, made, installed = tmp_path / "clone", tmp_path / "made", tmp_path / "installed"
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
     subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)

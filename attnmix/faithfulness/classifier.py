@@ -64,8 +64,8 @@ class HeadCall(NamedTuple):
     input: Tensor
     output: Tensor
 
-    def of_token(self, token: int) -> tuple[Tensor, Tensor]:
-        """Return the rows of one token."""
+    def rows_at(self, token: int) -> tuple[Tensor, Tensor]:
+        """Return what enters and leaves it at one token, two vectors `[width]`."""
         row = token if len(self.input) > 1 else 0
         return self.input[row], self.output[row]
 
@@ -195,7 +195,7 @@ class Decomposition:
         for module in optional_modules(base, filter(None, [stack.final_norm])):
             parts_JD = _normed(norm_of(module, whole_D), parts_JD, whole_D)
             whole_D = module(whole_D)
-        ends = [call.of_token(self.read) for call in calls]
+        ends = [call.rows_at(self.read) for call in calls]
         linear = 1 <= len(calls) <= 2 and ends[0][0].shape == whole_D.shape and torch.allclose(ends[0][0], whole_D)
         if not linear or not torch.equal(ends[-1][1], logits_C):
             return None

@@ -31,7 +31,6 @@ Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
 QUADRATURE_NODES = 24  # of the mean of an activation between 0 and its input
-
 RATIO_POINTS = ("attention_output", PROJECTED)
 
 
