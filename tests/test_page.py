@@ -349,6 +349,9 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
     page.locator("#token-3").click()
     choose(page, "beside", "pretrained")
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    for name in ("Layer", "Capture point"):
+        assert page.get_by_role("slider", name=name).count() == 1
+    assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
     page.locator("#tour-button").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
     assert violations(page) == []

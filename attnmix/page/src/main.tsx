@@ -10,7 +10,7 @@ import { canChange, followAddress, printing, set, state } from "./state";
 import { Text } from "./text";
 import { Tour } from "./tour";
 import { Select, Slider } from "./ui";
-import { Find, nameOf } from "./words";
+import { nameOf } from "./words";
 
 const Models = () => (
   <fieldset>
@@ -32,7 +32,7 @@ const Models = () => (
 
 const Selected = ({ token }: { token: number }) => (
   <>
-    Word “
+    <small>Word</small> “
     <b>
       <bdi>{nameOf(token)}</bdi>
     </b>
@@ -54,7 +54,7 @@ const Bar = () => (
     )}
     {canChange && <Models />}
     <Slider choice="layer" class="depth" label={data.labels.layers[state.layer.value]} between={[1, layerCount]}>
-      Layer <output>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</output>
+      Layer <b>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</b>
     </Slider>
     <span id="selected" aria-live="polite">
       {state.token.value === null ? (
@@ -63,7 +63,6 @@ const Bar = () => (
         <Selected token={state.token.value} />
       )}
     </span>
-    <Find />
     <button id="tour-button" onClick={() => set({ tour: 1 })}>
       Tour
     </button>

@@ -7,7 +7,7 @@ import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
 import { Pane, Ramp, type Rows, Select } from "./ui";
-import { limits, nameOf, opacity, TokenLink, Words } from "./words";
+import { Find, limits, nameOf, opacity, TokenLink, Words } from "./words";
 
 const LISTED = 8; // words in each list
 
@@ -184,6 +184,7 @@ const Controls = () => (
         Change by fine-tuning
       </label>
     )}
+    <Find />
   </div>
 );
 
