@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHORT, Workspace, toy_reviews
-from families import EACH_FAMILY, FAMILIES, TOKENS, corpus, make_tokenizer, write_family
+from families import EACH_FAMILY, TOKENS, corpus, make_tokenizer, write_family
 from tokenizers import processors
 from transformers import (
     AutoConfig,
@@ -37,8 +37,6 @@ DECODERS = ("gpt2", "gpt_neo", "bloom", "opt", *ROTARY[3:])
 T5 = ("t5", "mt5", "umt5")
 UNLIMITED = ("bloom", *T5)
 BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # of tokens, in the scores alone
-# Special tokens are among the pieces of a Unigram model, so their names in a text become them all the same.
-UNIGRAM = tuple(name for name in FAMILIES if TOKENS[name].kind == "unigram")
 CPU = torch.device("cpu")
 
 
@@ -51,12 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def texts_for(folder: Path) -> list[str]:
     """Return texts of different lengths; some hold the names of all special tokens, or end in that of padding."""
     tokenizer = load_tokenizer(folder)
-    special = tokenizer.all_special_tokens
-    if (
-        load_config(folder).model_type in T5
-    ):  # a Unigram model makes the name of a token that token, and T5 reads one eos
-        special = [token for token in special if token != tokenizer.eos_token]
-    names = " ".join(special)
+    names = " ".join(tokenizer.all_special_tokens)
     return [
         "good",
         "time flies like an arrow",
@@ -116,16 +109,15 @@ def test_longest_text_is_the_longest_that_the_positions_reach(family: tuple[str,
 
 
 def test_special_tokens_names_in_a_text_are_text(family: tuple[str, Path]) -> None:
-    name, folder = family
+    _, folder = family
     tokenizer = load_tokenizer(folder)
     assert encode(tokenizer, corpus(), 60) == encode(AutoTokenizer.from_pretrained(folder), corpus(), 60)
     special = {
         tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens if "unk" not in token.lower()
     }
     around = [token for token in encode(tokenizer, ["good"], 60)[0] if token in special]
-    if name not in UNIGRAM:
-        for ids in encode(tokenizer, texts_for(folder), 60):
-            assert [token for token in ids if token in special] == around
+    for ids in encode(tokenizer, texts_for(folder), 60):
+        assert [token for token in ids if token in special] == around
     # What the tokenizer adds stands at the ends of a cut text too: BART reads the vector of its one eos.
     (cut,) = encode(tokenizer, ["the film was good " * 5], 9)
     assert len(cut) == 9

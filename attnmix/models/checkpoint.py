@@ -1,9 +1,11 @@
 """Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import transformers
+from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError, first_line
@@ -41,6 +43,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
+    _split_special_names(tokenizer)
     # Classifiers read the last token that is no padding, so the padding token must not end a text.
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
@@ -48,6 +51,26 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             tokenizer.pad_token = str(token)
             return tokenizer
     raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
+
+
+def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make special tokens' names in a text plain text where the vocabulary of words has them too.
+
+    `split_special_tokens` turns only the search for names off. Unigram models have the names among their pieces, so
+    "</s>" in a text would end it; here a name is parted behind its first character, and no piece holds it.
+    """
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
+    pieces = [
+        name
+        for (name, number), encoding in zip(special.items(), encodings, strict=True)
+        if (number, (0, len(name))) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+    if pieces:
+        backend = tokenizer.backend_tokenizer
+        names = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces)
+        split = pre_tokenizers.Split(Regex(names), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([each for each in (backend.pre_tokenizer, split) if each])
 
 
 def longest_text(config: Any) -> int | None:
