@@ -224,6 +224,14 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     first, second = run.texts["test/4"].split("\n")
     raw = opened.page.locator("p.raw").first.text_content()
     assert f"{first}\n{second}" in raw
+    method = opened.page.locator('.thumb[aria-pressed="true"]').get_attribute("data-measure")
+    means = groups.query(f"method == '{method}' and checkpoint == 'finetuned'").set_index(["layer", "group"])["mean"]
+    rows = opened.values("sources-chart")
+    assert len(rows) == means.index.get_level_values("layer").nunique()
+    for row in rows:
+        for source in SOURCES:
+            name = f"From {source}" if source == "special tokens" else f"From the {source}"
+            assert float(row[name]) == pytest.approx(means[int(row["layer"]), source], abs=1e-4)
     opened.close()
 
 

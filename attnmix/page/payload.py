@@ -97,6 +97,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "curves": _rows(curves, "curves"),
         "differences": _rows(differences, "differences"),
         "controls": _rows(run.table("measure/mixing_controls"), "controls"),
+        "sources": _pair_sources(run),
         "derivatives": _derivatives(run),
         "removal": _removal(run) if has_classifier else [],
         "steps": _rows(steps, "steps"),
@@ -151,6 +152,12 @@ def _rows(table: pd.DataFrame, part: str) -> list[Data]:
         intervals = table[["ci_low", "ci_high"]].where(table["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
         table = table.assign(**intervals)
     return _records(table[list(SHAPE[part][0])])
+
+
+def _pair_sources(run: Run) -> list[Data]:
+    """Return the ratios with only one group of sources, own text, other text or special tokens; only pairs have any."""
+    table = run.table("measure/mixing_by_group").dropna(subset="mean")
+    return _rows(table[table["grouping"] == "source"].rename(columns={"group": "source"}), "sources")
 
 
 def _derivatives(run: Run) -> list[Data]:

@@ -49,6 +49,7 @@ SHAPE: Data = {
     "curves": [_RATIO],
     "differences": [_RATIO],
     "controls": [{**_RATIO, "control": str}],
+    "sources": [{**_RATIO, "source": str}],  # of pairs of texts
     "derivatives": [_RATIO],
     "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
     "steps": [_STEP],

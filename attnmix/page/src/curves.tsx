@@ -153,6 +153,29 @@ function Thumb({ measure }: { measure: string }) {
   );
 }
 
+/** Of pairs of texts, the ratio with only the tokens of one text, or only special ones, as the others. */
+function PairSources({ measure }: { measure: string }) {
+  const rows = data.sources.filter((row) => row.method === measure && row.checkpoint === state.checkpoint.value);
+  if (rows.length === 0) return null;
+  const lines = [...new Set(rows.map(({ source }) => source))].map((source, n): Line => {
+    const name = `From ${source === "special tokens" ? source : `the ${source}`}`;
+    return { name, colour: COLOURS[n], ...byLayer(rows.filter((row) => row.source === source)) };
+  });
+  return (
+    <Chart
+      id="sources-chart"
+      title={`Own text and other text: ${measureName(measure)}, ${modelText(state.checkpoint.value)}`}
+      lines={lines}
+      bounds={[0, 1]}
+    >
+      <p class="small">
+        Each line is the ratio with only these tokens counted as others, so the three do not add up to the whole ratio.
+        Means over the tokens of both texts of each pair.
+      </p>
+    </Chart>
+  );
+}
+
 export function Layers() {
   const measure = state.measure.value;
   const derivatives = Object.keys(data.labels.derivatives).filter((each) =>
@@ -199,6 +222,7 @@ export function Layers() {
           <Thumb measure={each} />
         ))}
       </div>
+      <PairSources measure={measure} />
     </section>
   );
 }

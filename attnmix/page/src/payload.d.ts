@@ -57,6 +57,15 @@ export type Payload = {
     ci_high: number | null;
     control: string;
   }[];
+  sources: {
+    checkpoint: string;
+    layer: number;
+    method: string;
+    mean: number;
+    ci_low: number | null;
+    ci_high: number | null;
+    source: string;
+  }[];
   derivatives: {
     checkpoint: string;
     layer: number;
