@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -240,13 +241,26 @@ LITTLE: dict[str, dict[str, Any]] = {
 
 
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`."""
+    """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`.
+
+    `render` leaves out the animation, and all matrices but those of text/0 in the fine-tuned model.
+    """
     sections = LITTLE.keys() | changes.keys()
     write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
-    with chdir(folder):
+    with chdir(folder), pytest.MonkeyPatch.context() as patch:
         for stage in stages or STAGES:
-            import_module(f"stages.{stage}").main(read_parameters())
+            module = import_module(f"stages.{stage}")
+            if stage == "render":
+                patch.setattr(module, "write_animation", lambda *_: None)
+                patch.setattr(module, "draw_all", partial(draw_few, module.draw_all))
+            module.main(read_parameters())
     return folder
+
+
+def draw_few(draw_all: Callable[..., None], drawings: list[Any], *others: Any) -> None:
+    """Draw the matrices of one text and model; those of others take most of the time."""
+    few = [each for each in drawings if each[1].__name__ != "draw_matrices" or "text_0_finetuned" in each[0].name]
+    draw_all(few, *others)
 
 
 Workspace = Callable[..., Path]

@@ -29,11 +29,14 @@ def _set_up(environment: dict[str, str]) -> None:
 
 def run_download(folder: Path, token: str | None, limit: float) -> None:
     """Run the stage in a folder with a params.yaml, with a limit in seconds for the retries of a request."""
+    from huggingface_hub import close_session
+
     from attnmix.hub import repository
     from stages import download
     from stages.common.parameters import read_parameters
 
     repository.TIME_LIMIT_SECONDS, repository.FIRST_WAIT_SECONDS = limit, 0.05
+    close_session()  # as a new process, which has met no hub
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     os.chdir(folder)
     os.environ.pop("HF_TOKEN", None)

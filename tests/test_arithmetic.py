@@ -164,6 +164,7 @@ def trained(threads: int) -> list[str]:
     return run.stdout.split()
 
 
+@pytest.mark.long  # two processes; `make verify` compares whole runs
 def test_training_gives_the_same_bytes_with_any_number_of_threads() -> None:
     given, reversed_order = trained(1)
     assert given != reversed_order  # the comparison sees sums of the same numbers in another order

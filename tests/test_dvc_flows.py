@@ -98,6 +98,7 @@ def summary_of(checkout: Repository, script: str, succeeds: bool = True, **envir
     return summary.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_and_comments(
     author: Repository, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_pull_request_shows_its_parameter_its_scores_its_curve_and_its_pictures_
     assert set(listed) == set(shown)
 
 
+@pytest.mark.long
 def test_pull_request_of_a_document_shows_no_rows(author: Repository, tmp_path: Path) -> None:
     checkout = pull_request(author, tmp_path, lambda folder: (folder / "README.md").write_text("A line.\n"))
     assert "dvc.lock matches this commit" in summary_of(checkout, GUARD)

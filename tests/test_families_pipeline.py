@@ -40,7 +40,7 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
 @pytest.fixture
 def shown(family: Family, chromium: Any) -> Iterator[Opened]:
     """The family's page; at the end it may not have complained."""
-    opened = Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900})
+    opened = Opened(chromium, Run(Path()).page, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     yield opened
     opened.close()
 

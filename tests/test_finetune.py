@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ def prepared(folder: Path, checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    """A folder in which the stage ran, in a process of its own."""
+    """A folder in which the stage ran."""
     folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
     write_parameters(folder, finetune=RECIPE, **SHORT)
-    run_stage(folder, "finetune")
+    with chdir(folder):
+        finetune.main(read_parameters())
     assert not (folder / UNFINISHED).exists()
     return folder
 

@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import pytest
 from conftest import toy_reviews, write_parameters, write_tiny_bert
 from hub_stand_in import GOOD, STRANGER, Repository, Trouble, hub
 from hub_worker import run_download, start_worker
-from stage_process import PATHS, run_to_its_end
+from stage_process import PATHS
 from test_download import write_hub_layout
 
 from attnmix.core.errors import InputError
@@ -65,6 +64,7 @@ class Served(NamedTuple):
     data: dict[str, Path]
     model: dict[str, Path]
     home: Path
+    stop: Callable[[], None]
 
     def download(self, folder: Path, token: str | None = None, limit: float = 60, **changes: Any) -> Path:
         """Run the stage in `folder` and return it; by default with a model and a data set without any trouble."""
@@ -114,10 +114,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for trouble in (*TEMPORARY, *(each[0] for each in LASTING)):
         repositories[f"models/{named(trouble)}"] = Repository(model, trouble=trouble)
     home = root / "home"
-    with hub(repositories) as address:
+    with ExitStack() as running:
+        address = running.enter_context(hub(repositories))
         variables = environment(address, home, HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1")
         with start_worker(variables) as worker:
-            yield Served(address, worker, repositories, data, model, home)
+            yield Served(address, worker, repositories, data, model, home, running.close)
 
 
 def environment(address: str, home: Path, **more: str) -> dict[str, str]:
@@ -289,13 +290,8 @@ def test_only_the_files_of_the_configuration_are_downloaded(tmp_path: Path, serv
     assert_as_served(run, served, NEW)
 
 
-def test_hub_out_of_reach_is_one_error(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        write_parameters(tmp_path, dataset={"name": "owner/reviews"}, model={"name": "owner/bert"})
-        command = [sys.executable, "-m", "stages", "download"]
-        run = run_to_its_end(command, tmp_path, {}, environment(address, tmp_path / "home"))
-    start = "error: model.name: owner/bert is no folder here, and cannot be had from the hub: "
-    assert run.stderr.startswith(f"{start}{address} cannot be reached: [Errno 111] Connection refused")
-    assert (run.returncode, len(run.stderr.splitlines())) == (1, 1)
+def test_hub_out_of_reach_is_one_error(tmp_path: Path, served: Served) -> None:
+    served.stop()
+    error = served.failure(tmp_path, limit=1)
+    start = "model.name: owner/bert is no folder here, and cannot be had from the hub: "
+    assert error.startswith(f"{start}{served.address} cannot be reached: [Errno 111] Connection refused")

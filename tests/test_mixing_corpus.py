@@ -143,7 +143,7 @@ def test_needed_disk_is_known_before_anything_is_measured(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SETTINGS, "matrices", ["alti", "globenc"])
-    folder = prepare(workspace, 30)
+    folder = prepare(workspace, 10)
     estimates: list[int] = []
     monkeypatch.setattr(measuring, "check_disk", lambda _what, needed, *_others: estimates.append(needed))
     monkeypatch.setattr(measuring, "clear", lambda _folder: None)

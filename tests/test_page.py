@@ -338,10 +338,13 @@ def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path
     alone.close()
 
 
-SCREENS = [("light", 1400, "none"), ("dark", 400, "none"), ("light", 768, "active"), ("dark", 2560, "none")]
+SCREENS = [("light", 1400, "none"), ("dark", 400, "none")]
+OTHER_SCREENS = [("light", 768, "active"), ("dark", 2560, "none")]
 
 
-@pytest.mark.parametrize(("scheme", "width", "forced"), SCREENS)
+@pytest.mark.parametrize(
+    ("scheme", "width", "forced"), [*SCREENS, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHER_SCREENS)]
+)
 def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: str, width: int, forced: str) -> None:
     looks = {"color_scheme": scheme, "forced_colors": forced, "bypass_csp": True, "reduced_motion": "reduce"}
     shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 900}, **looks)

@@ -32,6 +32,7 @@ from stage_process import LIMIT, PATHS, run_stage, run_to_its_end, stage_command
 from attnmix.arithmetic import settings
 from attnmix.core.names import ACTIVATIONS, Site
 from attnmix.store import features as store
+from stages import capture
 from stages.common import resume
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, unfinished_folder
@@ -64,7 +65,7 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}
     store.write_block(work / "stores", MARKED, ROWS, np.full((16, 24), MARK))
 
-    run_stage(stopped, "capture", constants=SMALL_SHARDS)
+    capture.main(read_parameters())
     marked = store.read_features(stopped / ACTIVATIONS, MARKED)
     assert (marked[ROWS] == MARK).all(), "a finished shard was computed again"
     store.write_block(stopped / ACTIVATIONS, MARKED, ROWS, store.read_features(expected, MARKED, ROWS))
