@@ -19,6 +19,7 @@ PAGE = "reports/index.html"
 GENERATED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
 LINKED_CODE = re.compile(r"\[([^\]]*)\]\(\s*unpublished:[^)]*\)")
+BADGES = re.compile(r"^\[!\[CI\].*\n\n", re.MULTILINE)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 DOCTEST = re.compile(r"(?:^>>> .*\n?)(?:^(?!\s*$).*\n?)*", re.MULTILINE)
 
@@ -36,7 +37,7 @@ class Doctests(Extension):
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages whose sources are outside docs/, and the page of the default run where it has run."""
     for source, page in GENERATED.items():
-        text = LINK.sub(partial(_moved, source, page), (ROOT / source).read_text(encoding="utf-8"))
+        text = LINK.sub(partial(_moved, source, page), _without_badges(ROOT / source))
         if page == "index.md" and (ROOT / PAGE).is_file():
             text = text.replace("\n\n", "\n\n**[The interactive page of the default run](run/index.html)**\n\n", 1)
             files.append(File.generated(config, "run/index.html", abs_src_path=str(ROOT / PAGE)))
@@ -68,6 +69,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{config.extra['repository'].rstrip('/')}/{kind}/main/{target}"
 
     return LINKED_CODE.sub(r"\1", LINK.sub(point, markdown))
+
+
+def _without_badges(path: Path) -> str:
+    """Return a document without the badges, which are pictures of other servers."""
+    return BADGES.sub("", path.read_text(encoding="utf-8"))
 
 
 def on_page_content(html: str, **_: Any) -> str:
