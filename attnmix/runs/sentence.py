@@ -202,7 +202,8 @@ class TextMeasurer:
             tables = mixing_tables(all_blocks, identities, gains, self.methods, sites, draws, SEED, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
         run.tables_by_name = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
-        run.tables_by_name["measure/derivatives"] = pd.DataFrame(columns=list(COLUMNS["derivatives"]))
+        for name in ("derivatives", "mixing_by_group"):
+            run.tables_by_name[f"measure/{name}"] = pd.DataFrame(columns=list(COLUMNS[name]))
         run.tables_by_name["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         run.results = results
         rows = [_ratio_rows(name, document, self.methods, each.ratios_MLT) for name, each in results.items()]
