@@ -14,6 +14,7 @@ from typing import Any
 import axe_playwright_python
 import pytest
 
+LIMIT_MILLISECONDS = 300_000  # for a busy machine; it decides no test
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
@@ -51,6 +52,7 @@ class Opened:
     def __init__(self, process: Any, path: Path, **context: Any) -> None:
         self.context = process.new_context(**context)
         self.page = self.context.new_page()
+        self.page.set_default_timeout(LIMIT_MILLISECONDS)
         self.errors, self.requests = list[str](), list[str]()
         self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -17,7 +17,7 @@ from families import make_tokenizer
 
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.controls import shuffled_words
-from attnmix.measures.documents import CLASSES, Corpus, Document
+from attnmix.measures.documents import Corpus, Document
 from attnmix.measures.identities import SAMPLED_IDENTITIES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.checkpoint import load_tokenizer
@@ -165,15 +165,6 @@ def document(default_weights: Path) -> Document:
     return actual
 
 
-def test_words_are_numbered_from_the_first(document: Document, default_weights: Path) -> None:
-    tokenizer = load_tokenizer(default_weights)
-    special = np.isin(document.classes, [CLASSES.index("cls"), CLASSES.index("sep")])
-    np.testing.assert_array_equal(document.words < 0, special)
-    numbers = range(int(document.words.max()) + 1)
-    words = [tokenizer.decode(document.ids[document.words == number].tolist()) for number in numbers]
-    assert " ".join(words) == "unforgettably good , isn ' t it ? a film about forgetfulness and unforgettable endings ."
-
-
 @pytest.mark.parametrize("text", [" film was good", "film was good", ". film was"])
 def test_the_first_word_is_number_0_whatever_it_begins_with(text: str) -> None:
     (actual,) = tokenized_documents(make_tokenizer("gpt2"), {"test/0": text}, 60)
@@ -238,7 +229,4 @@ def test_no_cut_of_the_sorted_texts_is_cheaper(seed: int) -> None:
 
 def test_texts_of_one_length_fill_their_batches() -> None:
     assert [len(batch) for batch in batches_by_tokens([100] * 25, 1000)] in ([10, 10, 5], [5, 10, 10], [10, 5, 10])
-
-
-def test_no_texts_are_no_batches() -> None:
     assert batches_by_tokens([], 100) == []
