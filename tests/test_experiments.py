@@ -151,6 +151,7 @@ def test_each_seed_runs_in_a_clone_resumes_after_a_failure_and_is_not_run_twice(
     assert repository.git("status", "--short") == ""
 
 
+@pytest.mark.long  # DVC runs four experiments
 def test_experiments_of_the_commit_are_side_by_side(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_file_of_the_cache_counts_only_with_the_right_bytes(tmp_path: Path, se
     assert asked[-1] == "storage"
 
 
+@pytest.mark.long  # a process more
 def test_offline_takes_what_the_cache_holds_and_says_what_it_lacks(tmp_path: Path, served: Served) -> None:
     online = served.download(tmp_path / "online")
     for repository in served.repositories.values():

@@ -305,7 +305,7 @@ def test_heads_alone_are_scored_within_points_alone() -> None:
     assert whole[list(WITHIN.values())].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, "equal", "repeated"])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, "equal", "repeated"])
 def test_few_tokens_and_equal_vectors_give_every_layout(workspace: Workspace, tokens: int | str) -> None:
     workspace(umap={"stability_seeds": [3]})
     number = tokens if isinstance(tokens, int) else 40
