@@ -125,8 +125,10 @@ def test_processes_that_dropout_brought_out_of_step_draw_one_order(monkeypatch: 
 
 @pytest.mark.long
 def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes(
-    finetuned: Path, workspace: Workspace, tiny_bert: Path
+    workspace: Workspace, tiny_bert: Path
 ) -> None:
+    undisturbed = prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert)
+    run_stage(undisturbed, "finetune")
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
     # Half a checkpoint: weights, but not yet how far training is.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-12/trainer_state.json")
@@ -152,8 +154,8 @@ def test_run_killed_while_it_saves_and_while_it_tidies_up_ends_in_the_same_bytes
     assert "resumes from checkpoint-48\n" in log
     assert not (folder / UNFINISHED).exists()
     for output in ("models/finetuned", "reports/metrics"):
-        assert digest(folder / output) == digest(finetuned / output), output
-    curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, finetuned))
+        assert digest(folder / output) == digest(undisturbed / output), output
+    curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, undisturbed))
     assert curves["loss"][0] == 101.0, "the first epoch was trained again"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
