@@ -143,7 +143,12 @@ def results(read: Read) -> dict[str, str]:
     """Return the tables of the default run and of the study."""
     tables = {"overall": _overall(read), "maps": _maps(read), "movement": _movement(read)}
     tables["planted"] = planted(read)
-    return tables | {"settings": _settings(read), "by_layer": _by_layer(read), "edits": _edits(read)}
+    return tables | {
+        "settings": _settings(read),
+        "by_layer": _by_layer(read),
+        "second_model": _second_model(read),
+        "edits": _edits(read),
+    }
 
 
 def _overall(read: Read) -> str:
@@ -227,17 +232,41 @@ STUDY_MEASURES = {
 }
 
 
+SECOND_MODEL_MEASURES = {
+    "class_kept text_mean": "keep their class with the text's mean from here on",
+    "class_kept corpus_mean": "same, with the corpus mean",
+    "class_kept other_class": "same, with the other class's mean",
+    "lens_agreement others": "the head on other tokens names the class",
+}
+
+
 def _by_layer(read: Read) -> str:
     """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
-    keys = ["measure", "setting", "checkpoint", "layer"]
-    table = read(f"{STUDY}answer_layers.csv").set_index(keys)["mean"].sort_index()
+    table = read(f"{STUDY}answer_layers.csv")
+    columns = {
+        "before": "setting == 'true labels' and checkpoint == 'before'",
+        "true labels": "setting == 'true labels' and checkpoint == 'after'",
+        "permuted labels": "setting == 'permuted labels' and checkpoint == 'after'",
+    }
+    return _layers(STUDY_MEASURES, "labels", {name: table.query(rows) for name, rows in columns.items()})
+
+
+def _second_model(read: Read) -> str:
+    """Return the measures of the second model by layer, before and after fine-tuning."""
+    table = read(f"{STUDY}mpnet.csv")
+    columns = {"before": "pretrained", "after": "finetuned"}
+    measures = STUDY_MEASURES | SECOND_MODEL_MEASURES
+    return _layers(measures, "", {name: table[table["checkpoint"] == each] for name, each in columns.items()})
+
+
+def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]) -> str:
+    """Return a row for each measure of each part that has it, in percent by layer."""
     rows = []
-    columns = [("true labels", "before"), ("true labels", "after"), ("permuted labels", "after")]
-    for measure, label in STUDY_MEASURES.items():
-        for (setting, checkpoint), name in zip(columns, ("before", "true labels", "permuted labels"), strict=True):
-            means = table.loc[(measure, setting, checkpoint)]
-            rows.append((label, name, *(f"{100 * mean:.0f}" for mean in means.sort_index())))
-    return _markdown(("in %", "labels", *map(str, range(1, 7))), rows)
+    for measure, label in measures.items():
+        for name, part in parts.items():
+            if len(means := part[part["measure"] == measure].sort_values("layer")["mean"]):
+                rows.append((label, name, *(f"{100 * mean:.0f}" for mean in means)))
+    return _markdown(("in %", title, *map(str, range(1, len(rows[0]) - 1))), rows)
 
 
 def _edits(read: Read) -> str:

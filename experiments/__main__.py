@@ -3,6 +3,7 @@
     python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"]
     python -m experiments run --dataset stanfordnlp/imdb [--seeds "0 1 2 3 4"] [--profile profiles/study.txt]
     python -m experiments table [NAME ...] [--csv measure/mixing] [--to reports/experiments]
+    python -m experiments layers FOLDER [--to docs/study/mpnet.csv]
     python -m experiments planted [--seed 0] [--to docs/study]
 
 `answer` fine-tunes one model for known tasks and writes docs/study (`experiments.answer`; hours, and it resumes).
@@ -10,7 +11,7 @@
 `run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
 `render`, resumes where it was stopped, and writes the table to reports/experiments/. `table` reads DVC's experiments of
 the current commit, or those named: experiments, commits, or folders that hold a run. Experiments that differ in nothing
-but the seed are one setting; means are over its seeds.
+but the seed are one setting; means are over its seeds. `layers` writes what one run measured by layer as one table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dvc.utils.hydra import apply_overrides
 
 from attnmix.arithmetic import settings
 from attnmix.core.errors import InputError
-from experiments.tables import MIXING, write_table
+from experiments.tables import MIXING, write_layers, write_table
 
 RUNS = Path("experiments/runs")
 SKIPPED_STAGES = ("sources", "render")  # DVC adds the first where it is needed; figures and page are of one run
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
     table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
+    layers = commands.add_parser("layers", help="what one run measured by layer")
+    layers.add_argument("folder", type=Path, help="of the run")
+    layers.add_argument("--to", type=Path, default=Path("docs/study/mpnet.csv"), help="csv")
     planted = commands.add_parser("planted", help="the measures on models whose weights are set by hand")
     planted.add_argument("--seed", type=int, default=0, help="of the contents and of the probes' noise")
     planted.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of planted.csv")
@@ -69,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from experiments.planted import write_planted
 
         write_planted(options.to, options.seed)
+        return 0
+    if options.command == "layers":
+        write_layers(options.folder, options.to)
         return 0
     if options.command == "table":
         write_table(options.names, options.csv, options.to)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from conftest import REPOSITORY
 from dvc_repository import Repository, repository_of
 from scipy import stats
 
@@ -177,3 +178,23 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
+
+
+@pytest.mark.parametrize(
+    ("csv", "rows", "measure"),
+    [
+        ("measure/mixing", {"method": "attnresln_n"}, "ratio attnresln_n"),
+        ("measure/mixing_controls", {"control": "corpus_value", "method": "attnresln_n"}, "corpus_value attnresln_n"),
+        ("measure/geometry", {"point": "attention", "measure": "share_class"}, "share class by predicted"),
+        ("faithfulness/class_use", {"quantity": "class_kept", "group": "text_mean"}, "class_kept text_mean"),
+    ],
+)
+def test_layers_of_a_run_are_those_of_its_tables(csv: str, rows: dict[str, str], measure: str, tmp_path: Path) -> None:
+    command.main(["layers", str(REPOSITORY), "--to", str(tmp_path / "layers.csv")])
+    table = pd.read_csv(tmp_path / "layers.csv").set_index(["checkpoint", "measure", "layer"])["mean"]
+    assert table.index.is_unique
+    source = pd.read_csv(REPOSITORY / f"reports/plots/{csv}.csv").dropna(subset="mean")
+    source = source[(source[list(rows)] == pd.Series(rows)).all(axis=1)].set_index(["checkpoint", "layer"])["mean"]
+    assert len(source) >= 6
+    for (checkpoint, layer), mean in source.items():
+        assert table[checkpoint, measure, layer] == pytest.approx(mean, abs=1e-4)
