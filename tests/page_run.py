@@ -48,7 +48,7 @@ HOSTILE = [
     "javascript:window.hacked=1//%{x}${x}{{ 7*7 }}",
     "&lt;i&gt;<a href='https://example.org/'>x</a>",
 ]
-LAYOUTS = ["joint", "separate", "aligned"]
+LAYOUTS = ["joint", "separate", "aligned", "pca"]
 
 
 def make_run(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from families import TEXTS, each_family, run_family, write_family
 from page_run import choose
 from transformers import AutoConfig
 
-from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, POINTS, Site
+from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, LAYOUTS, ONE_PLANE, POINTS, Site
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
@@ -101,11 +101,11 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
         page.locator(f"[data-measure={measure}]").click()
         assert page.locator("#layers-chart g[aria-label=line] path:not([d=''])").count() > 0
     assert sites == stored_sites(ACTIVATIONS)
-    for layout in ("separate", "aligned", "joint"):
+    for layout in LAYOUTS:
         choose(page, "layout", layout)
         for number, site in enumerate(sites):
             page.locator("#point").fill(str(number))
-            has_place = layout == "separate" or site.point not in points_of_other_widths()
+            has_place = layout not in ONE_PLANE or site.point not in points_of_other_widths()
             assert len(shown.drawn()["tokens"]) == tokens * has_place, site
             note = f"The {layout} layout leaves this capture point out."
             assert (note in page.locator("#map").inner_text()) == (not has_place)
@@ -120,10 +120,10 @@ def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Famil
     assert points_of_other_widths() == {"attention_heads"}
     in_stream = [site for site in sites if site.point != "attention_heads"]
     assert map_sites(run.map("separate")) == sites
-    for layout in ("joint", "aligned"):
+    for layout in ONE_PLANE:
         assert map_sites(run.map(layout)) == in_stream
     counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
-    assert counts == {"joint": [len(in_stream)], "aligned": [len(in_stream)], "separate": [len(sites)]}
+    assert counts == {layout: [len(in_stream if layout in ONE_PLANE else sites)] for layout in LAYOUTS}
     notes = shown.page.locator("main > .note").all_inner_texts()
     assert any(note.startswith("Not on the joint and the aligned map: attention heads.") for note in notes)
     shown.page.locator("#more > summary").click()

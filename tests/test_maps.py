@@ -24,7 +24,17 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties
-from attnmix.maps.layouts import METRICS, N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood, neighbours
+from attnmix.maps.layouts import (
+    METRICS,
+    N_EPOCHS,
+    START_EXTENT,
+    fit_map,
+    lay_out,
+    lay_out_aligned,
+    neighbourhood,
+    neighbours,
+    principal_components,
+)
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import MOVEMENT_COLUMNS, WITHIN, score_layout, scores, stability
 from attnmix.store import features as store
@@ -158,6 +168,19 @@ def test_a_token_is_tied_by_the_neighbours_that_it_keeps(chain: list[Any]) -> No
     assert not strength[:3, 0].any()
 
 
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_principal_components_are_those_of_the_singular_value_decomposition(metric: str) -> None:
+    vectors = clusters(60, 0)
+    x_ND = vectors.astype(np.float64)
+    if metric == "cosine":
+        x_ND /= np.sqrt((x_ND**2).sum(axis=1, keepdims=True))
+    left, strengths, directions = np.linalg.svd(x_ND - x_ND.mean(axis=0), full_matrices=False)
+    signs = [np.sign(direction[np.argmax(np.abs(direction))]) for direction in directions[:2]]
+    expected = left[:, :2] * strengths[:2] * signs
+    expected *= START_EXTENT / np.abs(expected).max()
+    np.testing.assert_allclose(principal_components(vectors, metric), expected, atol=1e-5)
+
+
 def write_stores(tokens: int) -> dict[Site, Any]:
     plan = store.plan_store(tokens, 20, "float16")
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
@@ -194,7 +217,8 @@ def test_the_stage_writes_maps_their_scores_and_the_tokens_moves(workspace: Work
     pd.testing.assert_frame_equal(whole[expected.columns], expected, check_dtype=False)
     by_name = whole.set_index(["layout", "measure"])
     for layout, numbers in run.metrics("reduce").items():
-        assert list(numbers) == ["trustworthiness", "neighbours_kept", "neighbour_overlap"]
+        with_seeds = [] if layout == "pca" else ["neighbour_overlap"]
+        assert list(numbers) == ["trustworthiness", "neighbours_kept", *with_seeds]
         for name, value in numbers.items():
             assert value == pytest.approx(by_name.loc[(layout, name), "value"], rel=1e-5)
             assert value > by_name.loc[(layout, name), "chance"] + 0.1

@@ -19,7 +19,7 @@ IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
 """Scores of the tokens of captured texts, for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
-LAYOUTS = ("joint", "aligned", "separate")
+LAYOUTS = ("joint", "aligned", "pca", "separate")
 ONE_PLANE = ("joint", "aligned")
 """Layouts in which a vector's positions at two capture points can be compared."""
 METRIC_NAMES = (

@@ -1,9 +1,10 @@
-"""Nearest neighbours and UMAP layouts in two dimensions, by scikit-learn and umap-learn.
+"""Nearest neighbours and layouts in two dimensions, by scikit-learn and umap-learn.
 
 `joint` is one map of all points, `separate` one of each, `aligned` one of each with every token tied to itself
-(`attnmix.maps.aligned`). umap-learn's functions are called instead of `umap.UMAP`, which would build the neighbour
-graph again for every seed; the maps are the same, bit for bit (tested). All maps start from principal components:
-umap-learn's own start calls SciPy's `eigsh` without a seed.
+(`attnmix.maps.aligned`); `pca` has the two principal components of each, the same with any seed. umap-learn's functions
+are called instead of `umap.UMAP`, which would build the neighbour graph again for every seed; the maps are the same,
+bit for bit (tested). All maps start from principal components: umap-learn's own start calls SciPy's `eigsh` without a
+seed.
 """
 
 import threading
@@ -110,6 +111,21 @@ def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indic
     return indices[~itself].reshape(-1, k), distances[~itself].reshape(-1, k).astype(np.float64)
 
 
+def _have_neighbourhoods(vectors: Vectors) -> bool:
+    return len(vectors) >= MIN_VECTORS and bool((vectors != vectors[0]).any())
+
+
+def principal_components(vectors: Vectors, metric: str) -> Coordinates:
+    """Return the two principal components `[vectors, 2]` of what `metric` compares, scaled to one extent.
+
+    In each direction the number of the largest size is positive. Vectors without neighbourhoods lie on a line.
+    """
+    if not _have_neighbourhoods(vectors):
+        return np.stack([np.arange(len(vectors)), np.zeros(len(vectors))], axis=1).astype(np.float32)
+    components = PCA(2, svd_solver="covariance_eigh").fit_transform(METRICS[metric].prepared(vectors))
+    return np.asarray(components * (START_EXTENT / np.abs(components).max()))
+
+
 class Neighbourhood(NamedTuple):
     """The neighbours and the start that maps of the same vectors share, whatever their seed."""
 
@@ -129,9 +145,9 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
 
     Each of fewer vectors than `n_neighbors` is a neighbour of all others. `seed` is that of an approximate search.
     """
-    if len(vectors) < MIN_VECTORS or (vectors == vectors[0]).all():
-        line = np.stack([np.arange(len(vectors)), np.zeros(len(vectors))], axis=1)
-        return Neighbourhood(None, line.astype(np.float32))
+    places = principal_components(vectors, metric)
+    if not _have_neighbourhoods(vectors):
+        return Neighbourhood(None, places)
     k = min(n_neighbors, len(vectors) - 1)  # each vector counts among its own
     others, distances = neighbours(vectors, k - 1, metric, seed)
     indices = np.column_stack([np.arange(len(vectors)), others])
@@ -139,8 +155,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     with _NUMBA_LOCK:
         numba.set_num_threads(1)  # several would sum in another order
         graph, _, _ = umap_.fuzzy_simplicial_set(vectors, k, None, metric, {}, indices, distances)
-    components = PCA(2, svd_solver="covariance_eigh").fit_transform(METRICS[metric].prepared(vectors))
-    return Neighbourhood(graph.tocsr(), components * (START_EXTENT / np.abs(components).max()))
+    return Neighbourhood(graph.tocsr(), places)
 
 
 def fit_map(
@@ -174,10 +189,14 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return a map for each seed, `seed` first, of each point's vectors `[tokens, width]`.
+    """Return a map for each seed, `seed` first, of each point's vectors `[tokens, width]`; `pca` is one for all seeds.
 
-    Only `separate` takes vectors of several widths.
+    Only `separate` and `pca` take vectors of several widths.
     """
+    if layout == "pca":
+        calls = [(each, settings.metric) for each in vectors.values()]
+        places = in_parallel(principal_components, calls, "pca")
+        return {settings.seed: {site: xy.astype(np.float32) for site, xy in zip(vectors, places, strict=True)}}
     blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
     seeds = [settings.seed, *settings.stability_seeds]
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]

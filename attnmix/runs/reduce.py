@@ -1,4 +1,4 @@
-"""Lay the captured vectors out in two dimensions with UMAP, and score the maps.
+"""Lay the captured vectors out in two dimensions with UMAP and PCA, and score the maps.
 
 Writes to `features/reduce/` the maps, `<layout>.parquet` (`attnmix.maps.layouts` says which there are), their scores,
 `quality.parquet`, and nearest neighbours, `nearest.parquet`; `reports/plots/reduce/` and `reports/metrics/reduce.json`.
@@ -41,7 +41,7 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     write_by_site("nearest", tokens, lists, run.maps)
     maps, qualities = {}, []
     for layout in umap.layouts:
-        mapped = vectors if layout == "separate" else stream
+        mapped = stream if layout in ONE_PLANE else vectors
         maps[layout] = fit_layout(layout, mapped, umap)
         qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
         places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}

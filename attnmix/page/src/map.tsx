@@ -24,6 +24,7 @@ function play(on = !playing.peek()): void {
 
 const HOW: Record<string, string> = {
   separate: "each point laid out alone (UMAP)",
+  pca: "each point's two principal components (PCA)",
   aligned: "each point laid out near the one before (aligned UMAP)",
   joint: "all points in one plane (UMAP)",
 };
