@@ -82,7 +82,7 @@ def follow(page: Any, link: str) -> None:
 
 
 CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "matrix": "attention", "head": "1"}
-CHOICES |= {"shade": "ratio", "beside": "2", "layout": "aligned", "colour": "class", "lines": "norm"}
+CHOICES |= {"shade": "ratio", "layout": "aligned", "colour": "class", "lines": "norm"}
 
 
 def chosen_now(page: Any) -> dict[str, str]:
@@ -350,7 +350,6 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
     shown = Opened(chromium, Run(run).page, viewport={"width": width, "height": 900}, **looks)
     page = shown.page
     page.locator("#token-3").click()
-    choose(page, "beside", "pretrained")
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     for name in ("Layer", "Capture point"):
         assert page.get_by_role("slider", name=name).count() == 1

@@ -127,16 +127,6 @@ def test_the_difference_of_the_models_has_a_scale_with_two_ends(first: Opened) -
     assert "\N{MINUS SIGN}0.0 " not in page.locator("#card").inner_text()
 
 
-def test_another_model_or_text_is_shown_next_to_it_in_the_same_layer(first: Opened) -> None:
-    page, words = first.page, first.page.locator("#beside-words span")
-    choose(page, "beside", "pretrained")
-    share = 100 * (1 - shares("pretrained", 2)[0, 0])
-    assert number(words.first.get_attribute("title")) == pytest.approx(share, abs=0.051)
-    choose(page, "beside", "2")
-    assert page.locator(".reader h4").first.inner_text() == "text/0, fine-tuned"
-    assert words.count() == (tokens()["document"] == "text/0").sum()
-
-
 def test_the_tour_stays_on_the_screen_while_it_drives_the_views(opened: Opened) -> None:
     page = opened.page
     page.locator("#tour-button").click()

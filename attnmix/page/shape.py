@@ -93,4 +93,7 @@ def typescript(shape: Any = SHAPE) -> str:
 
 
 if __name__ == "__main__":
-    print(f"// Written by attnmix/page/shape.py.\nexport type Payload = {typescript()};")
+    print("// Written by attnmix/page/shape.py.\nexport type Payload = {")
+    for key, each in SHAPE.items():
+        print(f"  {key}: {typescript(each)};")
+    print("};")

@@ -1,6 +1,8 @@
 // The charts: what the run found, every measure by layer, and what else is measured: steps, geometry, removal.
 
+import * as Plot from "@observablehq/plot";
 import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
 import { byLayer, Chart, type Line } from "./chart";
 import { captured, checkpoints, cosinesOf, data, layers, modelText, ratioOf, reviewRatios } from "./data";
 import { points, shortFigures } from "./format";
@@ -26,7 +28,7 @@ export function Answer() {
     colour: series.length < 3 ? COLOURS[n] : colours[n],
     dash: n < series.length / 2 ? undefined : "dashed",
   }));
-  const { token, document, layer, checkpoint, change } = state;
+  const { token, document, layer } = state;
   return (
     <section id="answer" aria-labelledby="headline">
       <h1 id="headline">{unbroken(headline)}</h1>
@@ -59,14 +61,7 @@ export function Answer() {
           One sentence of <bdi>{data.documents[document.value].name}</bdi>, layer {layer.value}, {shownModel()}: the
           darker a word, the larger its {shadeName()}. <span class="noprint">Click a word.</span>
         </p>
-        <Words
-          id="sentence"
-          tokens={sentence.value}
-          prefix="word-"
-          label="One sentence"
-          checkpoint={checkpoint.value}
-          change={change.value}
-        />
+        <Words id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" />
         {token.value !== null && <KeptBar token={token.value} />}
       </div>
     </section>
@@ -129,10 +124,15 @@ function changeText(measure: string): string {
 
 /** A measure's means by layer as a small picture, by which it is chosen. */
 function Thumb({ measure }: { measure: string }) {
-  const lines = meanLines(measure);
-  const most = Math.max(...lines.flatMap(({ values }) => values.map((each) => each ?? 0)), 1e-9);
-  const place = (value: number, i: number) =>
-    `${4 + (i * 124) / Math.max(layers.length - 1, 1)},${43 - 38 * (value / most)}`;
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const marks = meanLines(measure).map(({ values, colour }) =>
+      Plot.lineY(values, { stroke: colour, strokeWidth: 2 }),
+    );
+    box.current!.replaceChildren(
+      Plot.plot({ width: 132, height: 46, margin: 4, axis: null, y: { zero: true }, marks }),
+    );
+  }, []);
   return (
     <button
       class="thumb"
@@ -140,14 +140,7 @@ function Thumb({ measure }: { measure: string }) {
       data-measure={measure}
       onClick={() => set({ measure })}
     >
-      <svg width="132" height="46" aria-hidden="true">
-        {lines.map(({ values, colour }) => (
-          <polyline
-            points={values.flatMap((each, i) => (each === null ? [] : [place(each, i)])).join(" ")}
-            stroke={colour}
-          />
-        ))}
-      </svg>
+      <div ref={box} aria-hidden="true" />
       {measureName(measure)}
     </button>
   );
@@ -227,18 +220,35 @@ export function Layers() {
   );
 }
 
-const rowsNow = <R extends { checkpoint: string; measure: string }>(rows: R[], measure: string) =>
-  rows.filter((row) => row.checkpoint === state.checkpoint.value && row.measure === measure);
-
-/** A measure of vectors by layer, chosen among several. */
-function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: string; note: string; lines: Line[] }) {
-  const { choice, name, note, lines } = props;
-  const measure = state[choice].value;
-  const labels = choice === "stepMeasure" ? data.labels.stepMeasures : data.labels.geometry;
+type VectorRow = Parameters<typeof byLayer>[0][number] & { checkpoint: string; measure: string };
+/** A measure of vectors by layer, chosen among several, with a line for each step or capture point. */
+function VectorChart<R extends VectorRow>(props: {
+  choice: "stepMeasure" | "geometryMeasure";
+  name: string;
+  note: string;
+  labels: Record<string, string>; // of the measures
+  rows: R[];
+  lineOf: (row: R) => string;
+  names: Record<string, string>; // of the lines
+}) {
+  const { choice, name, note, labels, lineOf, names } = props;
+  const [measure, checkpoint, token] = [state[choice].value, state.checkpoint.value, state.token.value];
+  const rows = Map.groupBy(
+    props.rows.filter((row) => row.checkpoint === checkpoint && row.measure === measure),
+    lineOf,
+  );
+  const own = token !== null && measure === "cosine_input" && checkpoint === captured;
+  const present = Object.entries(names).filter(([each]) => rows.has(each));
+  const lines = present.flatMap(([each, label], n): Line[] => {
+    const colour = COLOURS[n % COLOURS.length];
+    const mean = { name: label, colour, ...byLayer(rows.get(each)!) };
+    if (!own) return [mean];
+    return [mean, { name: `“${nameOf(token)}”, ${label}`, colour, dash: "dotted", values: cosinesOf(token, each) }];
+  });
   return (
     <Chart
       id={name.split(" ")[0].toLowerCase()}
-      title={`${name}: ${labels[measure]}, ${modelText(state.checkpoint.value)}`}
+      title={`${name}: ${labels[measure]}, ${modelText(checkpoint)}`}
       lines={lines}
       format={shortFigures}
       bounds={measure.startsWith("cosine") ? [-1, 1] : undefined}
@@ -257,31 +267,6 @@ function VectorChart(props: { choice: "stepMeasure" | "geometryMeasure"; name: s
 const headsNote = data.steps.some(({ step, measure }) => step === "heads" && measure === "cosine_input")
   ? "The heads side by side have a basis of their own, so their cosine says little."
   : "The heads side by side have another number of dimensions than the layer's input, so they have no cosine to it.";
-
-function Steps() {
-  const [measure, token] = [state.stepMeasure.value, state.token.value];
-  const rows = rowsNow(data.steps, measure);
-  const own = token !== null && measure === "cosine_input" && state.checkpoint.value === captured;
-  const lines = Object.entries(data.labels.steps).flatMap(([step, name], n): Line[] => {
-    const colour = COLOURS[n % COLOURS.length];
-    const mean = { name, colour, ...byLayer(rows.filter((row) => row.step === step)) };
-    if (!own) return [mean];
-    return [mean, { name: `“${nameOf(token)}”, ${name}`, colour, dash: "dotted", values: cosinesOf(token, step) }];
-  });
-  const note = `What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. ${headsNote} The selected word's own values are of the ${modelText(captured)} alone.`;
-  return <VectorChart choice="stepMeasure" name="Steps of a layer" note={note} lines={lines} />;
-}
-
-function Geometry() {
-  const rows = rowsNow(data.geometry, state.geometryMeasure.value);
-  const present = Object.entries(data.labels.points).filter(([point]) => rows.some((row) => row.point === point));
-  const lines = present.map(([point, name], n) => ({
-    ...{ name, colour: COLOURS[n % COLOURS.length] },
-    ...byLayer(rows.filter((row) => row.point === point)),
-  }));
-  const note = "How the vectors of a text lie to each other at each capture point.";
-  return <VectorChart choice="geometryMeasure" name="Geometry" note={note} lines={lines} />;
-}
 
 const OTHER_SCORES = { random: "Random words", decompx: "DecompX", gradient_norm: "Gradient norm" };
 
@@ -322,8 +307,24 @@ export function More() {
       <summary>More: steps of a layer, geometry, removal test</summary>
       {open.value && (
         <>
-          <Steps />
-          <Geometry />
+          <VectorChart
+            choice="stepMeasure"
+            name="Steps of a layer"
+            note={`What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. ${headsNote} The selected word's own values are of the ${modelText(captured)} alone.`}
+            labels={data.labels.stepMeasures}
+            rows={data.steps}
+            lineOf={({ step }) => step}
+            names={data.labels.steps}
+          />
+          <VectorChart
+            choice="geometryMeasure"
+            name="Geometry"
+            note="How the vectors of a text lie to each other at each capture point."
+            labels={data.labels.geometry}
+            rows={data.geometry}
+            lineOf={({ point }) => point}
+            names={data.labels.points}
+          />
           {data.removal.length > 0 && <Removal />}
         </>
       )}

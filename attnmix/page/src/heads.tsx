@@ -5,7 +5,7 @@ import { headCount, headRows, headsOf } from "./attention";
 import { data, layers, modelText, once, range } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
-import { Pane, type Rows, Select, useWidth } from "./ui";
+import { Pane, paintCells, type Rows, Select, useWidth } from "./ui";
 import { Weight } from "./weight";
 import { nameOf } from "./words";
 
@@ -118,17 +118,13 @@ function Lines({ rows }: { rows: Weights }) {
 
 /** Paint rows, the darker the larger by the square root; a small picture has the largest of each few columns. */
 function paint(canvas: HTMLCanvasElement, rows: Weights, columns = rows[0].length) {
-  [canvas.width, canvas.height] = [columns, rows.length];
-  const image = new ImageData(columns, rows.length);
-  const colour = dark.peek() ? [110, 195, 245] : [0, 96, 160];
   const [most, wide] = [largest(rows), rows[0].length / columns];
-  rows.forEach((row, i) => {
-    for (let n = 0; n < columns; n++) {
-      const value = wide === 1 ? row[n] : largestIn(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide)));
-      image.data.set([...colour, Math.round(255 * Math.sqrt(value / most))], 4 * (i * columns + n));
-    }
-  });
-  canvas.getContext("2d")!.putImageData(image, 0, 0);
+  const cell = (row: Float32Array) => (_: unknown, n: number) =>
+    Math.sqrt(largestIn(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide))) / most);
+  paintCells(
+    canvas,
+    rows.map((row) => Float32Array.from({ length: columns }, cell(row))),
+  );
 }
 
 function Matrix({ rows }: { rows: Weights }) {

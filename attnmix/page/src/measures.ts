@@ -28,8 +28,9 @@ export const othersChange = (token: number): Maybe => {
 };
 
 /** What a word is shaded by: share from others, ratio, what fine-tuning changed of it, or its score for the class. */
-export function shadeOf(token: number, checkpoint: string, change: boolean): Maybe {
+export function shadeOf(token: number): Maybe {
   const [kind, layer] = [state.shade.value, state.layer.value];
+  const [checkpoint, change] = [state.checkpoint.value, state.change.value];
   if (ofClass()) return run.importanceOf(token, kind);
   if (kind === "sources") return change ? othersChange(token) : othersShare(token, layer, checkpoint);
   const ratio = (each: string) => run.ratioOf(token, layer, each, state.method.value);
@@ -40,8 +41,10 @@ export function shadeOf(token: number, checkpoint: string, change: boolean): May
 export function shadeRange(): [number, number] {
   const one = ofClass() || (state.shade.value === "sources" && byHead());
   const tokens = one ? tokensOf(state.document.value) : run.range(run.tokenCount);
-  const values = tokens.map((token) => shadeOf(token, state.checkpoint.value, state.change.value));
-  const known = values.filter((each) => each !== null).map((each) => (hasSign() ? Math.abs(each) : each));
+  const known = tokens
+    .map(shadeOf)
+    .filter((each) => each !== null)
+    .map((each) => (hasSign() ? Math.abs(each) : each));
   if (known.length === 0) return [0, 0];
   const sorted = Float64Array.from(known).toSorted();
   const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))];
@@ -71,17 +74,17 @@ export const shownModel = () =>
       : modelName(state.checkpoint.value);
 
 /** What a token took from each word, itself among them, the most first; null where it is not on the page. */
-const took = (token: number, checkpoint: string): Share[] | null =>
+const took = (token: number, checkpoint = state.checkpoint.value): Share[] | null =>
   byHead()
     ? headSources(token, state.layer.value, checkpoint, state.head.value!)
     : run.sourcesOf(token, state.layer.value, checkpoint, state.matrix.value);
 
 /** The other words that a token took most from; null where they are not on the page. */
-export const mainSources = (token: number, checkpoint: string): Share[] | null =>
-  took(token, checkpoint)?.filter((each) => each.token !== token) ?? null;
+export const mainSources = (token: number): Share[] | null =>
+  took(token)?.filter((each) => each.token !== token) ?? null;
 
 /** The other words that have a token among their main sources, the most first. */
-function gave(token: number, checkpoint: string): Share[] {
+function gave(token: number, checkpoint = state.checkpoint.value): Share[] {
   const others = tokensOf(run.documentOf[token]).filter((each) => each !== token);
   const shares = others.map((each) => took(each, checkpoint)?.find((source) => source.token === token)?.share ?? 0);
   const given = others.map((each, n) => ({ token: each, share: shares[n] }));
@@ -99,10 +102,10 @@ function changes(find: typeof took, token: number): Share[] {
 }
 
 /** What a token took from other words and gave to them, in a model or as a change; null where it is not on the page. */
-export function exchanged(token: number, checkpoint = state.checkpoint.value, change = state.change.value) {
-  const main = mainSources(token, checkpoint);
+export function exchanged(token: number) {
+  const main = mainSources(token);
   if (main === null) return null;
-  return change
+  return state.change.value
     ? { took: changes(took, token), gave: changes(gave, token) }
-    : { took: main, gave: gave(token, checkpoint) };
+    : { took: main, gave: gave(token) };
 }

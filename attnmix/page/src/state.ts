@@ -38,11 +38,6 @@ const choices = {
   ),
   shade: choice([...sources, "ratio"][0], () => [...sources, "ratio", ...Object.keys(data.importance)]),
   change: choice(false, () => [false, canChange]), // words are shaded by what fine-tuning changed
-  beside: choice<string | number>( // a checkpoint or a text next to the text
-    "none",
-    () => ["none", ...checkpoints, ...texts],
-    (each) => (typeof each === "number" ? textName(each) : each),
-  ),
   lines: choice("weight", () => ["weight", "norm"]), // of heads
   source: choice<Maybe>(null, tokensIn, tokenName), // whose key meets the query
   layout: choice(layouts[0], () => layouts),

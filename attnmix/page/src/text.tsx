@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { headCount } from "./attention";
-import { checkpoints, data, modelName, modelText, positionOf, range, type Share, tokensOf } from "./data";
+import { data, modelName, positionOf, range, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
@@ -32,7 +32,7 @@ export function KeptBar({ token }: { token: number }) {
   if (change !== null) return <Said token={token}>{points(change)} from other words by fine-tuning</Said>;
   const others = measures.othersShare(token, state.layer.value, checkpoint);
   if (others === null) return <p class="note">{notThere(token)}</p>;
-  const main = (measures.mainSources(token, checkpoint) ?? []).slice(0, 4);
+  const main = (measures.mainSources(token) ?? []).slice(0, 4);
   const rest = Math.max(
     0,
     main.reduce((left, { share }) => left - share, others),
@@ -124,20 +124,12 @@ const rows = (): Rows => {
   return {
     columns: token === null ? columns : [...columns, "contributed to the selected word", "received from it"],
     rows: tokensOf(state.document.value).map((each) => {
-      const value = measures.shadeOf(each, state.checkpoint.value, state.change.value);
-      const row = [positionOf(each), nameOf(each), value];
+      const row = [positionOf(each), nameOf(each), measures.shadeOf(each)];
       return token === null ? row : [...row, share(took, each), share(gave, each)];
     }),
     note: `${measures.shownModel()}, layer ${state.layer.value}; of a word's sources the ${data.sourcesKept} largest`,
   };
 };
-
-/** What may stand beside the text: a model or another text. */
-const compared = (): (readonly [string | number, string])[] => [
-  ["none", "nothing"],
-  ...(canChange ? checkpoints.map((each) => [each, modelText(each)] as const) : []),
-  ...data.documents.map(({ name }, n) => [n, name] as const).filter(([n]) => n !== state.document.value),
-];
 
 const Controls = () => (
   <div class="controls">
@@ -173,7 +165,6 @@ const Controls = () => (
         options={[[null, "mean of all"], ...range(headCount).map((each) => [each, `no. ${each + 1}`] as const)]}
       />
     )}
-    {compared().length > 1 && <Select choice="beside" label="Compare with" options={compared()} />}
     {canChange && (
       <label class="check">
         <input
@@ -188,30 +179,8 @@ const Controls = () => (
   </div>
 );
 
-/** The text in another model, or another text. */
-function Beside({ beside }: { beside: string | number }) {
-  const number = typeof beside === "number" ? beside : state.document.value;
-  const checkpoint = typeof beside === "number" ? state.checkpoint.value : beside;
-  const change = typeof beside === "number" && state.change.value;
-  return (
-    <>
-      <h4>
-        <bdi>{data.documents[number].name}</bdi>, {change ? measures.shownModel() : modelName(checkpoint)}
-      </h4>
-      <Words
-        id="beside-words"
-        tokens={tokensOf(number)}
-        label="Words to compare with"
-        checkpoint={checkpoint}
-        change={change}
-        marks={typeof beside === "string"}
-      />
-    </>
-  );
-}
-
 export function Text() {
-  const { document, checkpoint, layer, token, change, beside } = state;
+  const { document, layer, token } = state;
   const { name, note } = data.documents[document.value];
   const [low, high] = limits.value.map(measures.shadeText);
   const [less, more] = ["less", "more"].map((each) => `rgb(var(--${each}) / ${opacity()})`);
@@ -238,18 +207,7 @@ export function Text() {
         .
       </p>
       <div class="reader">
-        <div>
-          <Words
-            id="words"
-            tokens={tokensOf(document.value)}
-            prefix="token-"
-            label="Words of the text"
-            checkpoint={checkpoint.value}
-            change={change.value}
-            marks
-          />
-          {beside.value !== "none" && beside.value !== document.value && <Beside beside={beside.value} />}
-        </div>
+        <Words id="words" tokens={tokensOf(document.value)} prefix="token-" label="Words of the text" marks />
         <aside id="card" aria-label="The selected word" aria-live="polite">
           {token.value === null ? (
             <p class="small noprint">Select a word, by click or arrow keys, to see what it took and gave.</p>

@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { toBlob, toSvg } from "html-to-image";
 import type { ComponentChildren } from "preact";
 import { useId, useLayoutEffect, useRef } from "preact/hooks";
-import { type Choice, printing, set, state } from "./state";
+import { type Choice, dark, printing, set, state } from "./state";
 
 const PRINTED = 640; // pixels
 
@@ -187,6 +187,27 @@ export const Table = (props: {
     </table>
   </div>
 );
+
+/** Cells of a picture: blue above 0, orange below, the stronger the further from it. Strengths are at most 1. */
+export function paintCells(canvas: HTMLCanvasElement, rows: ArrayLike<number>[]): void {
+  const [above, below] = dark.peek()
+    ? [
+        [110, 195, 245],
+        [255, 157, 77],
+      ]
+    : [
+        [0, 96, 160],
+        [179, 74, 0],
+      ];
+  const [width, height] = [rows[0].length, rows.length];
+  Object.assign(canvas, { width, height });
+  const image = new ImageData(width, height);
+  rows.forEach((row, i) => {
+    for (let n = 0; n < width; n++)
+      image.data.set([...(row[n] < 0 ? below : above), Math.round(255 * Math.abs(row[n]))], 4 * (i * width + n));
+  });
+  canvas.getContext("2d")!.putImageData(image, 0, 0);
+}
 
 export const Ramp = ({ low, high, colours }: { low: string; high: string; colours: string }) => (
   <span class="ramp">

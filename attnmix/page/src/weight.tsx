@@ -6,7 +6,7 @@ import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type
 import { data, modelText } from "./data";
 import { figures, percent } from "./format";
 import { dark, headsLayer, position, set, shownHead, state } from "./state";
-import { Pane, type Rows, Select, Table, Term } from "./ui";
+import { Pane, paintCells, type Rows, Select, Table, Term } from "./ui";
 import { nameOf } from "./words";
 
 const LISTED = 9; // sources of a longer text: the strongest, the word itself and the chosen one
@@ -19,22 +19,8 @@ function Strip({ values, most, label }: { values: Vector; most: number; label: s
   const canvas = useRef<HTMLCanvasElement>(null);
   const night = dark.value;
   useEffect(() => {
-    const [above, below] = night
-      ? [
-          [110, 195, 245],
-          [255, 157, 77],
-        ]
-      : [
-          [0, 96, 160],
-          [179, 74, 0],
-        ];
-    const image = new ImageData(values.length, 1);
-    values.forEach((value, n) => {
-      const strength = most > 0 ? Math.min(1, Math.abs(value) / most) : 0;
-      image.data.set([...(value < 0 ? below : above), Math.round(255 * strength)], 4 * n);
-    });
-    Object.assign(canvas.current!, { width: values.length, height: 1 });
-    canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
+    const strength = (value: number) => (most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0);
+    paintCells(canvas.current!, [Float64Array.from(values, strength)]);
   }, [values, most, night]);
   const title = largestOf([values]) < 0.02 * most ? "almost 0 everywhere" : label;
   return <canvas ref={canvas} class="strip" role="img" aria-label={label} title={title} />;

@@ -78,19 +78,11 @@ const widths = (shares: Share[] = []) => {
   return new Map(shares.map(({ token, share }) => [token, `${width(share)}px`]));
 };
 
-/** Words from one token to another; with a `prefix` for their ids they can be selected by mouse and keys. */
-export function Words(props: {
-  id: string;
-  tokens: number[];
-  prefix?: string;
-  label: string;
-  checkpoint: string;
-  change: boolean;
-  marks?: boolean;
-}) {
-  const { tokens, prefix, checkpoint, change } = props;
+/** Words from one token to another, selected by mouse and keys; `prefix` is that of their ids. */
+export function Words(props: { id: string; tokens: number[]; prefix: string; label: string; marks?: boolean }) {
+  const { id, tokens, prefix, label, marks } = props;
   const chosen = state.token.value;
-  const exchange = props.marks && chosen !== null ? exchanged(chosen, checkpoint, change) : null;
+  const exchange = marks && chosen !== null ? exchanged(chosen) : null;
   const [took, gave] = [widths(exchange?.took), widths(exchange?.gave)];
   const { words, apart } = readingAt(state.layer.value);
   const { direction } = data.documents[documentOf[tokens[0]]];
@@ -110,14 +102,14 @@ export function Words(props: {
   };
   return (
     <div
-      id={props.id}
+      id={id}
       class="words"
       dir={direction as "ltr"}
-      role={prefix ? "listbox" : "group"}
+      role="listbox"
       tabIndex={0}
-      aria-label={props.label}
-      aria-orientation={prefix ? "horizontal" : undefined}
-      aria-activedescendant={prefix && chosen !== null && tokens.includes(chosen) ? `${prefix}${chosen}` : undefined}
+      aria-label={label}
+      aria-orientation="horizontal"
+      aria-activedescendant={chosen !== null && tokens.includes(chosen) ? `${prefix}${chosen}` : undefined}
       onKeyDown={selectByKey}
       onClick={(e) => tokenAt(e) !== null && set({ token: tokenAt(e) })}
       onMouseOver={(e) => (hovered.value = tokenAt(e))}
@@ -125,19 +117,19 @@ export function Words(props: {
     >
       {/* Elements and no components: of 512 words, components would take longer than what they draw. */}
       {tokens.map((token) => {
-        const value = shadeOf(token, checkpoint, change);
+        const value = shadeOf(token);
         const said = value === null ? "" : shadeText(value);
         const classes = { piece: !apart[token], found: foundTokens.value.has(token), chosen: token === chosen };
-        const marks = { took: took.has(token), gave: gave.has(token) };
-        const names = Object.entries({ ...classes, ...marks }).filter(([, is]) => is);
+        const exchanges = { took: took.has(token), gave: gave.has(token) };
+        const names = Object.entries({ ...classes, ...exchanges }).filter(([, is]) => is);
         const style = { "--took-width": took.get(token), "--gave-width": gave.get(token) };
         return (
           <>
             {token > tokens[0] && apart[token] ? " " : ""}
             <span
-              id={prefix && `${prefix}${token}`}
-              role={prefix ? "option" : undefined}
-              aria-selected={prefix ? token === chosen : undefined}
+              id={`${prefix}${token}`}
+              role="option"
+              aria-selected={token === chosen}
               class={names.map(([name]) => name).join(" ")}
               style={{ ...style, backgroundColor: shade(value) }}
               data-token={token}
