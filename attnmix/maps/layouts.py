@@ -194,9 +194,8 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     Only `separate` and `pca` take vectors of several widths.
     """
     if layout == "pca":
-        calls = [(each, settings.metric) for each in vectors.values()]
-        places = in_parallel(principal_components, calls, "pca")
-        return {settings.seed: {site: xy.astype(np.float32) for site, xy in zip(vectors, places, strict=True)}}
+        components = in_parallel(principal_components, [(each, settings.metric) for each in vectors.values()], "pca")
+        return {settings.seed: {site: xy.astype(np.float32) for site, xy in zip(vectors, components, strict=True)}}
     blocks = [np.concatenate(list(vectors.values()))] if layout == "joint" else list(vectors.values())
     seeds = [settings.seed, *settings.stability_seeds]
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
