@@ -33,7 +33,7 @@ import pandas as pd
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import DECODER_INPUT, POINTS, TOKEN_CLASSES
+from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS, TOKEN_CLASSES
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
@@ -154,8 +154,9 @@ class Measures:
         `layer` where no `layer` is given.
 
         `name` is one of `attnmix.measures.matrices.MATRICES`: `attention`, `norm` (lengths of F_ij), `value_zeroing`,
-        `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the layer. Raise `InputError` for
-        a matrix, layer or text that is not there, and without a `layer` where encoder and decoder read other tokens.
+        `value_zeroing_without_bias`, `alti`, `globenc`, or a rollout such as `alti_rollout`, from the embeddings to the
+        layer. Raise `InputError` for a matrix, layer or text that is not there, and without a `layer` where encoder and
+        decoder read other tokens.
 
         >>> matrix = result.matrix("alti", layer=6)
         >>> matrix.dims, matrix.shape, float(matrix.sum("source").mean().round(6))
@@ -167,22 +168,25 @@ class Measures:
             raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
         if not 0 <= text < len(self.documents):
             raise InputError(f"text: {text}; allowed: 0 to {len(self.documents) - 1}")
-        if text not in self._matrices:
+        known, layer_matrix = self._matrices.setdefault(text, {}), name.removesuffix("_rollout")
+        if name not in known:
+            matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
             with self.model.observed() as base:
                 label: Any = self.model.name
-                measurer = DocumentMeasurer(base, label, self.methods, list(LAYER_MATRICES))
+                wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
+                measurer = DocumentMeasurer(base, label, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
-            self._matrices[text] = {key: matrix.cpu().numpy() for key, matrix in computed.items()}
-        if name not in self._matrices[text]:
+            known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
+        if name not in known:
             family = family_of(self.model.network.base_model.config)
             raise InputError(f"matrix: the model family {family.model_type} has no {name}")
-        matrix_LTT = self._matrices[text][name]
+        matrix_LTT = known[name]
         if layer not in range(1, len(matrix_LTT) + 1) and (layer is not None or self.encoder_layers is not None):
             raise InputError(f"layer: {layer}; allowed: 1 to {len(matrix_LTT)}")
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
-        matrices = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
-        return matrices if layer is None else matrices.sel(layer=layer)
+        array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
+        return array if layer is None else array.sel(layer=layer)
 
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.

@@ -44,10 +44,10 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     return torch.cat(scores)
 
 
-def probe_accuracy(
-    train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
-) -> float:
-    """Return the accuracy on the test vectors of a logistic regression that is fitted to the training vectors.
+def probe_predictions(
+    train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return the labels that a logistic regression, fitted to the training vectors, gives the test vectors.
 
     The two must be of different texts, else a probe can tell the text instead of the label. A control task says what
     a probe learns of nothing: the same with labels drawn at random for each text (Hewitt and Liang, EMNLP 2019).
@@ -57,4 +57,11 @@ def probe_accuracy(
     from sklearn.preprocessing import StandardScaler
 
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
-    return float(probe.fit(np.asarray(train_ND), train_N).score(np.asarray(test_ND), test_N))
+    return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))
+
+
+def probe_accuracy(
+    train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
+) -> float:
+    """Return the share of `probe_predictions` that are right."""
+    return float((probe_predictions(train_ND, train_N, test_ND) == np.asarray(test_N)).mean())

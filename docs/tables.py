@@ -46,7 +46,7 @@ PLANTED = {
     "without b_V": "attnresln_n, without_value_bias",
     "`layer_n`": "layer_n",
     "Value Zeroing": "value_zeroing",
-    "same, no b_V": "value_zeroing, without_value_bias",
+    "same, no b_V": "value_zeroing_without_bias",
     "raw, others' sum": "value_zeroing_sum",
     "ALTI": "alti",
     "ALTI, no b_V": "alti, without_value_bias",

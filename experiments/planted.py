@@ -88,9 +88,7 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
     by_token = {} if case.two_before else ratio_scores(base, ids[:MEASURED], case.layers[0].bias)
     by_token |= matrix_scores(base, ids[:MEASURED], others_TT)
     freed = matrix_scores(planted_model(case.without_value_bias(), contents), ids[:MEASURED], others_TT)
-    by_token |= {
-        f"{name}, {BIAS}": score for name, score in freed.items() if name.startswith(("value_zeroing", "alti"))
-    }
+    by_token |= {f"{name}, {BIAS}": score for name, score in freed.items() if name.startswith("alti")}
     by_token |= derivative_scores(case, base, ids[:DERIVED])
     by_token["conditional_derivative"] = conditional_derivative(output, x_BTD, others_TT)
     by_token["swap"] = swap_ratio(output, x_BTD, x_BTD.roll(1, 0), others_TT.bool())
@@ -133,7 +131,8 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
 def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Tensor]:
     """Return the others' share of the rows `[B, T]` of each matrix, with two layers of each rollout.
 
-    `value_zeroing_sum` is the others' part of a row of Value Zeroing before rows are made to sum to 1.
+    `value_zeroing_sum` is the others' part of a row of Value Zeroing before rows are made to sum to 1; the same without
+    b_V.
     """
     declared = list(LAYER_MATRICES.values())
 
@@ -149,7 +148,8 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
             if (name in ROLLOUTS) == (len(by_layer) > 1)
         }
         if len(by_layer) == 1:
-            shares["value_zeroing_sum"] = (raw[0]["value_zeroing"] * others_TT).sum(-1)
+            for name in ("value_zeroing", "value_zeroing_without_bias"):
+                shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
         by_text.append(shares)
     return {name: torch.stack([shares[name] for shares in by_text]) for name in by_text[0]}
 

@@ -3,13 +3,16 @@
     python -m stages faithfulness
 
 The falls in a few test reviews are compared with those of random removal. For the drawn reviews, `class_use.csv` says
-what becomes of the class where values are replaced, what the head reads off other tokens, and how the classifier's
-margin goes with the last layer's mixing ratio. Writes to
+what becomes of the class where values are replaced, what the head and linear probes read off single tokens, and how the
+classifier's margin goes with the last layer's mixing ratio. Writes to
 `features/faithfulness/` token scores and classes of the captured texts, `captured.parquet` and `predictions.parquet`;
 `reports/plots/faithfulness/`; and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,14 +20,20 @@ import torch
 from tqdm import tqdm
 
 from attnmix.arithmetic.kernels import use
-from attnmix.core.names import IMPORTANCE_NAMES
+from attnmix.core.names import CAPTURED_CHECKPOINT, IMPORTANCE_NAMES
+from attnmix.data.draw import stratified_draw
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, RANDOM, REFERENCE, Review, present_attributions
-from attnmix.faithfulness.class_use import interventions, lens
+from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.probes import PROBE_TEXTS, probes
 from attnmix.faithfulness.tables import agreement, faithfulness_table, margin_correlation, probability_drops
-from attnmix.measures.documents import Document, read_documents
+from attnmix.measures.documents import Document, documents_of, read_documents
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS
+from attnmix.models.loading import load_base
+from attnmix.models.segments import read_segments
+from attnmix.runs.tokens import tokenized_block
+from attnmix.store import texts as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.writers import write_metrics, write_plot
@@ -40,8 +49,9 @@ def main(parameters: Parameters) -> None:
     margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
     documents = _reviews("measured", run)[:MAX_TEXTS]
-    uses = [interventions(classifier, documents, parameters.seed), lens(classifier, documents, parameters.seed)]
-    class_use = pd.concat([*uses, correlations])
+    training = _training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
+    read_off = probes(classifier, _bases(classifier, checkpoints, run), training, documents, parameters.seed)
+    class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])
     predictions, scores = _captured(classifier, parameters.seed, run)
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
@@ -94,6 +104,33 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
     checkpoints = ratios["checkpoint"].unique().tolist()
     by_review = ratios.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
     return table.join(by_review, on="document"), checkpoints
+
+
+def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
+    """Return training reviews to which probes are fitted, truncated and tokenised as `tokenize` does the others."""
+    reviews = store.read_split("train", run.reviews, ["label", "label_name"])
+    numbers = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed).tolist()
+    drawn, names = reviews.iloc[numbers], [f"train/{number}" for number in numbers]
+    texts = [
+        text
+        for number, text in enumerate(chain.from_iterable(store.read_texts("train", run.reviews)))
+        if number in {*numbers}
+    ]
+    rows = drawn.assign(document=names, text=texts, measured=False, predicted_label=-1).to_dict("records")
+    return (
+        documents_of(*tokenized_block(rows, max_length, classifier.tokenizer, classifier.base.config)) if rows else []
+    )
+
+
+def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the checkpoints and their models without a head."""
+    for name in checkpoints:
+        if name == CAPTURED_CHECKPOINT:
+            yield name, classifier.base
+            continue
+        base = load_base(run.checkpoints[name]).to(classifier.model.device)
+        read_segments(base, classifier.tokenizer, run.pairs)
+        yield name, base
 
 
 def _captured(classifier: Classifier, seed: int, run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -13,7 +13,7 @@ from conftest import WORDS, run_stages, toy_reviews
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from attnmix.core.names import LAYOUTS, POINTS
+from attnmix.core.names import LAYOUTS, MATRIX_NAMES, POINTS
 
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
@@ -129,7 +129,7 @@ def run_family(folder: Path) -> None:
         folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
         capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
-        measure={"documents": 2, "gradient_documents": 1, "gradient_max_length": 8},
+        measure={"documents": 2, "matrices": list(MATRIX_NAMES), "gradient_documents": 1, "gradient_max_length": 8},
         umap={"layouts": list(LAYOUTS)},
     )
 

@@ -458,7 +458,8 @@ class ReferenceLayer:
         values = {
             "attention": self.attention.mean(0),
             "norm": np.linalg.norm(self.F, axis=-1),
-            "value_zeroing": normalised(self.value_zeroing()),
+            "value_zeroing": normalised(self.value_zeroing(np.zeros_like(self.value_bias))),
+            "value_zeroing_without_bias": normalised(self.value_zeroing(self.value_bias)),
         }
         if not self.parallel:
             y, parts = self.points["attention_residual"], self.R
@@ -470,13 +471,13 @@ class ReferenceLayer:
             values["globenc"] = normalised(np.linalg.norm(self.E, axis=-1))
         return values
 
-    def value_zeroing(self) -> Array:
-        """1 - cos of the layer's outputs, run again with one value at a time set to zero; rows as they are."""
+    def value_zeroing(self, baseline: Array) -> Array:
+        """1 - cos of the layer's outputs, run again with one value at a time set to a baseline; rows as they are."""
         tokens, output = len(self.x), self.points["layer_output"]
         values = np.zeros((tokens, tokens))
         for j in range(tokens):
             value = self.value.copy()
-            value[:, j] = 0
+            value[:, j] = baseline[:, 0]
             without = self.rest(value)["layer_output"]
             values[:, j] = [1 - cosine(output[i], without[i]) for i in range(tokens)]
         return values

@@ -23,6 +23,8 @@ from conftest import (
 )
 
 from attnmix.core.names import CHECKPOINT_NAMES, Site
+from attnmix.faithfulness.class_use import COLUMNS
+from attnmix.faithfulness.probes import TARGETS
 from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
 from attnmix.measures.matrices import MATRICES
@@ -32,7 +34,7 @@ from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.heads import scores
 from attnmix.store.runs import Run, arrays_folder
-from attnmix.store.writers import write_by_site, write_heads, write_matrix
+from attnmix.store.writers import write_by_site, write_heads, write_matrix, write_plot
 from stages import capture, measure, reduce
 from stages.common.parameters import read_parameters
 from stages.render import page_subject
@@ -85,6 +87,13 @@ def make_run(folder: Path) -> Path:
             tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
         write_captured_tokens(tokens, run.texts)
         counts = {"tokens": 9, "whole_tokens": 12, "unknown_tokens": 2}
+        rows = [
+            (checkpoint, f"probe_{target}", group, layer, (layer + len(checkpoint + target)) / 20, 0.1, 0.9, 40)
+            for checkpoint in CHECKPOINT_NAMES
+            for group, target in TARGETS
+            for layer in (1, 2, 3)
+        ]
+        write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=COLUMNS), run.tables)
         texts = pd.read_parquet(run.texts_file).assign(label=0, label_name="negative", **counts)
         write_table(run.texts_file, texts)
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # so that tests need not wait while the map plays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +12,26 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, digest, run_tokenized, tokenized_documents, write_reviews, write_tiny_bert
+from conftest import (
+    Workspace,
+    digest,
+    run_tokenized,
+    tokenized_documents,
+    toy_reviews,
+    write_reviews,
+    write_tiny_bert,
+)
 from families import write_family
 from family_reference import gated_part, integrated, read, run_reference
+from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification
 
 from attnmix.core.errors import InputError
 from attnmix.faithfulness import classifier as classifiers
 from attnmix.faithfulness.attributions import ATTRIBUTIONS, MATRIX_NAMES, RANDOM, Review
-from attnmix.faithfulness.class_use import interventions, lens
+from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
+from attnmix.faithfulness.probes import TARGETS, chosen_tokens, probes
 from attnmix.faithfulness.tables import (
     SHARES,
     agreement,
@@ -308,7 +319,11 @@ def test_the_stage_writes_its_tables_the_same_every_time(workspace: Workspace) -
     assert (margins["margin"] >= 0).all()
     class_use = run.table("faithfulness/class_use").set_index("quantity")
     assert {*class_use.loc["margin_spearman", "group"]} == {*margins["predicted"], "all"}
-    last = class_use.query("layer == 3").set_index("group", append=True)["mean"]
+    probe_rows = class_use[class_use.index.str.startswith("probe_")]
+    assert {*probe_rows["checkpoint"]} == {"pretrained", "finetuned"}
+    assert set(zip(probe_rows["group"], probe_rows.index.str.removeprefix("probe_"), strict=True)) == set(TARGETS)
+    assert (probe_rows.loc["probe_class", "documents"] == 8).all()
+    last = class_use.query("layer == 3 and checkpoint == 'finetuned'").set_index("group", append=True)["mean"]
     assert last["lens_agreement", "read"] == 1  # the token that the head reads, after the last layer
     assert 0 <= last["lens_agreement", "others"] <= 1
     assert {*class_use.loc["class_kept", "group"]} <= {"text_mean", "corpus_mean", "other_class"}
@@ -379,6 +394,98 @@ def test_interventions_and_lens_are_those_of_hooks_on_the_model_s_own_modules(tm
             states = model.bert(**inputs[number], output_hidden_states=True).hidden_states[2][0]
             scores = torch.cat([model.classifier(model.bert.pooler(vector[None, None])) for vector in states[1:]])
         named.append(float((scores.argmax(-1) == predicted[number]).double().mean()))
-    agreement = lens(classifier, documents, 0).set_index(["group", "layer"])["mean"]
+    table = probes(classifier, [("finetuned", classifier.base)], [], documents, 0)
+    agreement = table.set_index(["group", "layer"])["mean"]
     assert agreement["others", 2] == pytest.approx(np.mean(named))
     assert agreement["read", len(modules)] == 1
+
+
+@pytest.fixture(scope="module")
+def small_classifier(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
+    folder = write_tiny_bert(tmp_path_factory.mktemp("probes") / "model", seed=3)
+    return Classifier(folder, torch.device("cpu"), 200)
+
+
+def reviews(classifier: Classifier, number: int, seed: int) -> list[Document]:
+    table = toy_reviews(number, seed)
+    texts = {f"test/{row}": text for row, text in enumerate(table["text"])}
+    documents = tokenized_documents(classifier.tokenizer, texts, 24)
+    return [replace(each, label=int(label)) for each, label in zip(documents, table["label"], strict=True)]
+
+
+def test_probes_find_what_vectors_are_planted_with_and_their_controls_do_not(
+    small_classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, training, tested = np.random.default_rng(0), *(reviews(small_classifier, 30, seed) for seed in (1, 2))
+
+    def planted_vectors(_classifier: Any, _base: Any, _texts: Any, tokens: pd.DataFrame) -> dict[int, torch.Tensor]:
+        noise = 0.1 * generator.normal(size=(2, len(tokens), 8))
+        noise[0] += np.eye(8)[tokens["position"]]  # the first layer knows the place
+        noise[1] += tokens["class"].to_numpy()[:, None]  # the second one the class
+        return {layer: torch.tensor(vectors) for layer, vectors in enumerate(noise, start=1)}
+
+    monkeypatch.setattr("attnmix.faithfulness.probes.token_vectors", planted_vectors)
+    table = probes(small_classifier, [("pretrained", None)], training, tested, 0)
+    mean = table.set_index(["quantity", "group", "layer"])["mean"]
+    assert mean["probe_class", "others", 2] == mean["probe_class", "read", 2] == 1
+    assert max(mean["probe_class", "others", 1], mean["probe_class", "read", 1]) < 0.8
+    assert mean["probe_position", "others", 1] == 1
+    assert mean["probe_position", "others", 2] < 0.7
+    controls = table[table["quantity"].str.endswith("_control")]
+    assert (len(controls), controls["mean"].max() < 0.75) == (8, True)
+    assert (table["documents"] == 30).all()
+
+
+def test_probe_accuracy_is_that_of_a_regression_on_the_models_own_states(small_classifier: Classifier) -> None:
+    training, tested = (reviews(small_classifier, 20, seed) for seed in (1, 2))
+    table = probes(small_classifier, [("finetuned", small_classifier.base)], training, tested, 0)
+    mean = table.set_index(["quantity", "group", "layer"])["mean"]
+    model: Any = library(small_classifier.folder)
+    states: list[list[Array]] = []
+    for texts in (training, tested):
+        with torch.no_grad():
+            inputs = [{"input_ids": torch.tensor(text.ids[None].astype(np.int64))} for text in texts]
+            states.append(
+                [model.bert(**each, output_hidden_states=True).hidden_states[2][0].numpy() for each in inputs]
+            )
+    labels = [[text.label for text in texts] for texts in (training, tested)]
+
+    def named(known: Array, classes: list[int], asked: Array) -> Array:
+        known, asked = ((each - known.mean(0)) / known.std(0) for each in (known.astype(float), asked.astype(float)))
+        fit = LogisticRegression(C=0.01, max_iter=1000).fit(known, classes)
+        return np.asarray(fit.predict(asked))
+
+    read = [np.stack([state[0] for state in part]) for part in states]
+    expected = np.mean(named(read[0], labels[0], read[1]) == labels[1])
+    assert mean["probe_class", "read", 2] == pytest.approx(expected)
+    places = [np.round(np.linspace(0, len(text) - 1, min(17, len(text)))).astype(int)[1:] for text in training]
+    others = np.concatenate([state[place] for state, place in zip(states[0], places, strict=True)])
+    classes = [label for label, place in zip(labels[0], places, strict=True) for _ in place]
+    shares = []
+    for text, state, label in zip(tested, states[1], labels[1], strict=True):
+        place = np.round(np.linspace(0, len(text) - 1, min(17, len(text)))).astype(int)[1:]
+        shares.append((named(others, classes, state[place]) == label).mean())
+    assert mean["probe_class", "others", 2] == pytest.approx(np.mean(shares))
+
+
+def test_targets_without_two_labels_are_left_out(small_classifier: Classifier) -> None:
+    tested, base = reviews(small_classifier, 6, 1), [("finetuned", small_classifier.base)]
+    assert {*probes(small_classifier, base, [], tested, 0)["quantity"]} == {"lens_agreement"}
+    one_class = [text for text in reviews(small_classifier, 6, 2) if text.label == 0]
+    found = {*probes(small_classifier, base, one_class, tested, 0)["quantity"]}
+    assert "probe_position" in found
+    assert not found & {"probe_class", "probe_class_control"}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "t5"])
+def test_probed_tokens_are_those_that_the_last_stack_reads(family: str, tmp_path: Path) -> None:
+    write_family(family, tmp_path)
+    classifier = Classifier(tmp_path, torch.device("cpu"), 200)
+    end = int(classifier.model.config.eos_token_id) if family in ("bart", "t5") else 8  # where its head looks for that
+    ids = np.array([3, 5, 6, 7, end], np.int32)
+    document = Document("test/0", ids, np.zeros(5, np.int8), np.array([-1, 0, 1, 2, -1], np.int32))
+    tokens = chosen_tokens(classifier, [document]).set_index("place").sort_index()
+    later = int(family in ("bart", "t5"))
+    assert tokens["token"].tolist()[later:] == ids.tolist()[: 5 - later]
+    assert tokens.index[tokens["word"]].tolist() == [1 + later, 2 + later, 3 + later]
+    assert tokens.index[tokens["group"] == "read"].tolist() == [0 if family == "bert" else 4]

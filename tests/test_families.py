@@ -184,6 +184,8 @@ def test_matrices_follow_their_definition(
         for name, matrix in matrices.items():
             array = values[name][number].numpy()
             np.testing.assert_allclose(array, matrix, atol=1e-5, rtol=1e-5, err_msg=name)
+        with_bias, without_bias = (values[name][number] for name in ("value_zeroing", "value_zeroing_without_bias"))
+        assert torch.equal(with_bias, without_bias) != layer.value_bias.any()
 
 
 def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:

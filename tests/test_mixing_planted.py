@@ -21,7 +21,7 @@ from attnmix.measures.contributions import DocumentMeasurer, contributions, laye
 from attnmix.measures.identities import IDENTITIES, SAMPLED_IDENTITIES, identity_errors
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, Norm, no_norm, slopes
 from attnmix.measures.layers import Linear as Affine
-from attnmix.measures.matrices import LAYER_MATRICES
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, mixing_ratios
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import LayerCall, ModuleCall
@@ -70,7 +70,8 @@ def planted_layer(block: Block, attention: torch.Tensor, x: torch.Tensor, value:
             "ffn_output": added,
             "layer_output": block.layer.output.LayerNorm(normed + added),
         }
-    call = LayerCall(1, block.stack, ModuleCall(block.layer, x, (), {}), {})
+    parts = {"attention": ModuleCall(block.layer.attention, x, (), {})}
+    call = LayerCall(1, block.stack, ModuleCall(block.layer, x, (), {}), parts)
     return LayerPass(block, call, planted, x, points)
 
 
@@ -189,13 +190,18 @@ def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_we
     np.testing.assert_allclose(measures.ratios, expected, atol=1e-5, rtol=0)
     contributed = [layer.contributions() for layer in layers]
     true = {name: np.stack([layer[name] for layer in contributed]) for name in LAYER_MATRICES}
-    true |= {f"{name}_rollout": rolled(true[name]) for name in ("value_zeroing", "alti", "globenc")}
+    true |= {f"{name}_rollout": rolled(true[name]) for name in LAYER_MATRICES if f"{name}_rollout" in MATRICES}
     true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
     assert set(matrices) == set(true)
-    trusted = np.stack([layer.value_zeroing().sum(-1) for layer in layers]) >= 1e-4
-    assert matrices["value_zeroing"][~trusted].isnan().all()
+    trusted = {
+        "value_zeroing": np.stack([layer.value_zeroing(0 * layer.value_bias).sum(-1) for layer in layers]) >= 1e-4,
+        "value_zeroing_without_bias": np.stack([layer.value_zeroing(layer.value_bias).sum(-1) for layer in layers])
+        >= 1e-4,
+    }
+    for method, rows in trusted.items():
+        assert matrices[method][~rows].isnan().all()
     for method, array in true.items():
-        rows = trusted if method == "value_zeroing" else np.ones_like(trusted)
+        rows = trusted.get(method, np.ones(array.shape[:2], bool))
         np.testing.assert_allclose(matrices[method].numpy()[rows], array[rows], atol=1e-5, rtol=1e-5, err_msg=method)
 
 

@@ -392,6 +392,11 @@ def test_steps_geometry_and_removal_are_the_files(first: Opened) -> None:
     assert [float(row["Random words"]) for row in first.values("removal")] == pytest.approx(
         removal["drop"].tolist(), rel=1e-3
     )
+    probed = run.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
+    for name, quantity in (("Where it stands", "probe_position"), ("Which token it is", "probe_token")):
+        for suffix, end in (("", ""), (": labels at random", "_control")):
+            expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
+            assert [float(row[name + suffix]) for row in first.values("probes")] == pytest.approx(expected, rel=1e-3)
     page.locator("#token-3").click()
     choose(page, "checkpoint", "finetuned")
     choose(page, "step-measure", "cosine_input")

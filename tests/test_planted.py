@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,21 @@ def test_probe_gains_are_those_of_a_regression_on_the_same_texts() -> None:
     assert [float(gains[name][TOKEN]) for name in ("probe", "head")] == pytest.approx([probe - alone, head - alone])
 
 
+def test_value_zeroing_without_bias_is_value_zeroing_of_the_model_whose_b_v_stands_in_b_o() -> None:
+    case, contents = BY_NAME["uniform_average"], contents_of("uniform_average", 4)
+    (layer,) = case.layers
+    biased = replace(case, layers=[replace(layer, bias=torch.linspace(-1, 1, 16, dtype=torch.float64))])
+    ids = torch.arange(1, 33).view(4, 8)
+    here, moved_bias = (
+        planted.matrix_scores(planted_model(each, contents), ids, case.others_TT)
+        for each in (biased, biased.without_value_bias())
+    )
+    for end in ("", "_sum"):
+        true = moved_bias[f"value_zeroing{end}"]
+        torch.testing.assert_close(here[f"value_zeroing_without_bias{end}"], true, atol=1e-10, rtol=1e-8)
+        assert float((here[f"value_zeroing{end}"] - true).abs().max()) > 1e-3
+
+
 CONSTANTS = {"value_bias", "constant_sink"}
 FOOLED = {
     "attn_w": {"no_values", "heads_cancel", "sources_cancel", "null_sink", "taken_away", *CONSTANTS},
@@ -162,7 +178,7 @@ FOOLED = {
     "attnresln_n, without_value_bias": {"sources_cancel", "constant_sink", "pre_ln_stream", "taken_away"},
     "layer_n": {"sources_cancel", "pre_ln_stream", *CONSTANTS},
     "value_zeroing": {"sources_cancel", "null_sink", "pre_ln_stream", *CONSTANTS},
-    "value_zeroing, without_value_bias": {"sources_cancel", "null_sink", "constant_sink", "pre_ln_stream"},
+    "value_zeroing_without_bias": {"sources_cancel", "null_sink", "constant_sink", "pre_ln_stream"},
     "value_zeroing_sum": {"sources_cancel", "constant_sink", "pre_ln_stream"},
     "alti": {"pre_ln_stream", "taken_away", *CONSTANTS},
     "alti, without_value_bias": {"constant_sink", "pre_ln_stream", "taken_away"},
@@ -172,7 +188,10 @@ FOOLED = {
     "swap": {"sources_cancel"},
     "probe": {"null_sink"},
     "head": {"null_sink", "elsewhere"},
-    **{f"{name}_rollout": {"one_hop_twice"} for name in ("attention", "value_zeroing", "alti", "globenc")},
+    **{
+        f"{name}_rollout": {"one_hop_twice"}
+        for name in ("attention", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
+    },
 }
 """The cases in which a measure's zeros or its order are wrong."""
 

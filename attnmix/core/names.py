@@ -13,8 +13,10 @@ ACTIVATIONS = Path("features/capture")
 """The folder of the token vectors below a run's root, unless `capture.store` names another place."""
 RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n", "layer_n")
 """Mixing ratios, ordered by how much of a layer they cover."""
-MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc")
+MATRIX_NAMES = ("attention", "norm", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
 """Contribution matrices of one layer."""
+COSTLY_MATRIX_NAMES = ("value_zeroing_without_bias",)
+"""Those that are computed on demand alone."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
 """Scores of the tokens of captured texts, for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")

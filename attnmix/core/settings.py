@@ -18,7 +18,15 @@ from pydantic import (
 )
 
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import ACTIVATIONS, LAYOUTS, MATRIX_NAMES, METRIC_NAMES, POINTS, RATIO_NAMES
+from attnmix.core.names import (
+    ACTIVATIONS,
+    COSTLY_MATRIX_NAMES,
+    LAYOUTS,
+    MATRIX_NAMES,
+    METRIC_NAMES,
+    POINTS,
+    RATIO_NAMES,
+)
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Count = Annotated[int, Field(ge=1)]
@@ -193,7 +201,9 @@ class CaptureParameters(Section):
 class MeasureParameters(Section):
     documents: Count = 40
     methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = list(RATIO_NAMES)
-    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = list(MATRIX_NAMES)
+    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = [
+        name for name in MATRIX_NAMES if name not in COSTLY_MATRIX_NAMES
+    ]
     gradient_documents: CountOrZero = 4
     gradient_max_length: Tokens = 24
 

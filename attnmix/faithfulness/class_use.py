@@ -1,4 +1,4 @@
-"""Interventions on attention's values, which show what the class needs, and the class lens on single tokens.
+"""Interventions on attention's values, which show what the class needs.
 
 `interventions` replace the values of all layers from one on, in every text at once, by a vector that all sources share:
 
@@ -6,33 +6,26 @@
     corpus_mean   the mean over the other texts: what the text says is lost too
     other_class   the mean over the texts that have this text's second most probable class
 
-`lens` applies the classifier's head to other tokens and lower layers (`attnmix.lens.head_scores`).
 Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.interventions import Edit, edited_attention, recorded, replaced_values
-from attnmix.lens import head_scores
 from attnmix.measures.documents import Document
-from attnmix.models.capture_points import first_of
 from attnmix.models.encoding import batches_by_tokens, padded
 
 Tensor = torch.Tensor
-Doubles = npt.NDArray[np.float64]
 
-LENS_TOKENS = 16  # tokens of each text under the lens, at equal steps
 COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
 
 
@@ -56,7 +49,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     weights["other_class"] = (second_N[:, None] == predicted_N).float()
     labels_N = torch.tensor([document.label for document in documents])
     chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
-    rows = [_row("accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
+    rows = [table_row("finetuned", "accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
     for name, weights_NN in weights.items():
         known = weights_NN.sum(-1) > 0  # no other text has the second class of some
         if not known.any() or len(documents) < 2:
@@ -69,47 +62,24 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
             named_N = edited_NC.argmax(-1)
             probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
             rows += [
-                _row("class_kept", name, first, (named_N == predicted_N[known]).double(), seed),
-                _row("accuracy", name, first, (named_N == labels_N[known]).double(), seed),
-                _row("probability", name, first, probability_N - chosen_N[known], seed),
+                table_row("finetuned", "class_kept", name, first, (named_N == predicted_N[known]).double(), seed),
+                table_row("finetuned", "accuracy", name, first, (named_N == labels_N[known]).double(), seed),
+                table_row("finetuned", "probability", name, first, probability_N - chosen_N[known], seed),
             ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def lens(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `COLUMNS` of `lens_agreement`: on how many tokens the head names the class that it names for the text.
-
-    `group` is `read`, the token whose vector the head reads, or `others`: at most `LENS_TOKENS` others of each text. A
-    head that pools all tokens reads none of its own.
-    """
-    predicted_N = classifier.logits([document.ids.tolist() for document in documents]).argmax(-1)
-    read = _read_position(classifier, documents[0])
-    agreement: dict[tuple[str, int], list[float]] = {}
-    for document, predicted in zip(documents, predicted_N, strict=True):
-        vectors_LTD = _layer_vectors(classifier, document)
-        positions = np.linspace(0, len(document) - 1, min(LENS_TOKENS + 1, len(document))).round().astype(int)
-        own = [] if read is None else [read % len(document)]
-        groups = {"read": own, "others": np.setdiff1d(positions, own).tolist()}
-        for layer, vectors_TD in enumerate(vectors_LTD, start=1):
-            chosen_TD = vectors_TD[groups["read"] + groups["others"]]
-            scores_TC = head_scores(classifier.model, chosen_TD, _lens_token(classifier, document))
-            named = (scores_TC.argmax(-1).cpu() == predicted).double()
-            for name, values in zip(groups, named.split([len(each) for each in groups.values()]), strict=True):
-                if len(values):
-                    agreement.setdefault((name, layer), []).append(float(values.mean()))
-    rows = [_row("lens_agreement", *key, torch.tensor(values), seed) for key, values in sorted(agreement.items())]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _row(quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
+def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
     """Return a row of `COLUMNS`; the interval of a share ends at 0 and 1."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
     lowest = -1 if quantity == "probability" else 0
-    return ["finetuned", quantity, group, layer, *(float(np.clip(each, lowest, 1)) for each in interval), len(values)]
+    return [checkpoint, quantity, group, layer, *(float(np.clip(each, lowest, 1)) for each in interval), len(values)]
 
 
-def _batches(classifier: Classifier, documents: Sequence[Document]) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+def padded_batches(
+    classifier: Classifier, documents: Sequence[Document]
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Yield the numbers of documents in each padded batch, and the model's input."""
     for batch in batches_by_tokens([len(document) for document in documents], classifier.batch_tokens):
         ids = [documents[number].ids.tolist() for number in batch]
@@ -119,7 +89,7 @@ def _batches(classifier: Classifier, documents: Sequence[Document]) -> Iterator[
 def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predictions:
     logits: dict[int, Tensor] = {}
     means: dict[int, dict[int, Tensor]] = {}
-    for batch, inputs in _batches(classifier, documents):
+    for batch, inputs in padded_batches(classifier, documents):
         values: dict[int, Tensor] = {}
         with torch.inference_mode(), edited_attention(classifier.base, recorded(values)):
             logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
@@ -135,35 +105,8 @@ def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predi
 def _edited_logits(classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]) -> Tensor:
     """Return the logits `[N, C]` where the values of some layers are one vector for each text, `[N, H, d]`."""
     logits: dict[int, Tensor] = {}
-    for batch, inputs in _batches(classifier, documents):
+    for batch, inputs in padded_batches(classifier, documents):
         edit: Edit = replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
         with torch.inference_mode(), edited_attention(classifier.base, edit):
             logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
     return torch.stack([logits[number] for number in range(len(documents))])
-
-
-def _layer_vectors(classifier: Classifier, document: Document) -> Tensor:
-    """Return what leaves each layer of the stack that the head reads `[L, T, D]`."""
-    outputs: list[Tensor] = []
-    with ExitStack() as hooks:
-        for layer in classifier.layers:
-            hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(first_of(output)))
-            hooks.enter_context(hook)
-        classifier.logits([document.ids.tolist()])
-    return torch.cat(outputs)
-
-
-def _read_position(classifier: Classifier, document: Document) -> int | None:
-    """Return the position of the token whose vector the head reads, from the end if it is the last; None if several."""
-    read_T = classifier.gradients(document.ids.tolist(), 0).read_T
-    positions = read_T.nonzero()[:, 0].tolist()
-    if len(positions) != 1:
-        return None
-    return int(positions[0]) if positions[0] == 0 else int(positions[0]) - len(document)
-
-
-def _lens_token(classifier: Classifier, document: Document) -> int:
-    """Return a token that every head reads in a text of one token: a decoder beside an encoder looks for the end."""
-    if len(classifier.family.stacks) > 1:
-        return int(classifier.model.config.eos_token_id)
-    return int(document.ids[0])

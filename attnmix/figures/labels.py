@@ -32,6 +32,7 @@ _MATRICES = {
     "attention": "Attention",
     "norm": "Norm-based",
     "value_zeroing": "Value Zeroing",
+    "value_zeroing_without_bias": "Value Zeroing without b_V",
     "alti": "ALTI",
     "globenc": "GlobEnc",
 }

@@ -22,7 +22,7 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
-from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers, value_map
+from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers
 from attnmix.measures.ratios import all_parts, mixing_ratios, ratio_points
 from attnmix.measures.sources import SOURCES, source_sums
 from attnmix.models.capture_points import widths
@@ -121,7 +121,7 @@ class BatchMeasurer:
     def value_biases(self) -> list[Tensor]:
         """b_V of each layer `[E]`."""
         one_token = padded([[1]], self.pad_token_id, self.base.device)
-        return [value.b for value in map_layers(value_map, self.base, self.folder, one_token)]
+        return map_layers(lambda each: each.value_bias, self.base, self.folder, one_token)
 
     def measures(self, documents: Sequence[Document], sampled: Sequence[bool] | None = None) -> list[DocumentMeasures]:
         """Return everything for each document of one padded batch; of those `sampled`, all identities are checked.

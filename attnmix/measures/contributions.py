@@ -29,7 +29,6 @@ from attnmix.models.families import PROJECTED, family_of
 
 Doubles = npt.NDArray[np.float64]
 
-MIN_RAW_SUM = 1e-4  # a Value Zeroing row with a smaller sum, before normalisation, shows no structure
 BLOCK_NUMBERS = 2**20  # float64 numbers `[J, T, D]` of a block of sources
 
 
@@ -38,20 +37,19 @@ def contributions(
 ) -> dict[str, Tensor]:
     """Return the declared matrices of one document `[layers, T, T]`, normalised, and their rollouts, by name.
 
-    `by_layer` comes from `layer_contributions`. A row of `value_zeroing` whose sum before normalisation is below
-    `MIN_RAW_SUM` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
+    `by_layer` comes from `layer_contributions`. A row whose sum before normalisation is below the matrix's
+    `min_raw_sum` is NaN. In the rollout it counts as it is, and as the identity where nothing at all comes through
     attention. A rollout starts again at each layer of `starts`, since a decoder has other tokens than its encoder.
     """
     matrices: dict[str, Tensor] = {}
     for each in declared:
         raw = torch.stack([raw[each.name] for raw in by_layer])
-        rows = matrices[each.name] = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
+        rows = rows_to_one(raw) if each.rows == "made to sum to 1" else raw
         if each.rollout is not None:
             skipped = (rows + _identity(rows)) / 2 if each.rollout == "with identity" else rows
             stacks = skipped.tensor_split(list(starts[1:]))
             matrices[each.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
-        if each.name == "value_zeroing":
-            matrices[each.name] = rows.masked_fill(raw.sum(-1, keepdim=True) < MIN_RAW_SUM, torch.nan)
+        matrices[each.name] = rows.masked_fill(raw.sum(-1, keepdim=True) < each.min_raw_sum, torch.nan)
     return matrices
 
 
@@ -112,6 +110,13 @@ class SourceBlock:
         return self.attention_JTH @ self.f_JHD
 
     @cached_property
+    def bias_JTD(self) -> Tensor:
+        """The part of it that b_V gives, whatever the source is."""
+        output, heads = self.layer_pass.block.output, self.attention_JTH.shape[-1]
+        bias_Hd, W_O = self.layer_pass.value_bias.unflatten(0, (heads, -1)), output.W.unflatten(0, (heads, -1))
+        return self.attention_JTH @ torch.einsum("hd,hde->he", bias_Hd, W_O)
+
+    @cached_property
     def F_JTD(self) -> Tensor:
         """The F_ij: where a norm follows W_O, through its linear part."""
         return self.layer_pass.block.attention_output_norm.part(self.projected_JTD, self.layer_pass.projected)
@@ -131,10 +136,10 @@ class SourceBlock:
             parts_JTD = block.cross_attention_norm.part(parts_JTD, whole_TD)
         return block.output_norm.part(parts_JTD, self.layer_pass.stream + features["ffn_output"])
 
-    def output_without(self) -> Tensor:
-        """Return the layer's output `[J, T, D]` with value j zero in all heads."""
+    def output_without(self, part_JTD: Tensor) -> Tensor:
+        """Return the layer's output `[J, T, D]` without a part of W_O's output, such as `projected_JTD`."""
         layer_pass, block = self.layer_pass, self.layer_pass.block
-        attention_output_JTD = block.attention_output_norm(layer_pass.projected - self.projected_JTD)
+        attention_output_JTD = block.attention_output_norm(layer_pass.projected - part_JTD)
         return block.rest(layer_pass.call, layer_pass.x, attention_output_JTD)
 
 

@@ -24,7 +24,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
-from attnmix.models.capture_points import LayerCall, first_of, recording
+from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack
 
 Result = TypeVar("Result")
@@ -174,6 +174,12 @@ class LayerPass:
     def value(self) -> Tensor:
         """Values of all heads side by side `[..., T, E]`."""
         return self.attention.value.transpose(-3, -2).flatten(-2)
+
+    @cached_property
+    def value_bias(self) -> Tensor:
+        """b_V of all heads side by side `[E]`: the value that attention makes of a zero vector."""
+        attention = self.call.parts["attention"]
+        return _values(attention, torch.zeros_like(attention.hidden))[0, :, 0].flatten()
 
 
 @dataclass(frozen=True)
@@ -371,15 +377,17 @@ def value_map(layer_pass: LayerPass) -> Linear:
     hidden = attention.hidden.shape[-1]
     unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
 
-    def values(vector_D: Tensor) -> Tensor:
-        calls: list[AttentionCall] = []
-        with attention_by(explicit(lambda _module, call: calls.append(call))):
-            attention(vector_D.expand(1, 1, -1))
-        return calls[0].value.flatten()
-
     with torch.inference_mode():
-        value = torch.vmap(values)(unit_vectors)
+        value = torch.vmap(lambda vector_D: _values(attention, vector_D.expand(1, 1, -1)).flatten())(unit_vectors)
     return Linear(value[:-1] - value[-1], value[-1])
+
+
+def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
+    """Return the values `[B, H, T, d]` that a layer's attention makes of other vectors `[B, T, D]`."""
+    calls: list[AttentionCall] = []
+    with attention_by(explicit(lambda _module, call: calls.append(call))):
+        attention(hidden)
+    return calls[0].value
 
 
 def linear_weights(module: Module) -> Linear:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # parameters and figures read the declarations, and need no t
     from attnmix.measures.contributions import SourceBlock
 
 
+MIN_RAW_SUM = 1e-4  # of a row of Value Zeroing
+
+
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
     """A contribution matrix: what each source token gives to each token, in one layer or rolled out over several."""
@@ -24,6 +27,8 @@ class Matrix:
     definition: str
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
+    min_raw_sum: float = 0.0
+    """A row with a smaller sum, before it is made to sum to 1, shows no structure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +53,12 @@ def _alti(block: SourceBlock) -> Tensor:
     return (y_TD.abs().sum(-1) - (y_TD - block.T_JTD).abs().sum(-1)).clamp_min(0)
 
 
-def _value_zeroing(block: SourceBlock) -> Tensor:
+def _turn(block: SourceBlock, part_JTD: Tensor) -> Tensor:
+    """Return 1 - cos of the layer's output with and without a part of W_O's output."""
     # Half the squared distance of unit vectors: 1 - cos itself would cancel.
     with_j, without_j = (
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        for vectors in (block.output_TD, block.output_without())
+        for vectors in (block.output_TD, block.output_without(part_JTD))
     )
     distance: Tensor = (with_j - without_j).square().sum(-1)
     return distance / 2
@@ -77,11 +83,21 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing",
-        formula=_value_zeroing,
+        formula=lambda block: _turn(block, block.projected_JTD),
         definition="1 - cos of the whole layer's output with and without value j",
         source="Mohebbi et al., EACL 2023, equation 7",
         rows="made to sum to 1",
         rollout="as it is",
+        min_raw_sum=MIN_RAW_SUM,
+    ),
+    LayerMatrix(
+        name="value_zeroing_without_bias",
+        formula=lambda block: _turn(block, block.projected_JTD - block.bias_JTD),
+        definition="1 - cos of the whole layer's output with value j and with b_V in its place",
+        source="Mohebbi et al., EACL 2023, with b_V for 0",
+        rows="made to sum to 1",
+        rollout="as it is",
+        min_raw_sum=MIN_RAW_SUM,
     ),
     LayerMatrix(
         name="alti",

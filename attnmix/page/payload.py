@@ -43,6 +43,14 @@ GEOMETRY_LABELS = {
     "cka_input": "Similarity to the embedding (CKA)",
     "own_nearest": "Own vector at the input is the nearest",
 }
+PROBE_LABELS = {
+    "probe_class read": "Class, by the token that the head reads",
+    "probe_class others": "Class, by other tokens",
+    "probe_token others": "Which token it is",
+    "probe_position others": "Where it stands",
+    "lens_agreement others": "The head itself, on other tokens",
+}
+"""Quantities of `class_use.csv` with their groups; a control has the name of its probe."""
 KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
@@ -81,6 +89,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             "controls": CONTROL_LABELS,
             "derivatives": DERIVATIVE_LABELS,
             "geometry": GEOMETRY_LABELS,
+            "probes": PROBE_LABELS,
             "points": {point: mark.label for point, mark in labels.POINT_MARKS.items()},
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
@@ -100,6 +109,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "sources": _pair_sources(run),
         "derivatives": _derivatives(run),
         "removal": _removal(run) if has_classifier else [],
+        "probes": _probes(run) if has_classifier else [],
         "steps": _rows(steps, "steps"),
         "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], "geometry"),
         "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
@@ -170,6 +180,14 @@ def _removal(run: Run) -> list[Data]:
     """Return how far the class's logit falls where the tokens that a measure names first are removed."""
     table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
     return _rows(table, "removal")
+
+
+def _probes(run: Run) -> list[Data]:
+    """Return the accuracies of probes by layer; a method is a quantity of `class_use.csv` and its group."""
+    table = run.table("faithfulness/class_use")
+    method = table["quantity"] + " " + table["group"]
+    shown = method.str.replace("_control", "").isin(list(PROBE_LABELS))
+    return _rows(table.assign(method=method)[shown], "probes")
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:

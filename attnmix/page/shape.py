@@ -25,7 +25,7 @@ SHAPE: Data = {
     "labels": {
         **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
         **{"steps": _NAMES, "stepMeasures": _NAMES, "controls": _NAMES},
-        **{"derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES},
+        **{"derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES, "probes": _NAMES},
         "layers": [str],  # from 0 on, the embedding
     },
     "captured": str,  # the checkpoint of the vectors
@@ -52,6 +52,7 @@ SHAPE: Data = {
     "sources": [{**_RATIO, "source": str}],  # of pairs of texts
     "derivatives": [_RATIO],
     "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
+    "probes": [_RATIO],
     "steps": [_STEP],
     "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance

@@ -24,6 +24,7 @@ from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
 from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import Draws
+from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.layouts import fit_layout, neighbours
 from attnmix.maps.parallel import in_parallel
@@ -205,6 +206,7 @@ class TextMeasurer:
         for name in ("derivatives", "mixing_by_group"):
             run.tables_by_name[f"measure/{name}"] = pd.DataFrame(columns=list(COLUMNS[name]))
         run.tables_by_name["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
+        run.tables_by_name["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         run.results = results
         rows = [_ratio_rows(name, document, self.methods, each.ratios_MLT) for name, each in results.items()]
         run.ratio_table = pd.concat(rows, ignore_index=True)

@@ -299,12 +299,48 @@ function Removal() {
   );
 }
 
+/** What linear probes, and the head itself, read off single tokens of held-out reviews. */
+function Probes() {
+  const model = state.checkpoint.value;
+  const lines = Object.entries(data.labels.probes).flatMap(([method, name], n): Line[] => {
+    const line = { colour: COLOURS[n], ...curve(data.probes, method, model) };
+    if (method.startsWith("lens")) return [{ ...line, name, dash: "dashed" }];
+    const { values } = curve(data.probes, method.replace(" ", "_control "), model);
+    return [
+      { ...line, name },
+      { name: `${name}: labels at random`, colour: COLOURS[n], dash: "dotted", values },
+    ];
+  });
+  const has = (start: string) => data.probes.some(({ method }) => method.startsWith(start));
+  const missing = has("probe_class read")
+    ? []
+    : has("probe_class")
+      ? ["The head reads several tokens, so no line is that of the one that it reads."]
+      : ["No probe of the class: that takes training reviews of two classes."];
+  return (
+    <Chart
+      id="probes"
+      title={`Probes: what a single token's vector tells, ${modelText(model)}`}
+      lines={lines}
+      bounds={[0, 1]}
+      above={
+        <p>
+          How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
+          review's class, which of the most frequent tokens it is, and where in the text it stands. Dotted: the same
+          with labels dealt out at random, which is what a probe makes of nothing. A probe shows what could be read off
+          a vector, not what the model uses. {missing}
+        </p>
+      }
+    />
+  );
+}
+
 /** What is drawn only once it is unfolded. */
 export function More() {
   const open = useSignal(false);
   return (
     <details class="fold" id="more" onToggle={(e) => (open.value = e.currentTarget.open)}>
-      <summary>More: steps of a layer, geometry, removal test</summary>
+      <summary>More: steps of a layer, geometry, probes, removal test</summary>
       {open.value && (
         <>
           <VectorChart
@@ -325,6 +361,7 @@ export function More() {
             lineOf={({ point }) => point}
             names={data.labels.points}
           />
+          {data.probes.length > 0 && <Probes />}
           {data.removal.length > 0 && <Removal />}
         </>
       )}

@@ -1,7 +1,7 @@
 // Written by attnmix/page/shape.py.
 export type Payload = {
   pointsPerSecond: number;
-  labels: { methods: Record<string, string>; checkpoints: Record<string, string>; matrices: Record<string, string>; importance: Record<string, string>; steps: Record<string, string>; stepMeasures: Record<string, string>; controls: Record<string, string>; derivatives: Record<string, string>; geometry: Record<string, string>; points: Record<string, string>; layers: string[] };
+  labels: { methods: Record<string, string>; checkpoints: Record<string, string>; matrices: Record<string, string>; importance: Record<string, string>; steps: Record<string, string>; stepMeasures: Record<string, string>; controls: Record<string, string>; derivatives: Record<string, string>; geometry: Record<string, string>; points: Record<string, string>; probes: Record<string, string>; layers: string[] };
   captured: string;
   onePlane: string[];
   ownBasis: string[];
@@ -18,6 +18,7 @@ export type Payload = {
   sources: { checkpoint: string; layer: number; method: string; mean: number; ci_low: number | null; ci_high: number | null; source: string }[];
   derivatives: { checkpoint: string; layer: number; method: string; mean: number; ci_low: number | null; ci_high: number | null }[];
   removal: { method: string; share: string; drop: number; ci_low: number | null; ci_high: number | null }[];
+  probes: { checkpoint: string; layer: number; method: string; mean: number; ci_low: number | null; ci_high: number | null }[];
   steps: { checkpoint: string; layer: number; step: string; measure: string; mean: number; ci_low: number | null; ci_high: number | null }[];
   geometry: { checkpoint: string; layer: number; point: string; measure: string; mean: number; ci_low: number | null; ci_high: number | null }[];
   neighboursKept: Record<string, (number | null)[][]>;

@@ -1,0 +1,154 @@
+"""Probes of single token vectors, layer by layer: the classifier's own head (class lens), and linear probes.
+
+A linear probe is fitted to tokens of training reviews and tested on those of the drawn test reviews, in each
+checkpoint. Its targets are the review's class, which token it is (of the `FREQUENT_TOKENS` most frequent ones), and
+where it stands (`attnmix.measures.documents.POSITIONS`). Beside each is a control task: the same labels dealt out at
+random, classes among the reviews, the others among the tokens. Tokens are those of the stack that the head reads: the
+one that it reads (`read`; a head that pools all has none), and at most `OTHER_TOKENS` `others` of each text, at equal
+steps.
+
+Shapes: N tokens, T tokens of a text, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from attnmix.core.names import DECODER_INPUT
+from attnmix.faithfulness.class_use import COLUMNS, padded_batches, table_row
+from attnmix.faithfulness.classifier import Classifier
+from attnmix.lens import head_scores, probe_predictions
+from attnmix.measures.documents import Document, position_groups
+from attnmix.models.capture_points import recording
+
+OTHER_TOKENS = 16
+PROBE_TEXTS = 64  # training reviews, at most
+FREQUENT_TOKENS = 8  # of the training reviews
+TARGETS = [
+    (group, target + end)
+    for group, targets in {"read": ("class",), "others": ("class", "token", "position")}.items()
+    for target in targets
+    for end in ("", "_control")
+]
+"""The groups of tokens, and the labels that probes are fitted to."""
+NO_LABEL = -1  # of a token that is no part of a target
+
+
+def probes(
+    classifier: Classifier,
+    bases: Iterable[tuple[str, Any]],
+    training: Sequence[Document],
+    documents: Sequence[Document],
+    seed: int,
+) -> pd.DataFrame:
+    """Return `COLUMNS` of the accuracies on the tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
+
+    `bases` are the checkpoints' names and models; the classifier's own has `lens_agreement` too: on how many tokens the
+    head names the class that it names for the text. A target of which the `training` reviews have fewer than two
+    labels, or the `documents` none, is left out.
+    """
+    generator, rows = np.random.default_rng(seed), []
+    fitted, tested = (chosen_tokens(classifier, each) for each in (training, documents))
+    frequent = fitted.loc[fitted["word"], "token"].value_counts().index[:FREQUENT_TOKENS]
+    for tokens, texts in ((fitted, training), (tested, documents)):
+        tokens["token"] = tokens["token"].where(tokens["word"] & tokens["token"].isin(frequent), NO_LABEL)
+        labels_D = np.array([text.label for text in texts], np.int64)
+        tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
+        for target in ("token", "position"):
+            labels_N = tokens[target].to_numpy(copy=True)
+            labels_N[labels_N != NO_LABEL] = generator.permutation(labels_N[labels_N != NO_LABEL])
+            tokens[f"{target}_control"] = labels_N
+    for checkpoint, base in bases:
+        vectors = [token_vectors(classifier, base, *part) for part in ((training, fitted), (documents, tested))]
+        if base is classifier.base:
+            rows += _lens_rows(classifier, documents, tested, vectors[1], seed)
+        for group, target in TARGETS:
+            masks = [((each["group"] == group) & (each[target] != NO_LABEL)).to_numpy() for each in (fitted, tested)]
+            labels, asked = fitted.loc[masks[0], target], tested[masks[1]]
+            if labels.nunique() < 2 or asked.empty:
+                continue
+            for layer in vectors[0]:
+                known_ND, asked_ND = (
+                    each[layer].double().numpy()[mask] for each, mask in zip(vectors, masks, strict=True)
+                )
+                named = probe_predictions(known_ND, labels, asked_ND)
+                shares = _shares(asked.assign(right=named == asked[target]))
+                rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _lens_rows(
+    classifier: Classifier,
+    documents: Sequence[Document],
+    tokens: pd.DataFrame,
+    vectors: dict[int, torch.Tensor],
+    seed: int,
+) -> Iterator[list[Any]]:
+    """Yield the rows of `lens_agreement`."""
+    predicted_D = classifier.logits([document.ids.tolist() for document in documents]).argmax(-1).numpy()
+    # A token that every head reads in a text of one token: a decoder beside an encoder looks for the end.
+    with_encoder = len(classifier.family.stacks) > 1
+    token_id = int(classifier.model.config.eos_token_id if with_encoder else documents[0].ids[0])
+    for layer, vectors_ND in vectors.items():
+        named_N = head_scores(classifier.model, vectors_ND.to(classifier.model.device), token_id).argmax(-1).cpu()
+        scored = tokens.assign(right=named_N.numpy() == predicted_D[tokens["text"]])
+        for group, each in scored.groupby("group"):
+            yield table_row("finetuned", "lens_agreement", str(group), layer, _shares(each), seed)
+
+
+def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
+    """Return a row for each token: number of its `text`, `group`, `place` in it, and its labels.
+
+    `word` is False of special tokens, `position` then `NO_LABEL`. A decoder beside an encoder reads each token one
+    later.
+    """
+    read = _read_position(classifier, documents[0]) if documents else None
+    later, rows = int(len(classifier.family.stacks) > 1), []
+    for text, document in enumerate(documents):
+        own = [] if read is None else [read % len(document)]
+        steps = np.linspace(0, len(document) - 1, min(OTHER_TOKENS + 1, len(document))).round().astype(int)
+        ids_T, words_T = (np.insert(each, 0, [NO_LABEL] * later) for each in (document.ids, document.words))
+        positions_T = np.where(words_T < 0, NO_LABEL, position_groups(len(words_T)))
+        for group, places in (("read", own), ("others", np.setdiff1d(steps, own).tolist())):
+            labels = [(ids_T[place], words_T[place] >= 0, document.label, positions_T[place]) for place in places]
+            rows += [(text, group, place, *each) for place, each in zip(places, labels, strict=True)]
+    table = pd.DataFrame(rows, columns=["text", "group", "place", "token", "word", "class", "position"])
+    return table.astype({"word": bool, "text": int, "token": int})
+
+
+def token_vectors(
+    classifier: Classifier, base: Any, documents: Sequence[Document], tokens: pd.DataFrame
+) -> dict[int, torch.Tensor]:
+    """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the stack that the head reads."""
+    rows: list[Any] = []
+    vectors: dict[int, list[torch.Tensor]] = {}
+    for batch, inputs in padded_batches(classifier, documents):
+        with torch.inference_mode(), recording(base, ("layer_output", DECODER_INPUT)) as features:
+            base(**inputs)
+        start = max((site.layer for site in features if site.point == DECODER_INPUT), default=0)
+        for number, text in enumerate(batch):
+            rows.append(np.flatnonzero(tokens["text"] == text))
+            places = tokens["place"].to_numpy()[rows[-1]]
+            for site in [site for site in features if site.layer > start]:
+                vectors.setdefault(site.layer, []).append(features[site][number, places].cpu())
+    order = np.argsort(np.concatenate(rows)) if rows else []
+    return {layer: torch.cat(each)[order] for layer, each in vectors.items()}
+
+
+def _shares(tokens: pd.DataFrame) -> torch.Tensor:
+    """Return the share of each text's tokens that are `right`."""
+    return torch.tensor(tokens.groupby("text")["right"].mean().to_numpy())
+
+
+def _read_position(classifier: Classifier, document: Document) -> int | None:
+    """Return the position of the token whose vector the head reads, from the end if it is the last; None if several."""
+    read_T = classifier.gradients(document.ids.tolist(), 0).read_T
+    positions = read_T.nonzero()[:, 0].tolist()
+    if len(positions) != 1:
+        return None
+    return int(positions[0]) if positions[0] == 0 else int(positions[0]) - len(document)
