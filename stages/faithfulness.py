@@ -128,7 +128,8 @@ def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iter
         if name == CAPTURED_CHECKPOINT:
             yield name, classifier.base
             continue
-        base = load_base(run.checkpoints[name]).to(classifier.model.device)
+        base: Any = load_base(run.checkpoints[name])
+        base.to(classifier.model.device)
         read_segments(base, classifier.tokenizer, run.pairs)
         yield name, base
 

@@ -52,7 +52,8 @@ def probes(
     head names the class that it names for the text. A target of which the `training` reviews have fewer than two
     labels, or the `documents` none, is left out.
     """
-    generator, rows = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    rows: list[list[Any]] = []
     fitted, tested = (chosen_tokens(classifier, each) for each in (training, documents))
     frequent = fitted.loc[fitted["word"], "token"].value_counts().index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
@@ -76,7 +77,7 @@ def probes(
                 known_ND, asked_ND = (
                     each[layer].double().numpy()[mask] for each, mask in zip(vectors, masks, strict=True)
                 )
-                named = probe_predictions(known_ND, labels, asked_ND)
+                named = probe_predictions(known_ND, labels.tolist(), asked_ND)
                 shares = _shares(asked.assign(right=named == asked[target]))
                 rows.append(table_row(checkpoint, f"probe_{target}", group, layer, shares, seed))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -136,7 +137,7 @@ def token_vectors(
             places = tokens["place"].to_numpy()[rows[-1]]
             for site in [site for site in features if site.layer > start]:
                 vectors.setdefault(site.layer, []).append(features[site][number, places].cpu())
-    order = np.argsort(np.concatenate(rows)) if rows else []
+    order: Any = np.argsort(np.concatenate(rows)) if rows else []
     return {layer: torch.cat(each)[order] for layer, each in vectors.items()}
 
 

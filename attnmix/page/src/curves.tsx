@@ -327,8 +327,9 @@ function Probes() {
         <p>
           How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
           review's class, which of the most frequent tokens it is, and where in the text it stands. Dotted: the same
-          with labels dealt out at random, which is what a probe makes of nothing. A probe shows what could be read off
-          a vector, not what the model uses. {missing}
+          with labels dealt out at random, which is what a probe makes of nothing. Dashed: how often the fine-tuned
+          model's own head, put on the token, names the class that it names for the review. A probe shows what could be
+          read off a vector, not what the model uses. {missing}
         </p>
       }
     />
