@@ -157,14 +157,28 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
 
 
-def random_eraser(vectors_ND: Tensor, seed: int) -> Eraser:
-    """Return the same along one random direction, which explains as much of the whitened vectors as a class of two."""
-    centred_ND = vectors_ND.double() - vectors_ND.double().mean(0)
-    whiten_DD, colour_DD = _whitening(centred_ND)
-    generator = torch.Generator().manual_seed(seed)
-    direction_D = whiten_DD @ (centred_ND.T @ torch.randn(len(centred_ND), generator=generator, dtype=torch.float64))
-    basis_D1 = (direction_D / direction_D.norm())[:, None]
-    return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_D1, basis_D1.T @ colour_DD)
+def remaining_eraser(vectors_ND: Tensor, classes_N: Tensor, seed: int | None = None) -> Eraser:
+    """Return a map that takes away as much variance as `class_eraser`, in directions that tell nothing of the classes.
+
+    They are orthogonal directions of what that map leaves: random ones, or without a seed its principal components, the
+    largest first. The last is taken away in part, so that the variance is equal; all where together they have less.
+    """
+    eraser = class_eraser(vectors_ND, classes_N)
+    remaining_ND = eraser(vectors_ND.double()) - eraser.mean_D
+    sizes_D, vectors_DD = torch.linalg.eigh(remaining_ND.T @ remaining_ND / len(remaining_ND))
+    kept = sizes_D > sizes_D.max() * 1e-10
+    basis_DR = vectors_DD[:, kept].flip(-1)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        rank = basis_DR.shape[1]
+        basis_DR = basis_DR @ torch.linalg.qr(torch.randn(rank, rank, generator=generator, dtype=torch.float64)).Q
+    variance_R = (remaining_ND @ basis_DR).square().mean(0)
+    erased_ND = vectors_ND.double() - eraser.mean_D - remaining_ND
+    missing_R = erased_ND.square().mean(0).sum() - (variance_R.cumsum(0) - variance_R)
+    parts_R = (missing_R / variance_R).clamp(0, 1).sqrt()
+    readout_DR = basis_DR - eraser.readout_DK @ (eraser.directions_KD @ basis_DR)
+    taken = parts_R > 0
+    return Eraser(eraser.mean_D, (readout_DR * parts_R)[:, taken], basis_DR.T[taken])
 
 
 def _whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:

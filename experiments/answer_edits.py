@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,12 @@ from attnmix.interventions import (
     chained,
     class_eraser,
     mapped_values,
-    random_eraser,
     recorded,
+    remaining_eraser,
     replaced_values,
     text_mean_values,
     without_edges,
+    without_heads,
 )
 from experiments.training import TOKENS
 
@@ -42,16 +43,30 @@ SINGLE_LAYERS = ("text's mean", "corpus mean", "others cut from others", "[CLS] 
 ALL_LAYERS = ("text's mean", "corpus mean", "class mean", "other class's mean")
 """Edits that are also made in one layer alone, and from the first layer on; the others from layer 4, 5 and 6 on."""
 CLS, WORDS = slice(0, 1), slice(1, None)
+WORD = TOKENS // 2  # position of the one other token that is cut, for comparison with [CLS]
 
 
-def intervention_rows(study: Study) -> Iterator[dict[str, Any]]:
+class FittedValues(NamedTuple):
+    """Mean value of each held-out review by layer `[N, H, d]`, and its predicted class `[N]`."""
+
+    means_NHd: dict[int, Tensor]
+    predicted_N: Tensor
+
+
+def fitted_values(held_out: Study) -> FittedValues:
+    """Return what erasers and heads are chosen by."""
+    rows = range(len(held_out.test.texts))
+    return FittedValues(_text_means(held_out), held_out.logits(rows).argmax(-1))
+
+
+def intervention_rows(study: Study, fitted: FittedValues) -> Iterator[dict[str, Any]]:
     """Yield what becomes of the class for each edit, in a layer or from it on; nothing if reviews have one class."""
     rows = list(range(INTERVENED))
-    logits_NC = study.logits(range(len(study.documents)))
+    logits_NC = study.logits(range(len(study.test.texts)))
     predicted_N = logits_NC.argmax(-1)
     if not _two_classes(predicted_N, INTERVENED):
         return
-    edits, donor_N = _edits(study, predicted_N)
+    edits, donor_N = _edits(study, predicted_N, fitted)
     truth, chosen = torch.as_tensor(study.test.labels[study.truth])[rows], predicted_N[rows]
     probability_N = logits_NC.softmax(-1)[rows, chosen]
     last = study.base.config.num_hidden_layers
@@ -78,12 +93,12 @@ def intervention_rows(study: Study) -> Iterator[dict[str, Any]]:
                 }
 
 
-def scaling_rows(study: Study, method: str) -> list[dict[str, Any]]:
+def scaling_rows(study: Study, fitted: FittedValues, method: str) -> list[dict[str, Any]]:
     """Return margin and ratio where what tells classes in the values of the upper layers is scaled; 0 erases it."""
-    predicted_N = study.logits(range(len(study.documents))).argmax(-1)
+    predicted_N = study.logits(range(len(study.test.texts))).argmax(-1)
     if not _two_classes(predicted_N, len(predicted_N)):
         return []
-    erasers, _ = _erasers(study, _text_means(study), predicted_N)
+    erasers = {layer: class_eraser(each.flatten(1), fitted.predicted_N) for layer, each in fitted.means_NHd.items()}
     rows, chosen = [], range(SCALED)
     for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
         scaled = study.with_model(copy.deepcopy(study.model))
@@ -109,27 +124,29 @@ def _two_classes(predicted_N: Tensor, rows: int) -> bool:
 
 
 def _text_means(study: Study) -> dict[int, Tensor]:
-    """Return the mean value of each test review by layer `[N, H, d]`."""
+    """Return the mean value of each review by layer `[N, H, d]`."""
     values: dict[int, Tensor] = {}
     means: dict[int, list[Tensor]] = {}
-    for batch in study.batches(range(len(study.documents))):
+    for batch in study.batches(range(len(study.test.texts))):
         study.logits(batch, _always(recorded(values)))
         for layer, value in values.items():
             means.setdefault(layer, []).append(value.mean(-2))
     return {layer: torch.cat(each) for layer, each in means.items()}
 
 
-def _erasers(
-    study: Study, means_NHd: Mapping[int, Tensor], predicted_N: Tensor
-) -> tuple[dict[int, Eraser], dict[int, Eraser]]:
-    """Return the erasers of the predicted class and of a random direction by layer, from reviews not measured."""
-    held_out = slice(study.measured, None)
-    flat_NE = {layer: each.flatten(1)[held_out] for layer, each in means_NHd.items()}
-    erasers = {layer: class_eraser(each, predicted_N[held_out]) for layer, each in flat_NE.items()}
-    return erasers, {layer: random_eraser(each, layer) for layer, each in flat_NE.items()}
+def _heads_by_class(study: Study, fitted: FittedValues) -> dict[int, list[int]]:
+    """Return the heads of each layer, first those whose outputs differ most between held-out reviews of the classes."""
+    heads = {}
+    for layer, means_NHd in fitted.means_NHd.items():
+        classes = [means_NHd[fitted.predicted_N == name].mean(0) for name in (0, 1)]
+        weight_DE = study.base.encoder.layer[layer - 1].attention.output.dense.weight.detach()
+        weight_DHd = weight_DE.unflatten(1, means_NHd.shape[1:])
+        lengths_H = torch.einsum("hd,khd->hk", classes[1] - classes[0], weight_DHd).norm(dim=-1)
+        heads[layer] = lengths_H.argsort(descending=True).tolist()
+    return heads
 
 
-def _edits(study: Study, predicted_N: Tensor) -> tuple[dict[str, BatchEdit], dict[str, Tensor]]:
+def _edits(study: Study, predicted_N: Tensor, fitted: FittedValues) -> tuple[dict[str, BatchEdit], dict[str, Tensor]]:
     """Return the edits by name, and for those with a donor its number for each review."""
     means_NHd = _text_means(study)
     same_NN = predicted_N[:, None] == predicted_N
@@ -148,19 +165,30 @@ def _edits(study: Study, predicted_N: Tensor) -> tuple[dict[str, BatchEdit], dic
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True)
         mixed = {layer: torch.einsum("nm,mhd->nhd", shares_NN.float(), each) for layer, each in means_NHd.items()}
         replaced[name] = _values_of_reviews(mixed)
-    erased, random = map(mapped_values, _erasers(study, means_NHd, predicted_N))
+    classes_N = fitted.predicted_N
+    erasers: dict[str, dict[int, Eraser]] = {"class": {}, "random directions": {}, "largest other directions": {}}
+    for layer, means in fitted.means_NHd.items():
+        erasers["class"][layer] = class_eraser(means.flatten(1), classes_N)
+        erasers["random directions"][layer] = remaining_eraser(means.flatten(1), classes_N, layer)
+        erasers["largest other directions"][layer] = remaining_eraser(means.flatten(1), classes_N)
     text_mean = text_mean_values(torch.ones(1, TOKENS))
+    erased = {name: mapped_values(each) for name, each in erasers.items()}
+    heads = _heads_by_class(study, fitted)
+    others = torch.arange(TOKENS) != WORD
     same_in_every_review = {
-        "text's mean, class erased": chained(text_mean, erased),
-        "text's mean, random direction erased": chained(text_mean, random),
-        "class erased": erased,
-        "class erased from words": _at(WORDS, erased),
-        "class erased from [CLS]": _at(CLS, erased),
-        "random direction erased": random,
+        **{f"text's mean, {name} erased": chained(text_mean, each) for name, each in erased.items()},
+        **{f"{name} erased": each for name, each in erased.items()},
+        "class erased from words": _at(WORDS, erased["class"]),
+        "class erased from [CLS]": _at(CLS, erased["class"]),
+        "heads with most of the class cut": without_heads(
+            {layer: each[: len(each) // 2] for layer, each in heads.items()}
+        ),
+        "other heads cut": without_heads({layer: each[len(each) // 2 :] for layer, each in heads.items()}),
         "no values": lambda _layer, weights, value: (weights, torch.zeros_like(value)),
         "others cut from others": _cut_words_from_each_other,
         "[CLS] cut from others": without_edges(CLS, WORDS),
         "others cut from [CLS]": without_edges(WORDS, CLS),
+        "one word cut from others": without_edges(slice(WORD, WORD + 1), others),
     }
     edits = {"text's mean": _always(text_mean)} | replaced
     return edits | {name: _always(edit) for name, edit in same_in_every_review.items()}, donors

@@ -42,26 +42,32 @@ MARKERS = {"before": "o", "true labels": "s", "permuted labels": "^"}
 
 
 def write_tables(runs: Path, to: Path) -> None:
-    """Write `answer_<table>.csv` for each table, and `answer.png`, of all finished runs."""
+    """Write `answer_<table>.csv` for each table that the finished runs have, and `answer.png` of all in the folder."""
     to.mkdir(parents=True, exist_ok=True)
-    by_seed = {name: read_runs(runs, name) for name in KEYS}
-    tables = {name: over_seeds(table) for name, table in by_seed.items()}
-    tables["layers"] = pd.concat([tables["layers"], differences_of_settings(by_seed["layers"])])
-    for name, table in tables.items():
+    for name in KEYS:
+        by_seed = read_runs(runs, name)
+        if by_seed.empty:
+            continue
+        table = over_seeds(by_seed)
+        if name == "layers":
+            table = pd.concat([table, differences_of_settings(by_seed)])
         shown = table.drop(columns=["checkpoint"]) if table["checkpoint"].nunique() == 1 else table
         shown.round(DIGITS).to_csv(to / f"answer_{name}.csv", index=False, lineterminator="\n")
-    draw(tables["layers"], tables["probes"], tables["interventions"], to / "answer")
+    drawn = [pd.read_csv(to / f"answer_{name}.csv") for name in ("layers", "probes", "interventions")]
+    draw(*drawn, to / "answer")
 
 
 def read_runs(runs: Path, name: str) -> pd.DataFrame:
     """Return a table of all finished runs in long form, with the columns `KEYS`, `mean` and `seed`."""
     parts = []
     for setting in SETTINGS:
-        for folder in sorted((runs / setting.replace(" ", "_")).glob("seed_*")):
+        for folder in sorted((runs / setting.replace(" ", "_")).glob("seed_?")):
             path = folder / f"{name}.csv"
-            if (folder / "layers.csv").exists() and path.exists():
+            if path.exists():
                 table = _long(pd.read_csv(path), name)
                 parts.append(table.assign(setting=setting, seed=int(folder.name.removeprefix("seed_"))))
+    if not parts:
+        return pd.DataFrame()
     table = pd.concat(parts, ignore_index=True)
     for column in set(KEYS[name]) - set(table.columns):
         table[column] = "after"

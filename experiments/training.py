@@ -31,6 +31,7 @@ RARE_WORD = "zebra"  # one token of the model; reviews that hold it already are 
 WORDS_BEFORE = 60  # the rare word is put among the first words of a review
 REVIEWS = 600
 TEST_REVIEWS = 160
+HELD_OUT_REVIEWS = 1000  # test reviews that erasers are fitted to
 BATCH, STEPS, LEARNING_RATE, WARMUP, WEIGHT_DECAY = 8, 150, 1e-4, 30, 0.01
 CAPITALISED = "capitalised"
 
@@ -70,17 +71,21 @@ class Reviews:
     """`sentiment`, `word` and `both` `[N]`, and `capitalised` `[N, T]`, -100 for special tokens."""
 
 
-def read_reviews(dataset: str, checkpoint: Path, seed: int, limit: int) -> tuple[Reviews, Reviews]:
-    """Return `limit` training reviews, which the seed draws, and the test reviews, the same for every seed."""
+def read_reviews(dataset: str, checkpoint: Path, seed: int, limit: int) -> tuple[Reviews, Reviews, Reviews]:
+    """Return `limit` training reviews, drawn with the seed, test reviews and held-out ones, the same for all seeds."""
     tokenizer = load_tokenizer(checkpoint)
     if len(tokenizer.tokenize(RARE_WORD)) != 1:
         raise InputError(f"model: its tokenizer has no single token for {RARE_WORD!r}")
-    chosen = []
-    for split, number, draw in (("train", limit, seed), ("test", TEST_REVIEWS, 0)):
-        settings = DatasetParameters(name=dataset, train_limit=4 * limit + 400, test_limit=3 * TEST_REVIEWS)
-        tables, _ = read_splits(settings, draw)
-        chosen.append(_reviews(tables[split], tokenizer, np.random.default_rng([draw, split == "test"]), number))
-    return chosen[0], chosen[1]
+    chosen, used = [], pd.Series(dtype=str)
+    draws = (("train", limit, seed), ("test", TEST_REVIEWS, 0), ("test", HELD_OUT_REVIEWS, 1))
+    for split, number, draw in draws:
+        drawn = 3 * (TEST_REVIEWS if split == "train" else number)
+        settings = DatasetParameters(name=dataset, train_limit=4 * limit + 400, test_limit=drawn)
+        table = read_splits(settings, draw)[0][split]
+        table = table[~table["text"].isin(used)]
+        chosen.append(_reviews(table, tokenizer, np.random.default_rng([draw, split == "test"]), number))
+        used = table["text"] if split == "test" else used
+    return chosen[0], chosen[1], chosen[2]
 
 
 def _reviews(table: pd.DataFrame, tokenizer: Any, generator: np.random.Generator, number: int) -> Reviews:

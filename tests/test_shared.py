@@ -10,7 +10,7 @@ import torch
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import jackknife
-from attnmix.interventions import class_eraser, random_eraser
+from attnmix.interventions import class_eraser, remaining_eraser
 from attnmix.lens import probe_accuracy
 from attnmix.measures.shared import PARTS, Moments, class_share_null, products, usable
 
@@ -140,8 +140,16 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
     np.testing.assert_allclose(erased.numpy(), vectors.numpy() - centred @ projection.T, atol=1e-9)
     doubled = class_eraser(vectors, classes).scaled(2)(vectors)
     torch.testing.assert_close(doubled, vectors - moved, atol=1e-9, rtol=0)
-    random = random_eraser(vectors, 0)(vectors)
-    assert torch.linalg.matrix_rank(random - vectors, tol=1e-8) == 1
+    # As much variance elsewhere: the classes' means, as the class eraser reads them, stay where they were.
+    for seed in (None, 0, 1):
+        other = remaining_eraser(vectors, classes, seed)(vectors)
+        torch.testing.assert_close((other - vectors).var(0).sum(), moved.var(0).sum(), atol=1e-9, rtol=1e-9)
+        np.testing.assert_allclose((other - vectors).T.numpy() @ (onehot - onehot.mean(0)), 0, atol=1e-9)
+        np.testing.assert_allclose(
+            (other.numpy() - vectors.mean(0).numpy()) @ inverse @ crossed, centred @ inverse @ crossed
+        )
+    largest = np.linalg.svd((erased - vectors.mean(0)).numpy())[2][:1]
+    assert np.linalg.norm(largest @ (remaining_eraser(vectors, classes)(vectors) - vectors).T.numpy()) > 0.5
     with pytest.raises(InputError, match="a single class"):
         class_eraser(vectors, torch.zeros(90))
 
