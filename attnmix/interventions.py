@@ -157,13 +157,12 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     return Eraser(vectors_ND.double().mean(0), whiten_DD @ basis_DR, basis_DR.T @ colour_DD)
 
 
-def remaining_eraser(vectors_ND: Tensor, classes_N: Tensor, seed: int | None = None) -> Eraser:
-    """Return a map that takes away as much variance as `class_eraser`, in directions that tell nothing of the classes.
+def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
+    """Return a map that takes as much of the vectors' variance away as `eraser`, and nothing of what that one erases.
 
-    They are orthogonal directions of what that map leaves: random ones, or without a seed its principal components, the
+    It erases orthogonal directions of what `eraser` leaves: random ones, or without a seed the principal components, the
     largest first. The last is taken away in part, so that the variance is equal; all where together they have less.
     """
-    eraser = class_eraser(vectors_ND, classes_N)
     remaining_ND = eraser(vectors_ND.double()) - eraser.mean_D
     sizes_D, vectors_DD = torch.linalg.eigh(remaining_ND.T @ remaining_ND / len(remaining_ND))
     kept = sizes_D > sizes_D.max() * 1e-10

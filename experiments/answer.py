@@ -38,7 +38,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.encoding import tokenize_texts
 from attnmix.models.fetching import fetch_model
-from experiments.answer_edits import BatchEdit, fitted_values, intervention_rows, scaling_rows
+from experiments.answer_edits import BatchEdit, fit_erasers, intervention_rows, read_values, scaling_rows
 from experiments.answer_tables import write_tables
 from experiments.training import (
     CAPITALISED,
@@ -134,10 +134,13 @@ def _has_interventions(setting: Setting) -> bool:
 
 
 def _intervention_tables(study: Study, held_out: Reviews) -> dict[str, Rows]:
-    fitted = fitted_values(Study(study.model, held_out, study.setting, study.checkpoint))
+    values, fitted = read_values(study), read_values(Study(study.model, held_out, study.setting, study.checkpoint))
+    if len(fitted.predicted_N.unique()) < 2:
+        return {}
+    erasers = fit_erasers(fitted)
     tables = {
-        "interventions": list(intervention_rows(study, fitted)),
-        "scaling": scaling_rows(study, fitted, RATIO),
+        "interventions": list(intervention_rows(study, values, fitted, erasers)),
+        "scaling": scaling_rows(study, values, erasers["class"], RATIO),
     }
     return {name: rows for name, rows in tables.items() if rows}
 

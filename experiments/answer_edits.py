@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from experiments.answer import Study
 
 Tensor = torch.Tensor
+Erasers = dict[str, dict[int, Eraser]]
+"""Erasers by what they take away and by layer."""
 BatchEdit = Callable[[npt.NDArray[np.int64]], Edit]
 """Returns the edit for a batch, from the numbers of its reviews: each review may take another's values."""
 
@@ -46,27 +48,57 @@ CLS, WORDS = slice(0, 1), slice(1, None)
 WORD = TOKENS // 2  # position of the one other token that is cut, for comparison with [CLS]
 
 
-class FittedValues(NamedTuple):
-    """Mean value of each held-out review by layer `[N, H, d]`, and its predicted class `[N]`."""
+class Values(NamedTuple):
+    """Logits `[N, C]` of reviews; by layer each review's mean value `[N, H, d]`, and tokens' values `[S, E]`."""
 
+    logits_NC: Tensor
     means_NHd: dict[int, Tensor]
-    predicted_N: Tensor
+    tokens_SE: dict[int, Tensor]
+
+    @property
+    def predicted_N(self) -> Tensor:
+        """The class that the model gives each review."""
+        return self.logits_NC.argmax(-1)
+
+    def two_classes(self, rows: int) -> bool:
+        """Return False if nearly all of the first `rows` reviews have one class, so that there is no other to go to."""
+        predicted_N = self.predicted_N[:rows]
+        return len(predicted_N.unique()) == 2 and int(predicted_N.bincount().min()) >= 10
 
 
-def fitted_values(held_out: Study) -> FittedValues:
-    """Return what erasers and heads are chosen by."""
-    rows = range(len(held_out.test.texts))
-    return FittedValues(_text_means(held_out), held_out.logits(rows).argmax(-1))
+def read_values(study: Study) -> Values:
+    """Return the values of all reviews; those of every fourth token in the layers where they are erased."""
+    logits, means, tokens = [], [], []
+    for batch in study.batches(range(len(study.test.texts))):
+        values: dict[int, Tensor] = {}
+        logits.append(study.logits(batch, _always(recorded(values))))
+        means.append({layer: value.mean(-2) for layer, value in values.items()})
+        tokens.append(
+            {layer: values[layer][..., ::4, :].transpose(1, 2).flatten(2).flatten(0, 1) for layer in SCALED_LAYERS}
+        )
+    joined = [{layer: torch.cat([each[layer] for each in parts]) for layer in parts[0]} for parts in (means, tokens)]
+    return Values(torch.cat(logits), *joined)
 
 
-def intervention_rows(study: Study, fitted: FittedValues) -> Iterator[dict[str, Any]]:
+def fit_erasers(held_out: Values, *, of_means: bool = False) -> Erasers:
+    """Return erasers by layer, fitted to the values of tokens or to their means in each review."""
+    erasers: Erasers = {"class": {}, "random directions": {}, "largest other directions": {}}
+    for layer in SCALED_LAYERS:
+        vectors = held_out.means_NHd[layer].flatten(1) if of_means else held_out.tokens_SE[layer]
+        classes = held_out.predicted_N.repeat_interleave(len(vectors) // len(held_out.predicted_N))
+        eraser = erasers["class"][layer] = class_eraser(vectors, classes)
+        erasers["random directions"][layer] = remaining_eraser(vectors, eraser, layer)
+        erasers["largest other directions"][layer] = remaining_eraser(vectors, eraser)
+    return erasers
+
+
+def intervention_rows(study: Study, values: Values, held_out: Values, erasers: Erasers) -> Iterator[dict[str, Any]]:
     """Yield what becomes of the class for each edit, in a layer or from it on; nothing if reviews have one class."""
     rows = list(range(INTERVENED))
-    logits_NC = study.logits(range(len(study.test.texts)))
-    predicted_N = logits_NC.argmax(-1)
-    if not _two_classes(predicted_N, INTERVENED):
+    logits_NC, predicted_N = values.logits_NC, values.predicted_N
+    if not values.two_classes(INTERVENED):
         return
-    edits, donor_N = _edits(study, predicted_N, fitted)
+    edits, donor_N = _edits(study, values, held_out, erasers)
     truth, chosen = torch.as_tensor(study.test.labels[study.truth])[rows], predicted_N[rows]
     probability_N = logits_NC.softmax(-1)[rows, chosen]
     last = study.base.config.num_hidden_layers
@@ -93,12 +125,11 @@ def intervention_rows(study: Study, fitted: FittedValues) -> Iterator[dict[str, 
                 }
 
 
-def scaling_rows(study: Study, fitted: FittedValues, method: str) -> list[dict[str, Any]]:
+def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser], method: str) -> list[dict[str, Any]]:
     """Return margin and ratio where what tells classes in the values of the upper layers is scaled; 0 erases it."""
-    predicted_N = study.logits(range(len(study.test.texts))).argmax(-1)
-    if not _two_classes(predicted_N, len(predicted_N)):
+    predicted_N = values.predicted_N
+    if not values.two_classes(len(predicted_N)):
         return []
-    erasers = {layer: class_eraser(each.flatten(1), fitted.predicted_N) for layer, each in fitted.means_NHd.items()}
     rows, chosen = [], range(SCALED)
     for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
         scaled = study.with_model(copy.deepcopy(study.model))
@@ -118,27 +149,11 @@ def scaling_rows(study: Study, fitted: FittedValues, method: str) -> list[dict[s
     return rows
 
 
-def _two_classes(predicted_N: Tensor, rows: int) -> bool:
-    """Return False if nearly all reviews have one class, so that there is no other to go to."""
-    return len(predicted_N[:rows].unique()) == 2 and int(predicted_N.bincount().min()) >= 10
-
-
-def _text_means(study: Study) -> dict[int, Tensor]:
-    """Return the mean value of each review by layer `[N, H, d]`."""
-    values: dict[int, Tensor] = {}
-    means: dict[int, list[Tensor]] = {}
-    for batch in study.batches(range(len(study.test.texts))):
-        study.logits(batch, _always(recorded(values)))
-        for layer, value in values.items():
-            means.setdefault(layer, []).append(value.mean(-2))
-    return {layer: torch.cat(each) for layer, each in means.items()}
-
-
-def _heads_by_class(study: Study, fitted: FittedValues) -> dict[int, list[int]]:
+def _heads_by_class(study: Study, held_out: Values) -> dict[int, list[int]]:
     """Return the heads of each layer, first those whose outputs differ most between held-out reviews of the classes."""
     heads = {}
-    for layer, means_NHd in fitted.means_NHd.items():
-        classes = [means_NHd[fitted.predicted_N == name].mean(0) for name in (0, 1)]
+    for layer, means_NHd in held_out.means_NHd.items():
+        classes = [means_NHd[held_out.predicted_N == name].mean(0) for name in (0, 1)]
         weight_DE = study.base.encoder.layer[layer - 1].attention.output.dense.weight.detach()
         weight_DHd = weight_DE.unflatten(1, means_NHd.shape[1:])
         lengths_H = torch.einsum("hd,khd->hk", classes[1] - classes[0], weight_DHd).norm(dim=-1)
@@ -146,9 +161,11 @@ def _heads_by_class(study: Study, fitted: FittedValues) -> dict[int, list[int]]:
     return heads
 
 
-def _edits(study: Study, predicted_N: Tensor, fitted: FittedValues) -> tuple[dict[str, BatchEdit], dict[str, Tensor]]:
+def _edits(
+    study: Study, values: Values, held_out: Values, erasers: Erasers
+) -> tuple[dict[str, BatchEdit], dict[str, Tensor]]:
     """Return the edits by name, and for those with a donor its number for each review."""
-    means_NHd = _text_means(study)
+    means_NHd, predicted_N = values.means_NHd, values.predicted_N
     same_NN = predicted_N[:, None] == predicted_N
     same_NN.fill_diagonal_(False)
     other_NN = predicted_N[:, None] != predicted_N
@@ -165,18 +182,13 @@ def _edits(study: Study, predicted_N: Tensor, fitted: FittedValues) -> tuple[dic
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True)
         mixed = {layer: torch.einsum("nm,mhd->nhd", shares_NN.float(), each) for layer, each in means_NHd.items()}
         replaced[name] = _values_of_reviews(mixed)
-    classes_N = fitted.predicted_N
-    erasers: dict[str, dict[int, Eraser]] = {"class": {}, "random directions": {}, "largest other directions": {}}
-    for layer, means in fitted.means_NHd.items():
-        erasers["class"][layer] = class_eraser(means.flatten(1), classes_N)
-        erasers["random directions"][layer] = remaining_eraser(means.flatten(1), classes_N, layer)
-        erasers["largest other directions"][layer] = remaining_eraser(means.flatten(1), classes_N)
     text_mean = text_mean_values(torch.ones(1, TOKENS))
     erased = {name: mapped_values(each) for name, each in erasers.items()}
-    heads = _heads_by_class(study, fitted)
+    erased_of_means = {name: mapped_values(each) for name, each in fit_erasers(held_out, of_means=True).items()}
+    heads = _heads_by_class(study, held_out)
     others = torch.arange(TOKENS) != WORD
     same_in_every_review = {
-        **{f"text's mean, {name} erased": chained(text_mean, each) for name, each in erased.items()},
+        **{f"text's mean, {name} erased": chained(text_mean, each) for name, each in erased_of_means.items()},
         **{f"{name} erased": each for name, each in erased.items()},
         "class erased from words": _at(WORDS, erased["class"]),
         "class erased from [CLS]": _at(CLS, erased["class"]),

@@ -142,14 +142,19 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
     torch.testing.assert_close(doubled, vectors - moved, atol=1e-9, rtol=0)
     # As much variance elsewhere: the classes' means, as the class eraser reads them, stay where they were.
     for seed in (None, 0, 1):
-        other = remaining_eraser(vectors, classes, seed)(vectors)
+        other = remaining_eraser(vectors, class_eraser(vectors, classes), seed)(vectors)
         torch.testing.assert_close((other - vectors).var(0).sum(), moved.var(0).sum(), atol=1e-9, rtol=1e-9)
         np.testing.assert_allclose((other - vectors).T.numpy() @ (onehot - onehot.mean(0)), 0, atol=1e-9)
         np.testing.assert_allclose(
             (other.numpy() - vectors.mean(0).numpy()) @ inverse @ crossed, centred @ inverse @ crossed
         )
     largest = np.linalg.svd((erased - vectors.mean(0)).numpy())[2][:1]
-    assert np.linalg.norm(largest @ (remaining_eraser(vectors, classes)(vectors) - vectors).T.numpy()) > 0.5
+    assert (
+        np.linalg.norm(
+            largest @ (remaining_eraser(vectors, class_eraser(vectors, classes))(vectors) - vectors).T.numpy()
+        )
+        > 0.5
+    )
     with pytest.raises(InputError, match="a single class"):
         class_eraser(vectors, torch.zeros(90))
 
