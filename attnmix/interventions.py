@@ -160,7 +160,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
     """Return a map that takes as much of the vectors' variance away as `eraser`, and nothing of what that one erases.
 
-    It erases orthogonal directions of what `eraser` leaves: random ones, or without a seed the principal components, the
+    It erases orthogonal directions of what `eraser` leaves: random ones, or without a seed principal components, the
     largest first. The last is taken away in part, so that the variance is equal; all where together they have less.
     """
     remaining_ND = eraser(vectors_ND.double()) - eraser.mean_D
