@@ -61,9 +61,8 @@ class Values(NamedTuple):
         return self.logits_NC.argmax(-1)
 
     def two_classes(self, rows: int) -> bool:
-        """Return False if nearly all of the first `rows` reviews have one class, so that there is no other to go to."""
-        predicted_N = self.predicted_N[:rows]
-        return len(predicted_N.unique()) == 2 and int(predicted_N.bincount().min()) >= 10
+        """Return False if the first `rows` reviews, or nearly all of them, have one class: then there is no other."""
+        return len(self.predicted_N[:rows].unique()) == 2 and int(self.predicted_N.bincount().min()) >= 10
 
 
 def read_values(study: Study) -> Values:
