@@ -9,6 +9,8 @@ import pytest
 
 from attnmix.page.sentences import answer
 
+GIVEN = "what tokens give each other in layer 2 is"
+
 
 class PlantedRun:
     """A run of two layers, of which only the tables that the headline reads exist."""
@@ -56,13 +58,9 @@ class PlantedRun:
 @pytest.mark.parametrize(
     ("change", "share", "headline", "verb"),
     [
-        (0.1, 0.3, "After fine-tuning, what words take from each other carries the review's class", "rises"),
-        (
-            0.1,
-            0.05,
-            "After fine-tuning, what words take from each other carries a little of the review's class",
-            "rises",
-        ),
+        (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly the predicted class", "rises"),
+        (0.1, 0.3, f"After fine-tuning, {GIVEN} partly the predicted class", "rises"),
+        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part the predicted class", "rises"),
         (0.1, 0.0, "Fine-tuning makes tokens mix more, but what they give each other hardly tells the class", "rises"),
         (-0.1, 0.0, "Fine-tuning makes tokens mix less, but what they give each other hardly tells the class", "falls"),
         (0.0, 0.0, "Fine-tuning changes neither how much tokens mix nor what they give each other", "does not change"),
@@ -73,9 +71,10 @@ def test_each_outcome_has_its_headline(change: float, share: float, headline: st
     assert found["headline"] == headline
     assert f"{verb}" in found["sentences"][0]
     assert f"from 25.0 % to {25 + 100 * change:.1f} %" in found["sentences"][0]
-    assert f"{100 * share:.0f} % of the squared length" in found["sentences"][1]
-    assert "in layer 2" in found["sentences"][1] or share == 0
-    assert "94 % of them" in found["sentences"][-1]
+    assert f"{100 * share:.0f} % of what other tokens give" in found["sentences"][1]
+    assert "In layer 2" in found["sentences"][1] or share == 0
+    assert "94 % of them" in found["sentences"][-2]
+    assert share == 0 or "in layer 2 it is 30 %, and 30 % with one value" in found["sentences"][-1]
     after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")
     assert after["values"] == pytest.approx([share / 10, share])
 

@@ -25,7 +25,8 @@ DERIVATIVE_FORMS = {
     "sum_of_norms": "when the norms of single tokens are added",
 }
 EDITS = ("text_mean", "corpus_mean", "other_class")
-NOTABLE_SHARE = 0.1  # of the squared length, from which on a class share makes the headline without "a little of"
+SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
+"""How the headline calls a class share of the squared length, from each bound on."""
 MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 
@@ -157,7 +158,7 @@ def answer(run: Run) -> dict[str, Any]:
     shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (
-        "The mixing ratio, the length of what other tokens give a token compared with the token's own part, "
+        "The mixing ratio, the length of what other tokens give a token as a share of that and its own part together, "
         f"{verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all layers (95 % interval "
         f"of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage points)."
     )
@@ -178,16 +179,16 @@ def answer(run: Run) -> dict[str, Any]:
     before, after, difference, chance = (rows.loc[top] for rows in by_layer.values())
     shared = after["ci_low"] > chance["mean"] and difference["ci_low"] > 0
     if shared:
-        much = "carries" if after["mean"] >= NOTABLE_SHARE else "carries a little of"
-        title = f"After fine-tuning, what words take from each other {much} the review's class"
+        much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
+        title = f"After fine-tuning, what tokens give each other in layer {top} is {much} the predicted class"
     elif plain:
         title = f"Fine-tuning {plain}, but what they give each other hardly tells the class"
     else:
         title = "Fine-tuning changes neither how much tokens mix nor what they give each other"
     part = (
-        f"The predicted class makes up {percent(max(after['mean'], 0))} of the squared length of what other tokens "
-        f"give in layer {top}; it was {percent(max(before['mean'], 0))} before, and with classes dealt out at random "
-        f"it is at most {percent(max(chance['mean'], 0))}."
+        f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is alike in "
+        f"texts of one predicted class and not in those of the other; it was {percent(max(before['mean'], 0))} "
+        f"before, and with classes dealt out at random it is at most {percent(max(chance['mean'], 0))}."
     )
     chart = {"title": "The predicted class in what other tokens give", "unit": "Share of squared length"}
     named = {"before": "before fine-tuning", "after": "after fine-tuning", "permuted": "classes dealt out at random"}
@@ -196,7 +197,8 @@ def answer(run: Run) -> dict[str, Any]:
         {"name": label, **{key: _values(by_layer[name][column]) for key, column in columns.items()}}
         for name, label in named.items()
     ]
-    return {"headline": title, "sentences": [ratio, part, *_needs(run)], "chart": chart | {"series": series}}
+    sentences = [ratio, part, *_needs(run), _shared_value(run, int(top))]
+    return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
 
 
 def _values(column: pd.Series) -> list[float | None]:
@@ -224,18 +226,31 @@ def _needs(run: Run) -> list[str]:
             percent(float(kept[name][first])) for name in ("text_mean", "corpus_mean", "other_class")
         )
         sentences.append(
-            f"If every value from layer {first} on is the mean of its text, so that no token can tell which one gave "
-            f"it, {text} of the reviews keep their class; with the mean over other texts {corpus} do, with that over "
-            f"texts of the other class {other}."
+            f"Does it matter which token gives? With every value vector from layer {first} on replaced by its text's "
+            f"mean, {text} of the texts keep their predicted class; with the mean of other texts {corpus} do, with "
+            f"that of texts of the other class {other}."
         )
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
     if len(lens):
         sentences.append(
-            "Put on any other token after the last layer, the classifier's head names the review's class on "
-            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. "
-            "That says how alike tokens are, not what they were taught: in the study permuted labels do so too."
+            "Applied to the last vectors of other tokens, the classifier's head names the text's class on "
+            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. That says how alike tokens "
+            "are, not what they have learned: models fine-tuned on permuted labels, in the project's study, do so too."
         )
     return sentences
+
+
+def _shared_value(run: Run, layer: int) -> str:
+    """Return what the ratio cannot say, by its control of a layer: which token informs which."""
+    controls = run.table("measure/mixing_controls")
+    control = _shown(controls[(controls["control"] == "text_mean_value") & (controls["layer"] == layer)])["mean"].iloc[
+        0
+    ]
+    ratio = _shown(run.mixing[0]).set_index("layer")["mean"][layer]
+    return (
+        f"The ratio does not say which token informs which: in layer {layer} it is {percent(ratio)}, and "
+        f"{percent(control)} with one value shared by all tokens of a text."
+    )
 
 
 def headline(curves: pd.DataFrame) -> str:
