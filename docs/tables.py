@@ -232,6 +232,14 @@ STUDY_MEASURES = {
 }
 
 
+SECOND_MODEL_MEASURES = {
+    "class_kept text_mean": "class kept with the text's mean from here on",
+    "class_kept corpus_mean": "class kept with the corpus's mean",
+    "class_kept other_class": "class kept with the other class's mean",
+    "lens_agreement others": "the head on other tokens names the class",
+}
+
+
 def _by_layer(read: Read) -> str:
     """Return measures by layer, before and after fine-tuning for the true labels and for permuted ones."""
     table = read(f"{STUDY}answer_layers.csv")
@@ -247,7 +255,8 @@ def _second_model(read: Read) -> str:
     """Return the measures of the second model by layer, before and after fine-tuning."""
     table = read(f"{STUDY}mpnet.csv")
     columns = {"before": "pretrained", "after": "finetuned"}
-    return _layers(STUDY_MEASURES, "", {name: table[table["checkpoint"] == each] for name, each in columns.items()})
+    measures = STUDY_MEASURES | SECOND_MODEL_MEASURES
+    return _layers(measures, "", {name: table[table["checkpoint"] == each] for name, each in columns.items()})
 
 
 def _layers(measures: dict[str, str], title: str, parts: dict[str, pd.DataFrame]) -> str:

@@ -98,7 +98,7 @@ def write_layers(folder: Path, to: Path) -> None:
         use.assign(measure=use["quantity"] + " " + use["group"]),
     ]
     table = pd.concat(parts)[["checkpoint", "measure", "layer", "mean", "ci_low", "ci_high"]].dropna(subset="mean")
-    table.round(4).to_csv(to, index=False, lineterminator="\n")
+    table.round(DIGITS).to_csv(to, index=False, lineterminator="\n")
 
 
 def experiments_of_commit() -> list[str]:
