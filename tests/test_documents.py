@@ -25,7 +25,7 @@ CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
 EDITS = ("text_mean", "corpus_mean", "other_class")
-TEXT_MEAN, OTHER = "text's mean", "other class's mean"
+TEXT_MEAN, DONOR = "text's mean", "donor of the other class"
 
 
 @cache
@@ -100,9 +100,9 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     def told(checkpoint: str, target: str = "sentiment", setting: str = "true labels") -> float:
         return float(study("probes", setting, checkpoint=checkpoint, target=target, kind="the", layer=6)["mean"])
 
-    def kept(edit: str, setting: str = "true labels") -> float:
-        where = {"edit": edit, "measure": "same_class", "extent": "from", "layer": 4}
-        return float(study("interventions", setting, **where)["mean"])
+    def kept(edit: str, measure: str = "same_class") -> float:
+        where = {"edit": edit, "measure": measure, "extent": "from", "layer": 4}
+        return float(study("interventions", **where)["mean"])
 
     def correlation(with_: str) -> pd.Series:
         return np.tanh(study("reviews", measure=f"z of margin and {with_}")[ENDS].astype(float))
@@ -112,29 +112,30 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
 
     permuted = "permuted labels"
     both = f"true labels minus {permuted}"
+    difference, of_cls = (by_layers(f"ratio {RATIO}{tokens}", CHANGE, 6, both) for tokens in ("", " of [CLS]"))
     last_layer = [100 * at(f"ratio {RATIO}", CHANGE, setting) for setting in ("true labels", permuted)]
+    averages = [over_layers("before"), over_layers("after"), over_layers("after", permuted)]
     sentences = [
-        f"1 {percent(*(each['mean'] for each in map(over_layers, ('before', 'after'))))} "
-        f"{percent(over_layers('after', permuted)['mean'])} {last_layer[0]:+.0f} {last_layer[1]:+.0f}",
+        f"1 {percent(*(each['mean'] for each in averages))} "
+        f"{last_layer[0]:+.0f} {last_layer[1]:+.0f} {change(difference)}",
         f"2 {percent(*by_layers(share, 'after', 6)[ENDS])} {percent(abs(at(share, 'before')))} "
         f"{percent(at(share, 'after', permuted), told('after'), told('before'))}",
-        f"3 4 6 {percent(*map(kept, (TEXT_MEAN, 'class mean', OTHER, 'no values')), kept('class mean', 'rare word'))}",
+        f"3 4 6 {percent(kept(TEXT_MEAN), kept(DONOR, measure='donors_class'), kept('no values'))}",
     ]
     assert_numbers("README.md", "1. Fine-tuning", "![The class", sentences)
     assert_numbers("docs/study/README.md", "1. Fine-tuning", "![The class", sentences)
-    difference = by_layers(f"ratio {RATIO}", CHANGE, 6, both)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
-        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f}",
+        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} {change(of_cls)}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
         percent(*(told("after", "lens: predicted", setting) for setting in ("true labels", permuted))),
         f"4 6 {percent(*map(kept, edges))}",
-        f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 4 6 "
+        f"{decimals(correlation('after')['mean'])} {decimals(*correlation('after given length'))} 20 4 6 "
         f"{scaled(1, 'margin'):.1f} {scaled(0, 'margin'):.1f} 6 "
         f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
     ]
-    assert_numbers("docs/study/README.md", "- **Part of the rise", "## Settings", claims)
+    assert_numbers("docs/study/README.md", "- **How much of the rise", "## Settings", claims)
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:
