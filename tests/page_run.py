@@ -23,11 +23,12 @@ from conftest import (
 )
 
 from attnmix.core.names import CHECKPOINT_NAMES, Site
+from attnmix.core.settings import MeasureParameters
 from attnmix.faithfulness.class_use import COLUMNS
 from attnmix.faithfulness.probes import TARGETS
 from attnmix.figures import labels
 from attnmix.figures.labels import MAP_MEASURES
-from attnmix.measures.matrices import MATRICES
+from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.assembly import write_page
 from attnmix.store import features as store
@@ -131,7 +132,7 @@ def open_changed(chromium: Any, points_per_second: int = 20) -> Opened:
 
 
 def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: int = 4) -> None:
-    """Write features, maps, ratios and matrices of random numbers as the stages do; the reports are those of `run`."""
+    """Write random features, maps, ratios and the default matrices as the stages do; the reports are those of `run`."""
     shutil.copytree(run / "reports", folder / "reports")
     names = [f"test/{number}" for number in range(len(lengths))]
     write_captured_texts(names)
@@ -167,7 +168,7 @@ def write_run(folder: Path, run: Path, lengths: list[int], layers: int, heads: i
     pd.concat(ratios).assign(token_class="word", in_statistics=True).to_parquet(ratios_file, index=False)
     for name, length in zip(names, lengths, strict=True):
         for checkpoint in CHECKPOINT_NAMES:
-            for method in MATRICES:
+            for method in with_rollouts(MeasureParameters().matrices):
                 matrix = generator.gamma(0.1, size=(layers, length, length)).astype(np.float32)
                 place = arrays_folder("contributions", checkpoint, name, target.measured)
                 write_matrix(place, method, matrix, ("layer", "token", "source"), {})
