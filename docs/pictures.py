@@ -22,6 +22,7 @@ from typing import Any
 from PIL import Image
 
 from attnmix.core.errors import InputError
+from attnmix.models.families import FAMILIES
 from attnmix.store.files import require
 from attnmix.store.runs import Run
 
@@ -58,7 +59,7 @@ h1 {{ font-size: 60px }} p {{ font-size: 31px; margin: 14px 0 26px; line-height:
 div {{ height: 330px; overflow: hidden; border: 1px solid #bbb; border-radius: 10px }} img {{ width: 100% }}
 </style><h1>attnmix</h1>
 <p>How much of the vector of a word comes from other words?<br>
-Mixing ratios, ALTI, Value Zeroing, rollouts for 26 families of Transformers</p>
+Mixing ratios, ALTI, Value Zeroing, rollouts for {families} families of Transformers</p>
 <div><img alt="" src="data:image/png;base64,{picture}"></div>"""
 WORD = re.compile(r"[^\W\d_]{6,}")  # the first of these is chosen: it says more than "the" or "."
 
@@ -76,7 +77,7 @@ def main() -> None:
         pictures = _in_motion(browser)
         _animate(pictures, DOCS / "page.gif")
         page = browser.new_page(viewport=CARD_SCREEN)
-        page.set_content(CARD.format(picture=base64.b64encode(pictures[-1]).decode("ascii")))
+        page.set_content(CARD.format(families=len(FAMILIES), picture=base64.b64encode(pictures[-1]).decode("ascii")))
         card = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         card.quantize(COLORS, kmeans=4).save(DOCS / "social_card.png", optimize=True)
 

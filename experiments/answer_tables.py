@@ -175,15 +175,20 @@ def draw(layers: pd.DataFrame, probes: pd.DataFrame, interventions: pd.DataFrame
         panels[1].set_title('What the vector of a "the" tells\nof the review\'s sentiment', fontsize=7)
         panels[1].set_ylabel("% right, linear probe on new reviews")
         panels[1].axhline(50, color="0.6", lw=0.6, ls=":")
-        edits = ["class mean", "text's mean", "text's mean, class erased", "corpus mean", "other class's mean"]
+        edits = ["text's mean", "text's mean, random directions erased", "text's mean, class erased"]
+        edits += ["donor of the same class", "donor of the other class", "no values"]
         chosen = interventions.query("setting == 'true labels' and extent == 'from' and layer == 4")
         kept = chosen[chosen["measure"] == "same_class"].set_index("edit").reindex(edits)
         places = np.arange(len(edits))[::-1]
         error = [100 * (kept["mean"] - kept["ci_low"]), 100 * (kept["ci_high"] - kept["mean"])]
         panels[2].barh(places, 100 * kept["mean"], xerr=np.nan_to_num(error), color=COLOURS["true labels"], height=0.6)
-        panels[2].set_yticks(places, [edit.replace(", ", ",\n") for edit in edits], fontsize=6)
+        panels[2].set_yticks(
+            places, [edit.replace(", ", ",\n").replace(" of the ", "\nof the ") for edit in edits], fontsize=6
+        )
         panels[2].set_xlim(0, 108)
-        panels[2].set_title("Reviews that keep their class when all\nvalues of layers 4 to 6 are this mean", fontsize=7)
+        panels[2].set_title(
+            "Reviews that keep their class when all\nvalues of layers 4 to 6 are replaced by", fontsize=7
+        )
         panels[2].set_xlabel("%")
         for axes in panels[:2]:
             axes.set_xlabel("Layer")
