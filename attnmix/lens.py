@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from threadpoolctl import threadpool_limits
 from transformers import PreTrainedModel
 
 from attnmix.models.capture_points import first_of
@@ -57,7 +58,8 @@ def probe_predictions(
     from sklearn.preprocessing import StandardScaler
 
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS))
-    return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))
+    with threadpool_limits(1):  # its products are small: threads would wait for each other
+        return np.asarray(probe.fit(np.asarray(train_ND), train_N).predict(np.asarray(test_ND)))
 
 
 def probe_accuracy(

@@ -33,8 +33,9 @@ from attnmix.core.errors import InputError
 from attnmix.data.source import SUFFIXES, read_file
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import attention_gain
-from attnmix.measures.layers import LayerPass, Linear, run_layers, value_map
+from attnmix.measures.layers import LayerPass, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios
+from attnmix.measures.weights import Linear
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base

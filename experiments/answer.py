@@ -238,7 +238,7 @@ class Study:
             )
             part.replace(path)
         kept: Any = pickle.loads(path.read_bytes())
-        return kept  # type: ignore[no-any-return]
+        return kept  # type: ignore[no-any-return]  # a pickle gives Any
 
     def mean_ratios(self, measures: Sequence[DocumentMeasures], method: str) -> npt.NDArray[np.float64]:
         """Return a ratio's mean over the tokens of each review `[reviews, layers]`."""

@@ -67,7 +67,7 @@ class PlantedRun:
     ],
 )
 def test_each_outcome_has_its_headline(change: float, share: float, headline: str, verb: str) -> None:
-    found = answer(PlantedRun(change, share))  # type: ignore[arg-type]
+    found = answer(PlantedRun(change, share))  # type: ignore[arg-type]  # it stands in for a run
     assert found["headline"] == headline
     assert f"{verb}" in found["sentences"][0]
     assert f"from 25.0 % to {25 + 100 * change:.1f} %" in found["sentences"][0]

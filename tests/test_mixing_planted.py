@@ -19,10 +19,11 @@ from attnmix.core.names import PREACTIVATION
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer, contributions, layer_contributions, rows_to_one
 from attnmix.measures.identities import IDENTITIES, SAMPLED_IDENTITIES, identity_errors
-from attnmix.measures.layers import AfterAttention, Block, LayerPass, Norm, no_norm, slopes
-from attnmix.measures.layers import Linear as Affine
+from attnmix.measures.layers import AfterAttention, Block, LayerPass, slopes
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS, mixing_ratios
+from attnmix.measures.weights import Linear as Affine
+from attnmix.measures.weights import Norm, no_norm
 from attnmix.models.attention import AttentionCall
 from attnmix.models.capture_points import LayerCall, ModuleCall
 from attnmix.models.checkpoint import load_tokenizer

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site."""
-    pytest.importorskip("mkdocs", reason="the locks have no mkdocs yet")
     folder = tmp_path_factory.mktemp("site")
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     subprocess.run(command, cwd=REPOSITORY, check=True)

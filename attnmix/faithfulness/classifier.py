@@ -23,18 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
-from attnmix.measures.layers import (
-    AfterAttention,
-    LayerPass,
-    Norm,
-    linear_weights,
-    map_layers,
-    norm_of,
-    run_layers,
-    slopes,
-    value_map,
-)
-from attnmix.measures.layers import Linear as Affine
+from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
+from attnmix.measures.weights import Linear as Affine
+from attnmix.measures.weights import Norm, linear_weights, norm_of
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
 from attnmix.models.checkpoint import load_config, load_tokenizer

@@ -28,7 +28,7 @@ from attnmix.models.capture_points import recording
 
 OTHER_TOKENS = 16
 PROBE_TEXTS = 64  # training reviews, at most
-FREQUENT_TOKENS = 8  # of the training reviews
+FREQUENT_TOKENS = 8  # tokens that occur most often in the training reviews
 TARGETS = [
     (group, target + end)
     for group, targets in {"read": ("class",), "others": ("class", "token", "position")}.items()

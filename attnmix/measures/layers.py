@@ -12,17 +12,18 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import LayerNorm, Module
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import Site
+from attnmix.measures.weights import Linear, Norm, linear_weights, no_norm, norm_of
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
 from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, recording
 from attnmix.models.families import PROJECTED, Stack
@@ -32,43 +33,6 @@ Result = TypeVar("Result")
 STEP = 1e-4  # step of the central difference for g'(0)
 QUADRATURE_NODES = 24  # of the mean of an activation between 0 and its input
 RATIO_POINTS = ("attention_output", PROJECTED)
-
-
-class Linear(NamedTuple):
-    """An affine map `x @ W + b`: W `[in, out]`, b `[out]`."""
-
-    W: Tensor
-    b: Tensor
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A LayerNorm, or an RMSNorm, which does not centre: gamma and beta `[hidden]`."""
-
-    module: Callable[[Tensor], Tensor]
-    gamma: Tensor
-    beta: Tensor
-    eps: float
-    centred: bool
-    absent: bool = False
-    """True in the place of a norm that a family does not have: it changes nothing."""
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the model's own output for vectors `[..., hidden]`."""
-        return self.module(vectors)
-
-    def linear(self, part: Tensor) -> Tensor:
-        """Return the norm's linear part of a part of a vector, not divided by the deviation of the whole."""
-        if self.absent:
-            return part
-        return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
-
-    def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
-        if self.absent:
-            return part
-        centre = whole.mean(-1, keepdim=True) if self.centred else 0
-        return self.linear(part) / ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 class Block:
@@ -111,26 +75,6 @@ class Block:
     def _norm(self, path: str | None) -> Norm:
         module = torch.nn.Identity() if path is None else self.layer.get_submodule(path)  # ModernBERT begins with one
         return no_norm(self.output.W) if isinstance(module, torch.nn.Identity) else norm_of(module, self.output.W)
-
-
-def norm_of(module: Any, like: Tensor) -> Norm:
-    """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
-
-    An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
-    """
-    eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
-    bias: Tensor | None = getattr(module, "bias", None)
-    if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
-        gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
-        return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
-    with torch.inference_mode():
-        gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
-    return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
-
-
-def no_norm(like: Tensor) -> Norm:
-    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
-    return Norm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False, absent=True)
 
 
 @dataclass(frozen=True)
@@ -388,14 +332,6 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
     with attention_by(explicit(lambda _module, call: calls.append(call))):
         attention(hidden)
     return calls[0].value
-
-
-def linear_weights(module: Module) -> Linear:
-    """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
-    parameters: Any = module
-    weight = parameters.weight.detach()
-    W = weight.T if isinstance(module, torch.nn.Linear) else weight
-    return Linear(W, W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach())
 
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from attnmix.core.names import PREACTIVATION
 if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
     from torch import Tensor
 
-    from attnmix.measures.layers import Block, LayerPass, Norm
+    from attnmix.measures.layers import Block, LayerPass
+    from attnmix.measures.weights import Norm
 
 BLOCK_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
 

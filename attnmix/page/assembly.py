@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import platform
+from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,11 +16,12 @@ from attnmix.core.names import LAYOUTS, SPACE
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
-from attnmix.page.sentences import Subject, describe, package_versions, short_name
+from attnmix.page.sentences import Subject, describe
 from attnmix.store.files import atomic_path
 from attnmix.store.runs import Run
 
 HERE = Path(__file__).parent
+PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 BUNDLE = HERE / "bundle.js"  # esbuild's, of the modules in `src/`
 
 
@@ -77,3 +80,16 @@ def _content_security_policy(script: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that compute, without the name of a build (`2.13.0+cpu`)."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
+
+
+def short_name(name: str) -> str:
+    """Return a model's or data set's name without a path: of a package its name, of a folder its last part."""
+    if "://" in name:
+        return name.partition("://")[2].partition("/")[0]
+    return Path(name).name if name.startswith(("/", ".", "~")) else name

@@ -5,10 +5,7 @@ A sentence states one thing that no chart next to it shows. Every number is in a
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -28,7 +25,6 @@ EDITS = ("text_mean", "corpus_mean", "other_class")
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
 """How the headline calls a class share of the squared length, from each bound on."""
 MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
-PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 
 
 class Subject(NamedTuple):
@@ -85,19 +81,6 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that compute, without the name of a build (`2.13.0+cpu`)."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
-
-
-def short_name(name: str) -> str:
-    """Return a model's or data set's name without a path: of a package its name, of a folder its last part."""
-    if "://" in name:
-        return name.partition("://")[2].partition("/")[0]
-    return Path(name).name if name.startswith(("/", ".", "~")) else name
 
 
 def percent(share: float, digits: int = 0) -> str:

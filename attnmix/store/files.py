@@ -47,7 +47,7 @@ def writing(path: P) -> Iterator[P]:
         if isinstance(path, Path):
             path.parent.mkdir(parents=True, exist_ok=True)
         yield path
-    except Exception as error:
+    except Exception as error:  # remote file systems raise their own types
         if isinstance(path, Path) and not isinstance(error, OSError):
             raise  # a bug: only remote file systems have other errors
         remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make it a place to write to"
@@ -79,7 +79,7 @@ def reading(path: P, stage: str) -> Iterator[P]:
         yield path
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # remote file systems raise their own types
         if isinstance(path, Path) and not isinstance(error, DAMAGE):
             raise  # a bug: only remote file systems have other errors
         raise InputError(

@@ -1,0 +1,74 @@
+"""Norms and linear maps of a model's layers, with their weights read off its modules."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import LayerNorm, Module
+
+
+class Linear(NamedTuple):
+    """An affine map `x @ W + b`: W `[in, out]`, b `[out]`."""
+
+    W: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm, or an RMSNorm, which does not centre: gamma and beta `[hidden]`."""
+
+    module: Callable[[Tensor], Tensor]
+    gamma: Tensor
+    beta: Tensor
+    eps: float
+    centred: bool
+    absent: bool = False
+    """True in the place of a norm that a family does not have: it changes nothing."""
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the model's own output for vectors `[..., hidden]`."""
+        return self.module(vectors)
+
+    def linear(self, part: Tensor) -> Tensor:
+        """Return the norm's linear part of a part of a vector, not divided by the deviation of the whole."""
+        if self.absent:
+            return part
+        return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
+
+    def part(self, part: Tensor, whole: Tensor) -> Tensor:
+        """Return a part of the vectors `whole` after the norm; the parts and beta sum to the norm's output."""
+        if self.absent:
+            return part
+        centre = whole.mean(-1, keepdim=True) if self.centred else 0
+        return self.linear(part) / ((whole - centre).square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+def norm_of(module: Any, like: Tensor) -> Norm:
+    """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
+
+    An RMSNorm's are read off its effect on a vector of ones, as some families add 1 to their weight.
+    """
+    eps = float(next(getattr(module, name) for name in ("eps", "variance_epsilon") if hasattr(module, name)))
+    bias: Tensor | None = getattr(module, "bias", None)
+    if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
+        gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
+        return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
+    with torch.inference_mode():
+        gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
+    return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
+
+
+def no_norm(like: Tensor) -> Norm:
+    """Return a norm that changes nothing, in the dtype and on the device of `like`."""
+    return Norm(lambda vectors: vectors, like.new_ones(()), like.new_zeros(()), 0.0, centred=False, absent=True)
+
+
+def linear_weights(module: Module) -> Linear:
+    """Return the weights of a Linear, or of GPT-2's `Conv1D`, whose weight is not transposed."""
+    parameters: Any = module
+    weight = parameters.weight.detach()
+    W = weight.T if isinstance(module, torch.nn.Linear) else weight
+    return Linear(W, W.new_zeros(W.shape[1]) if parameters.bias is None else parameters.bias.detach())
