@@ -22,6 +22,7 @@ from stages.common.parameters import read_parameters
 FINETUNED = Run(Path()).finetuned
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
+IN_TURN = "in turn"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
 Batch = list[Any]  # of attnmix.measures.documents.Document
 
@@ -132,4 +133,4 @@ def same() -> str:
 
 
 def case(model: str, folder: str) -> Case:
-    return Case(f"Mixing ratios, {model}", folder, same, {"in turn": in_turn}, references=(SDPA, EAGER))
+    return Case(f"Mixing ratios, {model}", folder, same, {IN_TURN: in_turn}, references=(SDPA, EAGER))

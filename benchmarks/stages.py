@@ -39,7 +39,11 @@ from benchmarks.timing import COLD, REPOSITORY, Timing, fresh_process, machine, 
 from stages.common.parameters import Parameters
 
 PAGE_TITLE = "The page in a browser"  # by benchmarks.page
-RUN_TITLES = ("The default run by stage", "A forward pass in both arithmetics")  # by benchmarks.run
+RUN_TITLES = (  # by benchmarks.run
+    "The default run by stage",
+    "A forward pass in both arithmetics",
+    "Capture and ratios in both arithmetics",
+)
 RESULTS = REPOSITORY / "benchmarks" / "RESULTS.md"
 
 

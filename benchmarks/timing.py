@@ -75,12 +75,14 @@ def numbers_of_threads(threads: int) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def fresh_process(arguments: Sequence[str], folder: Path, threads: int, compiled: Path) -> tuple[float, str]:
+def fresh_process(
+    arguments: Sequence[str], folder: Path, threads: int, compiled: Path, environment: Mapping[str, str] | None = None
+) -> tuple[float, str]:
     """Wall time of `python <arguments>` in `folder`, imports included, and what it printed.
 
-    `compiled` is where numba keeps what it compiles.
+    `compiled` is where numba keeps what it compiles; `environment` has further variables.
     """
-    environment = os.environ | numbers_of_threads(threads)
+    environment = os.environ | numbers_of_threads(threads) | (environment or {})
     environment |= {"PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(compiled)}
     if settings.in_place():  # the portable arithmetic: BLAS has one thread, the pipeline's kernels start theirs
         environment |= settings.SETTINGS
@@ -93,12 +95,20 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int, compiled
     return seconds, done.stdout.strip()
 
 
-def timed(case: str, way: str, folder: Path, threads: int, compiled: Path, cold: bool = False) -> dict[str, Timing]:
+def timed(
+    case: str,
+    way: str,
+    folder: Path,
+    threads: int,
+    compiled: Path,
+    cold: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Timing]:
     """One run of a way, or of several that share a process."""
     if cold:
         compiled = compiled.with_name("cold")
         shutil.rmtree(compiled, ignore_errors=True)
-    seconds, _ = fresh_process(["-m", "benchmarks.cases", case, way], folder, threads, compiled)
+    seconds, _ = fresh_process(["-m", "benchmarks.cases", case, way], folder, threads, compiled, environment)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
     inside = {name: Timing(each, None) for name, each in measured["seconds"].items()}
     if list(inside) == [way]:
