@@ -160,7 +160,8 @@ def lay_out(root: Path, folders: set[str], size: Size, threads: int, arithmetic:
         write_parameters(root / "reviews", arithmetic, **corpora.CAPTURED)
     if "maps" in folders:
         maps = root / "maps"
-        fresh_process(["-m", "stages", "capture"], maps, threads, root / "compiled")
+        for stage in ("tokenize", "capture"):
+            fresh_process(["-m", "stages", stage], maps, threads, root / "compiled")
         tokens = open_run(maps).tokens
         _write_map(maps, stored_sites(Run(maps).activations), tokens)
         write_ratios(maps, tokens, size.layers)
@@ -179,6 +180,9 @@ def _folder(folder: Path, model: Path, texts: list[str], tokens: int, arithmetic
     Run(folder).finetuned.parent.mkdir(parents=True)
     Run(folder).finetuned.symlink_to(model)
     Run(folder).reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
+    predictions = Run(folder).test_predictions_file.parent  # which tokenize reads
+    predictions.parent.mkdir()
+    predictions.symlink_to(Run(REPOSITORY).test_predictions_file.parent)
     write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": tokens})
     return folder
 

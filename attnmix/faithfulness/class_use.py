@@ -11,7 +11,8 @@ Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.interventions import Edit, edited_attention, recorded, replaced_values
+from attnmix.interventions import edited_attention, recorded, replaced_values
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens, padded
 
@@ -56,9 +57,8 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
         values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, means) for layer, means in predictions.means.items()}
-        for first in sorted(values):
-            from_first = {layer: each for layer, each in values.items() if layer >= first}
-            edited_NC = _edited_logits(classifier, documents, from_first)[known]
+        for first, logits_NC in _edited_logits(classifier, documents, values).items():
+            edited_NC = logits_NC[known]
             named_N = edited_NC.argmax(-1)
             probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
             rows += [
@@ -102,11 +102,48 @@ def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predi
     return Predictions(torch.stack([logits[number] for number in order]), stacked)
 
 
-def _edited_logits(classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]) -> Tensor:
-    """Return the logits `[N, C]` where the values of some layers are one vector for each text, `[N, H, d]`."""
-    logits: dict[int, Tensor] = {}
+def _edited_logits(
+    classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]
+) -> dict[int, Tensor]:
+    """Return logits `[N, C]` by layer, from which on the values are one vector for each text, `[N, H, d]` by layer."""
+    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
+    stacks, modules = classifier.family.stacks, list(classifier.base.named_modules())
+    layers = [module for stack in stacks for path, module in modules if stack.is_layer(path)]
     for batch, inputs in padded_batches(classifier, documents):
-        edit: Edit = replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
-        with torch.inference_mode(), edited_attention(classifier.base, edit):
-            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
-    return torch.stack([logits[number] for number in range(len(documents))])
+        unedited = _layer_outputs(classifier, layers, inputs)
+        for first, rows in logits.items():
+            computed = {layer - first + 1: each[batch][:, :, None] for layer, each in values.items() if layer >= first}
+            with (
+                torch.inference_mode(),
+                edited_attention(classifier.base, replaced_values(computed)),
+                _given(layers, unedited[: first - 1]),
+            ):
+                rows |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
+    return {first: torch.stack([rows[number] for number in range(len(documents))]) for first, rows in logits.items()}
+
+
+def _layer_outputs(classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: dict[str, Tensor]) -> list[Any]:
+    """Return what each call of `layers` gives, attention computed as where it is edited."""
+    outputs: list[Any] = []
+    with torch.inference_mode(), edited_attention(classifier.base, replaced_values({})), ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(lambda _layer, _inputs, output: outputs.append(output)))
+        classifier.model(**inputs)
+    return outputs
+
+
+@contextmanager
+def _given(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
+    """Let the first calls of `layers` in one forward pass return `outputs`, without computing anything."""
+    remaining = list(outputs)
+
+    def instead_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **options: remaining.pop(0) if remaining else forward(*arguments, **options)
+
+    for layer in layers:
+        layer.forward = instead_of(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
