@@ -1,6 +1,6 @@
 """Measure one typed text in memory, for its page: the models are loaded once, and no file is written.
 
-The numbers are those that `attnmix.runs.show` writes, but for what takes longer than a reader waits: there is one map,
+The numbers are those that `Measures.save` draws, but for what takes longer than a reader waits: there is one map,
 each point of the residual stream alone with one seed, and no derivative.
 """
 
