@@ -198,25 +198,28 @@ class Measures:
         'page.html'
         """
         from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+        from attnmix.page.assembly import write_page
         from attnmix.page.sentences import Subject
-        from attnmix.runs.show import show_texts
+        from attnmix.runs.capture import capture_texts
+        from attnmix.runs.measure import measure as write_measures
+        from attnmix.runs.reduce import reduce
+        from attnmix.runs.tokens import free_texts, write_tokens
 
         if not self.texts:
             raise InputError("save: token ids have no text; measure texts to draw their page")
-        length = max(3, *map(len, self.documents))
+        captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
+        measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
-            run = Run(Path(folder))
+            run, unfinished = Run(Path(folder)), Path(folder, "unfinished")
             self.model.save(run.pretrained)
-            show_texts(
-                self.texts,
-                run,
-                Subject(self.model.name, origins=[f"The model is {self.model.name}."]),
-                capture=CaptureParameters(max_length=length),
-                measured=MeasureParameters(methods=list(self.methods)),
-                umap=UmapParameters(),
-                seed=BOOTSTRAP_SEED,
-                arithmetic=FASTEST,
-            )
+            write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
+            for name in ("capture", "measure"):
+                (unfinished / name).mkdir(parents=True)
+            capture_texts(captured, run.pretrained, run, unfinished / "capture")
+            options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
+            write_measures(measured, ["pretrained"], run, unfinished / "measure", **options)
+            reduce(UmapParameters(), "pretrained", run)
+            write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
             return Path(shutil.copyfile(run.page, path))
 
     def show(self) -> Any:

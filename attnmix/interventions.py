@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
 from attnmix.models.attention import attend, attention_by
 from attnmix.models.families import attention_modules
 
-Tensor = torch.Tensor
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

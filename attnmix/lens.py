@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of
-
-Tensor = torch.Tensor
 
 BLOCK_VECTORS = 4096  # vectors that the head reads together
 REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors

@@ -23,6 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -59,14 +60,6 @@ HEADERS = {
 }
 
 
-class RefusedError(Exception):
-    """A request that is not answered: its status and a sentence for the reader."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
 class LocalOnly:
     """Refuse requests whose Host is not this machine's, or whose Origin is another page than the server's own."""
 
@@ -82,9 +75,9 @@ class LocalOnly:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self.hosts:
-            await _refusal(421, "This server answers to 127.0.0.1 and localhost only.")(scope, receive, send)
+            await PlainTextResponse("This server answers to 127.0.0.1 and localhost only.", 421)(scope, receive, send)
         elif (origin or scope["method"] not in ("GET", "HEAD")) and origin != f"http://{host}":
-            await _refusal(403, "This server answers to its own page only.")(scope, receive, send)
+            await PlainTextResponse("This server answers to its own page only.", 403)(scope, receive, send)
         else:
             await self.app(scope, receive, with_headers)
 
@@ -108,7 +101,7 @@ class Pages:
         while self.times and now - self.times[0] > 60:
             self.times.popleft()
         if self.waiting > MAX_WAITING or len(self.times) >= MAX_PER_MINUTE:
-            raise RefusedError(429, "Too many texts at once; wait some seconds and send this one again.")
+            raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
         self.times.append(now)
         self.waiting += 1
         try:
@@ -118,7 +111,7 @@ class Pages:
             raise
         except Exception as error:  # its message may hold the text, so it goes to no log
             logging.error("a text could not be measured: %s", type(error).__name__)
-            raise RefusedError(500, f"This text could not be measured ({type(error).__name__}).") from None
+            raise HTTPException(500, f"This text could not be measured ({type(error).__name__}).") from None
         finally:
             self.waiting -= 1
         name = secrets.token_urlsafe(16)
@@ -128,23 +121,19 @@ class Pages:
         return name
 
 
-def _refusal(status: int, message: str) -> Response:
-    return PlainTextResponse(message, status)
-
-
 async def _text_of(request: Request) -> str:
     """Return the text in the body of a request, which is kept no further than it may be long."""
     body = b""
     async for part in request.stream():  # to its end, as a browser reads no answer before it has sent all
         body += part[: MAX_BODY_BYTES + 1 - len(body)]
     if len(body) > MAX_BODY_BYTES:
-        raise RefusedError(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
+        raise HTTPException(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
     try:
         text = json.loads(body)["text"]
     except (ValueError, KeyError, TypeError):
         text = None
     if not isinstance(text, str):
-        raise RefusedError(400, 'The request is no text; allowed: JSON as {"text": "..."}.')
+        raise HTTPException(400, 'The request is no text; allowed: JSON as {"text": "..."}.')
     return text
 
 
@@ -171,11 +160,11 @@ def application(pages: Pages, port: int) -> Starlette:
     async def page(request: Request) -> Response:
         text = pages.kept.get(request.path_params["name"])
         if text is None:
-            return _refusal(404, "This text is no longer kept; type it again.")
+            raise HTTPException(404, "This text is no longer kept; type it again.")
         return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
 
     async def refused(_request: Request, error: Exception) -> Response:
-        return _refusal(error.status if isinstance(error, RefusedError) else 400, str(error))
+        return PlainTextResponse(str(error), 400)
 
     routes = [
         Route("/", shell),
@@ -184,7 +173,7 @@ def application(pages: Pages, port: int) -> Starlette:
         Route("/measure", measure, methods=["POST"]),
         Route("/page/{name}", page),
     ]
-    app = Starlette(routes=routes, exception_handlers={RefusedError: refused, InputError: refused})
+    app = Starlette(routes=routes, exception_handlers={InputError: refused})
     app.add_middleware(LocalOnly, port=port)
     return app
 

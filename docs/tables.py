@@ -67,21 +67,16 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re
 def tables() -> dict[str, str]:
     """Every table by its name, as Markdown."""
     ratios = [
-        (f"`{each.name}`", RATIO_MARKS[each.name].label, _code(each.definition), each.covers, each.source)
-        for each in RATIOS.values()
+        (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.covers, each.source)
+        for name, each in RATIOS.items()
     ]
     matrices = [
         (f"`{each.name}`", MATRIX_LABELS[each.name], _code(each.definition), each.rows, each.source)
         for each in MATRICES.values()
     ]
     controls = [
-        (
-            f"`{each.name}`",
-            each.label,
-            _code(each.definition),
-            "its own" if each.own_pass else "the same",
-        )
-        for each in CONTROLS.values()
+        (f"`{name}`", each.label, _code(each.definition), "its own" if each.own_pass else "the same")
+        for name, each in CONTROLS.items()
     ]
     points = [
         (f"`{point}`" + (" (level 0)" if point in EMBEDDING_POINTS else ""), POINT_MARKS[point].meaning)

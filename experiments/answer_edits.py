@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from attnmix.interventions import (
@@ -32,7 +33,6 @@ from experiments.training import TOKENS
 if TYPE_CHECKING:
     from experiments.answer import Study
 
-Tensor = torch.Tensor
 Erasers = dict[str, dict[int, Eraser]]
 """Erasers by what they take away and by layer."""
 BatchEdit = Callable[[npt.NDArray[np.int64]], Edit]

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.func import jvp
 
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
@@ -31,8 +32,6 @@ from attnmix.measures.swaps import swap_ratio
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
 from experiments.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
-
-Tensor = torch.Tensor
 
 TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts of exchanges and probes, of ratios and matrices, of derivatives
 NOISE = 0.05  # deviation of noise on what a probe reads; without it nothing is too faint for a probe

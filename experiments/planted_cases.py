@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 from attnmix.models.attention import OBSERVED
-
-Tensor = torch.Tensor
 
 TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from browser import Opened
-from conftest import REPOSITORY, SHORT, Workspace, digest
+from conftest import REPOSITORY
 from families import write_family
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -24,9 +24,6 @@ import attnmix
 from attnmix import __main__ as command
 from attnmix import api, interventions
 from attnmix.core.errors import InputError
-from attnmix.store.features import Site, read_features
-from stages import show
-from stages.common.parameters import read_parameters
 
 TEXTS = ["time flies like an arrow", "the film was good ."]
 FUNCTIONS = [
@@ -215,71 +212,31 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
     command.main(["show", TEXTS[0], "--model", str(tiny_bert), "--to", "own.html"])
     assert capsys.readouterr().out.splitlines()[-1] == "open own.html"
     assert [each.name for each in tmp_path.iterdir()] == ["own.html"]
-    for arguments, error in (([" "], "texts: number 0: the text is empty"), (["a", "--to", "no/x"], "--to: there is")):
+    for arguments, error in (
+        ([" "], "texts: number 0: the text is empty"),
+        (["a", "--to", "no/x"], "--to: there is"),
+        (["a", "--model", "broken model"], "model.name: there is no folder broken model, and it is no hub identifier"),
+    ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])
 
 
-TEXT = "time flies like an arrow"
-QUICK = {**SHORT, "umap": {"layouts": ["joint"], "stability_seeds": []}}
-
-
-def test_vectors_are_those_of_the_model_as_it_is_and_nothing_else_is_touched(
-    workspace: Workspace, tiny_bert: Path, tmp_path: Path
-) -> None:
-    folder, texts = workspace(**QUICK, model={"name": str(tiny_bert)}), (TEXT, "the film was good .")
-    (folder / "features").mkdir()
-    (folder / "features/kept.txt").write_text("a run of the pipeline", encoding="utf-8")
-    before, made = digest(folder), tmp_path / "out/page"
-    (made / "features/capture").mkdir(parents=True)  # of an earlier page, which gives way
-    (made / "features/capture/old").touch()
-    show.main(read_parameters(), texts, made)
-    assert {each.name for each in made.iterdir()} == {"index.html", "features", "plots"}
-    assert set(pd.read_csv(made / "plots/measure/mixing.csv")["checkpoint"]) == {"pretrained"}
-    model, tokenizer = AutoModel.from_pretrained(tiny_bert), AutoTokenizer.from_pretrained(tiny_bert)
-    with torch.inference_mode():
-        vectors = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
-    features = read_features(made / "features/capture", Site(3, "layer_output"))
-    np.testing.assert_allclose(features, np.concatenate(vectors), atol=2e-3)  # float16
-    assert not (made / "features/capture/old").exists()
-    assert digest(folder) == before
-
-
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 def test_page_has_the_numbers_of_the_library_and_no_word_about_reviews_or_fine_tuning(
-    workspace: Workspace, tmp_path: Path, chromium: Any, family: str
+    tmp_path: Path, chromium: Any, family: str
 ) -> None:
-    name = str(write_family(family, tmp_path / family))
-    folder = workspace(**QUICK, model={"name": name})
-    show.main(read_parameters(), [TEXT], folder / "page")
-    text = (folder / "page/index.html").read_text(encoding="utf-8")
+    result = attnmix.measure(attnmix.load(str(write_family(family, tmp_path / family))), TEXTS[0])
+    page = result.save(tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
     assert "all numbers and maps are of the text below." in words
-    opened = Opened(chromium, folder / "page/index.html")
+    opened = Opened(chromium, page)
     assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
-    means = pd.read_csv(folder / "page/plots/measure/mixing.csv").sort_values(["method", "layer"])
-    own = attnmix.measure(attnmix.load(name), TEXT).by_layer().sort_values(["method", "layer"])
-    assert own["method"].tolist() == means["method"].tolist()
-    np.testing.assert_allclose(own["mean"], means["mean"], atol=1e-6)
-    assert own["ci_low"].isna().all()
+    means = result.by_layer()
+    assert means["ci_low"].isna().all()
     method = opened.page.locator(".thumb[aria-pressed=true]").get_attribute("data-measure")
     curve = [float(row["The model as it is"]) for row in opened.values("layers-chart")]
     assert curve == pytest.approx(means.loc[means["method"] == method, "mean"].tolist(), rel=1e-3)
     assert opened.page.locator("path.band[d]:not([d=''])").count() == 0  # one text has no interval
     opened.close()
-
-
-def test_what_cannot_be_shown_is_one_line_before_any_work(workspace: Workspace) -> None:
-    folder = workspace(**SHORT)
-    with pytest.raises(InputError, match=r"^--text, or TEXT=\"\.\.\.\" of make: ' ' is empty"):
-        show.main(read_parameters(), [TEXT, " "], Path("page"))
-    with pytest.raises(InputError, match=r"^--to: \. holds params\.yaml, which"):
-        show.main(read_parameters(), [TEXT], Path())
-    assert not (folder / "page").exists()
-
-
-def test_stage_takes_any_text_and_names_a_model_that_is_not_there(workspace: Workspace) -> None:
-    workspace()
-    with pytest.raises(InputError, match=r"^--model: there is no folder broken model, and it is no hub identifier$"):
-        show.run(read_parameters(), ["--model", "broken model", '--text=--$x "y"'])

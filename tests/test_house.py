@@ -36,8 +36,8 @@ CODE = ("attnmix", "stages")
 RUN_BY_NO_STAGE = {
     *(f"attnmix/{name}.py" for name in ("__init__", "__main__", "api", "model", "serve")),
     *("attnmix/serve.html", "attnmix/serve.js"),
-    *(f"attnmix/runs/{name}.py" for name in ("__init__", "sentence", "show")),
-    *(f"stages/{name}.py" for name in ("__init__", "show")),
+    *(f"attnmix/runs/{name}.py" for name in ("__init__", "sentence")),
+    "stages/__init__.py",
 }
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}

@@ -12,20 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from browser import Opened
-from conftest import SHORT, write_parameters
 from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
 from page_run import random_parts
 
-from attnmix.core.settings import ModelParameters
+import attnmix
 from attnmix.measures.heads import RESULTS
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from attnmix.page import arrays
 from attnmix.page.arrays import encode_8_bits, encode_heads
 from attnmix.store.heads import weights
-from stages import show
-from stages.common.parameters import read_parameters
 
 TEXT = "time flies like an arrow"
 FAMILIES = ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "llama"))]
@@ -107,13 +104,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     def page_of(name: str) -> tuple[Path, Reference]:
         folder = tmp_path_factory.mktemp(name)
         model = write_family(name, folder / "model")
-        write_parameters(folder, **SHORT, umap={"stability_seeds": [3]})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            parameters = read_parameters().model_copy(update={"model": ModelParameters(name=str(model))})
-            show.main(parameters, [TEXT], folder / "page")
+        page = attnmix.measure(attnmix.load(str(model)), TEXT).save(folder / "page.html")
         ids = load_tokenizer(model)(TEXT)["input_ids"]
-        return folder / "page/index.html", run_reference(name, load_base(model).double(), ids)
+        return page, run_reference(name, load_base(model).double(), ids)
 
     return page_of
 

@@ -13,14 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.classifier import Classifier, Decomposition, Gradients, decomposition_obstacle
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import CLASSES, Document
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.models.families import Family
-
-Doubles = npt.NDArray[np.float64]
 
 RANDOM = "random"
 REFERENCE = "gradient_norm"  # the derivative that the others' ranks are compared with

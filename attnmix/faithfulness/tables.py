@@ -13,10 +13,9 @@ import pandas as pd
 from scipy.stats import norm
 
 from attnmix.core import statistics
+from attnmix.core.statistics import Doubles
 from attnmix.faithfulness.attributions import RANDOM, Review
 from attnmix.faithfulness.class_use import COLUMNS
-
-Doubles = npt.NDArray[np.float64]
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # fractions of a review's tokens to remove, highest scores first
 ALL = "all"  # in the column `share` the mean over the shares, in the column `predicted` over the classes

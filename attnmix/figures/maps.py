@@ -5,7 +5,7 @@ capture point. Call each function under `paper_style`.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -16,8 +16,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -54,10 +53,8 @@ LABEL_LOOKS: dict[str, Any] = {
 ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
 WORDS, WORD_SIZE = 12, 8
-MOVES = 3  # frames between two capture points, which take half of a point's time
-POINT_TIME = round(1000 / POINTS_PER_SECOND)  # milliseconds
-MOVE_TIME = max(20, 10 * round(50 / POINTS_PER_SECOND / MOVES))  # milliseconds, in hundredths of a second
-REST_TIME, LAST_TIME = max(20, POINT_TIME - MOVES * MOVE_TIME), 4 * POINT_TIME
+FRAMES, MOVES = 5, 3  # frames of a capture point, and how many of them are on the way to it
+LAST_TIME = 4  # of the last capture point, in times of another
 MAX_TICKS = 13
 
 Places = npt.NDArray[np.float64]
@@ -236,73 +233,57 @@ def draw_residual(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> 
 
 
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
-    """Write the GIF of one captured text, from a map of one plane."""
-    frames = [*_frames(table, captured)]
-    durations = [*(MOVE_TIME if moving else REST_TIME for _, moving in frames[:-1]), LAST_TIME]
-    palette = Image.fromarray(np.concatenate([pixels for pixels, moving in frames if not moving]))
-    palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
-    images = [Image.fromarray(pixels).quantize(palette=palette, dither=Image.Dither.NONE) for pixels, _ in frames]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
-
-
-def _frames(table: pd.DataFrame, captured: CapturedTexts) -> Iterator[tuple[npt.NDArray[np.uint8], bool]]:
-    """Yield each frame `[height, width, 3]`, and whether it is between two capture points.
+    """Write the GIF of one captured text, from a map of one plane.
 
     The whole map is drawn once, and what moves on it in every frame. Nothing glides to the decoder's input, whose
     tokens are others than the encoder's.
     """
     document, places, labels = example_text(table, captured, WORDS)
+    sites, everywhere = list(places), np.concatenate([*places.values()])
     figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
-    canvas = FigureCanvasAgg(figure)
+    figure.text(0.98, 0.985, style.printable(document), va="top", ha="right", fontsize=9, color="0.35")
     axes = figure.add_axes(MAP, frame_on=False, xticks=[], yticks=[])
-    everywhere = np.concatenate([*places.values()])
     style.set_limits(axes, everywhere)
     axes.scatter(everywhere[:, 0], everywhere[:, 1], s=3, color="0.88", linewidths=0)
-    timeline = _draw_timeline(figure, [site.layer for site in places], captured.encoder)
-    figure.text(0.98, 0.985, style.printable(document), va="top", ha="right", fontsize=9, color="0.35")
+    timeline: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(sites) - 1, 1)), ylim=(-1, 1), yticks=[])
+    timeline.plot(range(len(sites)), np.zeros(len(sites)), "|-", color="0.6", linewidth=1, markersize=5)
+    starts = [number for number, site in enumerate(sites) if site.layer != sites[number - 1].layer or not number]
+    starts = starts[:: -(-len(starts) // MAX_TICKS)]
+    names = [layer_label(sites[number].layer, captured.encoder) for number in starts]
+    timeline.set_xticks(starts, names, fontsize=7, ha="left")
+    timeline.get_xticklabels()[0].set_ha("right")  # there is more room to its left
+    timeline.tick_params("x", length=0, pad=1)
+    canvas = FigureCanvasAgg(figure)
     canvas.draw()
     background = canvas.copy_from_bbox(figure.bbox)
     dots = axes.scatter([], [], s=12, linewidths=0, alpha=0.85)
-    lines = LineCollection([], colors="0.4", linewidths=0.5)
-    axes.add_collection(lines)
-    box = {"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-    looks: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": WORD_SIZE, "bbox": box}
     title = figure.text(0.02, 0.985, "", va="top", fontsize=11)
     (marker,) = timeline.plot([], [], "o", markersize=7, color="black", clip_on=False)
-    stop: list[Any] = []  # number, colour, places of tokens and of their labels at a capture point
-    labels_before = None
-    for number, (site, xy) in enumerate(places.items()):
-        point_color = POINT_MARKS[site.point].color
-        color = np.array(to_rgb(style.darken_for_contrast(point_color)))
-        stop_before, stop = stop, [number, color, xy, style.place_labels(axes, xy, labels[site], WORD_SIZE)]
-        name_color = style.darken_for_contrast(point_color, style.TEXT_CONTRAST)
-        title.set(text=site_label(site, captured.encoder), color=name_color)
-        words = [axes.text(0, 0, label, **looks) for label in labels[site].values()]
-        for share in np.arange(0 if labels[site] is labels_before else MOVES, MOVES + 1) + 1:
-            x = share / (MOVES + 1)
-            done = x * x * (3 - 2 * x)  # slow at both ends
-            before = stop_before if share <= MOVES else stop
-            place, color, xy, centres = ((1 - done) * a + done * b for a, b in zip(before, stop, strict=True))
-            dots.set(offsets=xy, color=[tuple(color)])
-            for word, centre in zip(words, centres, strict=True):
-                word.set_position(centre)
-            lines.set_segments([*np.stack([xy[[*labels[site]]], centres], axis=1)])
-            marker.set_data([place], [0])
+    centres = {site: style.place_labels(axes, xy, labels[site], WORD_SIZE) for site, xy in places.items()}
+    frames: list[Image.Image] = []
+    for number, site in enumerate(sites):
+        before = sites[max(number - 1, 0)]
+        before = before if labels[before] is labels[site] else site
+        color = POINT_MARKS[site.point].color
+        title.set(text=site_label(site, captured.encoder))
+        title.set_color(style.darken_for_contrast(color, style.TEXT_CONTRAST))
+        dots.set_color(style.darken_for_contrast(color))
+        marker.set_data([number], [0])
+        for share in np.arange(1, MOVES + 2) / (MOVES + 1):
+            done = share * share * (3 - 2 * share)  # slow at both ends
+            xy, word_xy = ((1 - done) * each[before] + done * each[site] for each in (places, centres))
+            dots.set_offsets(xy)
+            looks = LABEL_LOOKS | {"fontsize": WORD_SIZE}
+            named = zip(labels[site].items(), word_xy, strict=True)
+            words = [axes.annotate(label, xy[index], centre, **looks) for (index, label), centre in named]
             canvas.restore_region(background)
-            for artist in (dots, lines, *words, title, marker):
-                artist.draw(canvas.get_renderer())
-            yield np.array(canvas.buffer_rgba())[..., :3], bool(share <= MOVES)
-        labels_before = labels[site]
-
-
-def _draw_timeline(figure: Figure, layers: list[int], encoder: int | None) -> Any:
-    """Draw a line with a dash for each capture point, whose `layers` these are, and the names of the layers."""
-    axes: Any = figure.add_axes(TIMELINE, frame_on=False, xlim=(0, max(len(layers) - 1, 1)), ylim=(-1, 1), yticks=[])
-    axes.plot(range(len(layers)), np.zeros(len(layers)), "|-", color="0.6", linewidth=1, markersize=5)
-    starts = [place for place, layer in enumerate(layers) if layer not in layers[:place]]
-    starts = starts[:: -(-len(starts) // MAX_TICKS)]
-    axes.set_xticks(starts, [layer_label(layers[place], encoder) for place in starts], fontsize=7, ha="left")
-    axes.get_xticklabels()[0].set_ha("right")  # there is more room to its left
-    axes.tick_params("x", length=0, pad=1)
-    return axes
+            for artist in (dots, *words, title, marker):
+                figure.draw_artist(artist)
+            frames.append(Image.fromarray(np.array(canvas.buffer_rgba())).convert("RGB"))
+        frames += frames[-1:] * (FRAMES * (LAST_TIME if site == sites[-1] else 1) - MOVES - 1)
+    palette = Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames[FRAMES - 1 :: FRAMES]]))
+    palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
+    images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    duration = 1000 // (FRAMES * POINTS_PER_SECOND)
+    images[0].save(path, save_all=True, append_images=images[1:], duration=duration, loop=0)

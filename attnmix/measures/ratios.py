@@ -33,7 +33,6 @@ BLOCK_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one 
 class Ratio:
     """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
 
-    name: str
     formula: Callable[[Any], Any]  # from a layer's `Parts` to the ratio `[N]` of N tokens
     definition: str  # the formula, as the documents show it
     source: str
@@ -44,40 +43,35 @@ class Ratio:
 
 
 _LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
-_DECLARED = (
-    Ratio(
-        name="attn_w",
+RATIOS = {
+    "attn_w": Ratio(
         formula=lambda parts: parts.mixed_weight,
         definition="1 - mean_h a_ii",
         source="weights only",
         sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
         headline=True,
     ),
-    Ratio(
-        name="attnres_w",
+    "attnres_w": Ratio(
         formula=lambda parts: parts.mixed_weight / 2,
         definition="(1 - mean_h a_ii) / 2",
         source="weights, skip as half",
         sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
         "after attention of layer {layer} is {share}",
     ),
-    Ratio(
-        name="attn_n",
+    "attn_n": Ratio(
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
         sentence="In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
         headline=True,
     ),
-    Ratio(
-        name="attnres_n",
+    "attnres_n": Ratio(
         formula=lambda parts: parts.residual.share(),
         definition="the same with R",
         source="Kobayashi et al., EMNLP 2021, equation 9",
         sentence="After attention and skip connection" + _LENGTH_RATIO,
     ),
-    Ratio(
-        name="attnresln_n",
+    "attnresln_n": Ratio(
         formula=lambda parts: parts.attention_norm.share(),
         definition="the same with T",
         source="Kobayashi et al., EMNLP 2021, equation 9",
@@ -85,16 +79,14 @@ _DECLARED = (
         headline=True,
     ),
     # The feed-forward network counts in the standard deviation only (section 3.3).
-    Ratio(
-        name="enc_n",
+    "enc_n": Ratio(
         formula=lambda parts: parts.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
         sentence="After both skip connections and LayerNorms" + _LENGTH_RATIO,
         covers="layer",
     ),
-    Ratio(
-        name="layer_n",
+    "layer_n": Ratio(
         formula=lambda parts: parts.layer.share(),
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
@@ -102,8 +94,7 @@ _DECLARED = (
         covers="layer",
         points=(PREACTIVATION, "cross_attention_output"),
     ),
-)
-RATIOS: dict[str, Ratio] = {each.name: each for each in _DECLARED}
+}
 """Every mixing ratio by its name, ordered by how much of a layer they take into account."""
 
 

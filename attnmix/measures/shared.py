@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attnmix.core.statistics import Doubles
+
 Array = npt.NDArray[Any]
-Doubles = npt.NDArray[np.float64]
 
 PARTS = ("corpus", "class", "text", "token")
 COSINES = ("within_text", "same_class", "other_class")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS, Site
-from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled, jackknife, spearman_with_depth
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Doubles, Draws, Resampled, jackknife, spearman_with_depth
 from attnmix.measures.batches import GROUPS, LENGTHS, length_class
 from attnmix.measures.controls import CONTROLS, RANDOM
 from attnmix.measures.derivatives import FORMS, REFERENCES
@@ -28,7 +28,6 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 from attnmix.measures.swaps import DONORS, SWAPS
 
-Doubles = npt.NDArray[np.float64]
 Block = Callable[[str], npt.NDArray[Any]]
 """A block of D documents in the statistics: returns an array `[D, ...]` by its name, as in `document_sums`."""
 Blocks = Callable[[], Iterable[Block]]

@@ -1,6 +1,6 @@
 """Measure one typed text in memory, for its page: the models are loaded once, and no file is written.
 
-The numbers are those that `attnmix.runs.show` writes, but for what takes longer than a reader waits: there is one map,
+The numbers are those that `Measures.save` draws, but for what takes longer than a reader waits: there is one map,
 each point of the residual stream alone with one seed, and no derivative.
 """
 
@@ -73,17 +73,19 @@ class _Results(NamedTuple):
 class TextRun(Run):
     """The results of one text, held in memory: every reader that the page calls, and no file behind them."""
 
+    # In place of properties that read files.
+    token_scores = pd.DataFrame(columns=[*KEYS, "method", "score"])
+    predictions = map_quality = nearest = pd.DataFrame()
+    layouts: Any = (LAYOUT,)
+
     def __init__(self, documents: pd.DataFrame, tokens: pd.DataFrame) -> None:
         super().__init__(Path())
-        # In place of properties that read files.
         self.documents, self.tokens = documents, tokens
         self.texts = dict(zip(documents["document"], documents["text"], strict=True))
         self.vectors: dict[Site, Array] = {}
         self.results: dict[str, _Results] = {}
-        self.ratio_table = pd.DataFrame()
         self.tables_by_name: dict[str, pd.DataFrame] = {}
-        self.classes = pd.DataFrame()
-        self.places: dict[str, pd.DataFrame] = {}
+        self.ratio_table = self.map_table = pd.DataFrame()
 
     @property
     def sites(self) -> list[Site]:
@@ -110,28 +112,8 @@ class TextRun(Run):
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
         return self.results[checkpoint].heads if checkpoint in self.results else {}
 
-    @property
-    def token_scores(self) -> pd.DataFrame:
-        return pd.DataFrame(columns=[*KEYS, "method", "score"])
-
-    @property
-    def predictions(self) -> pd.DataFrame:
-        return self.classes
-
-    @property
-    def layouts(self) -> list[str]:
-        return [LAYOUT]
-
     def map(self, layout: str) -> pd.DataFrame:
-        return self.places[layout]
-
-    @property
-    def map_quality(self) -> pd.DataFrame:
-        return self.places["quality"]
-
-    @property
-    def nearest(self) -> pd.DataFrame:
-        return self.places["nearest"]
+        return self.map_table
 
 
 class _Checkpoint(NamedTuple):
@@ -233,7 +215,7 @@ class TextMeasurer:
             probabilities = softmax(self.classifier.logits([document.ids.tolist()]).numpy()[0])
             predicted = self.classifier.classes[int(probabilities.argmax())]
             columns = {"document": [document.name], "predicted": [predicted], "probability": [probabilities.max()]}
-            run.classes = pd.DataFrame(columns)
+            run.predictions = pd.DataFrame(columns)
 
 
 def _one_block(sums: Mapping[str, Array]) -> Any:
@@ -248,25 +230,19 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 def _ratio_rows(checkpoint: str, document: Document, methods: list[str], ratios_MLT: Array) -> pd.DataFrame:
     _, layers, tokens = ratios_MLT.shape
-    columns = {
-        "checkpoint": checkpoint,
-        "document": document.name,
-        "position": np.tile(np.arange(tokens), layers),
-        "layer": np.repeat(np.arange(1, layers + 1), tokens),
-    }
-    return pd.DataFrame(columns | dict(zip(methods, ratios_MLT.reshape(len(methods), -1), strict=True)))
+    keys = [[checkpoint], [document.name], range(1, layers + 1), range(tokens)]
+    index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
+    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, methods).reset_index()
 
 
 def _lay_out(run: TextRun) -> None:
     """Lay each point of the residual stream out alone by UMAP; with nearest vectors in the full space, and scores."""
-    umap, tokens = UmapParameters(stability_seeds=[]), run.tokens
+    umap = UmapParameters(stability_seeds=[])
     stream = {site: array for site, array in run.vectors.items() if site.point not in SUBLAYER_POINTS}
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
     maps = fit_layout(LAYOUT, vectors, umap)
     places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
-    run.places = {
-        LAYOUT: columns_by_site(tokens, places),
-        "nearest": columns_by_site(tokens, {site: {"nearest": list(each)} for site, each in near.items()}),
-        "quality": score_layout(LAYOUT, vectors, maps, umap.metric, umap.seed)[QUALITY_COLUMNS],
-    }
+    run.map_table = columns_by_site(run.tokens, places)
+    run.nearest = columns_by_site(run.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
+    run.map_quality = score_layout(LAYOUT, vectors, maps, umap.metric, umap.seed)[QUALITY_COLUMNS]

@@ -84,7 +84,6 @@ class Run:
         self.tables = root / "reports/plots"
         self.figures = root / "reports/figures"
         self.page = root / "reports/index.html"
-        self.shown = root / "reports/show"
 
     @property
     def initial(self) -> Path:

@@ -43,9 +43,9 @@ _received: list[int] = []  # the stop signal, once it has come
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the stage that the command line names, or `show` with its options."""
+    """Run the stage that the command line names."""
     name = arguments[0] if arguments else "nothing"
-    if name != "show" and (len(arguments) != 1 or name not in STAGES):
+    if len(arguments) != 1 or name not in STAGES:
         sys.exit(f"error: {' '.join(arguments) or name} is no stage; allowed: one of {', '.join(STAGES)}")
     with as_command(name):
         parameters = read_parameters()
@@ -53,11 +53,8 @@ def main(arguments: Sequence[str]) -> None:
             os.environ.setdefault(variable, value)
         settings.choose(parameters.arithmetic)
         stage = import_module(f"stages.{name}")
-        if name == "show":
-            stage.run(parameters, arguments[1:])
-        else:
-            with lock_stage(name):
-                stage.main(parameters)
+        with lock_stage(name):
+            stage.main(parameters)
 
 
 @contextmanager
