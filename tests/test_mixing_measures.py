@@ -234,12 +234,10 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
     labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
     # A control that is the ratio less a constant: paired, its excess is that constant in every sample.
-    blocks: dict[str, Any] = {
-        name: partial(iter, [{0: each, 1: each - cells / 4}.__getitem__]) for name, each in sums.items()
-    }
+    blocks: dict[str, Any] = {name: [{0: each, 1: each - cells / 4}] for name, each in sums.items()}
 
     def mean(place: int, **options: Any) -> Mean:
-        return Mean("mixing_controls", labels, lambda block: (block(place), cells), **options)
+        return Mean("mixing_controls", labels, lambda block: (block[place], cells), **options)
 
     with io.BytesIO() as file:
         draws = Draws([5], 300, 7, file)

@@ -26,7 +26,7 @@ from attnmix.core.names import Site
 from attnmix.measures.weights import Linear, Norm, linear_weights, no_norm, norm_of
 from attnmix.models.attention import AttentionCall, attention_by, explicit, observed
 from attnmix.models.capture_points import LayerCall, ModuleCall, first_of, recording
-from attnmix.models.families import PROJECTED, Stack
+from attnmix.models.families import PROJECTED, Stack, attention_modules
 
 Result = TypeVar("Result")
 
@@ -272,28 +272,26 @@ def run_layers(
     `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
     `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
     """
-    attention_calls: dict[int, AttentionCall] = {}
-    running: list[LayerCall] = []
+    attentions, attention_calls = attention_modules(base), list[AttentionCall]()
 
     def finished(call: LayerCall) -> None:
-        if call.number not in attention_calls:
+        if not attention_calls:
             raise InputError(
                 f"{folder}: layer {call.number} did not call the library's attention function; without its query, "
                 "key and value nothing can be measured (own_attention of the family in attnmix/models/families.yaml "
                 "says whose function it should call)"
             )
-        block, attention = Block(call.module, call.stack), attention_calls.pop(call.number)
+        block, attention = Block(call.module, call.stack), attention_calls.pop()
         layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
         visit(LayerPass(block, call, attention, call.whole.hidden, layer_features), features)
         for site in [site for site in features if 0 < site.layer == call.number and site.point != "layer_output"]:
             del features[site]
 
     def listen(module: Module, call: AttentionCall) -> None:
-        layer = running[-1]
-        if module is layer.module.get_submodule(layer.stack.attention):
-            attention_calls[layer.number] = call
+        if module in attentions:
+            attention_calls.append(call)
 
-    with recording(base, points, finished, running.append) as features, attention_by(observed(listen), base):
+    with recording(base, points, finished) as features, attention_by(observed(listen), base):
         return (model or base)(**batch, **options)
 
 

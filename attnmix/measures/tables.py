@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
 from attnmix.measures.swaps import DONORS, SWAPS
 
-Block = Callable[[str], npt.NDArray[Any]]
-"""A block of D documents in the statistics: returns an array `[D, ...]` by its name, as in `document_sums`."""
-Blocks = Callable[[], Iterable[Block]]
 Totals = tuple[Doubles, Doubles]
 """Sums `[D, ...]` of D documents, and counts that broadcast to them."""
 Labels = dict[str, Any]
@@ -69,12 +66,21 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The columns of every csv file."""
 
 
+class DocumentBlock(Protocol):
+    """D documents in the statistics: arrays `[D, ...]` by name, as in `DocumentMeasures.sums`."""
+
+    def __getitem__(self, name: str, /) -> npt.NDArray[Any]: ...
+
+
+Blocks = Sequence[DocumentBlock]
+
+
 class Mean(NamedTuple):
     """A mean over documents in every checkpoint: some rows of one table."""
 
     table: str
     labels: Labels  # by column; those with several values are the axes of the mean, in this order
-    totals: Callable[[Block], Totals]
+    totals: Callable[[DocumentBlock], Totals]
     checkpoints: Sequence[str] = ()  # those that have it; empty: all, and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """Further columns, and those that replace others, of a checkpoint."""
@@ -100,7 +106,7 @@ def mean_tables(means: Iterable[Mean], blocks: Mapping[str, Blocks], draws: Draw
 def resample_checkpoints(mean: Mean, blocks: Mapping[str, Blocks], draws: Draws) -> dict[str, Resampled]:
     """Return the mean of each checkpoint that has it, and of the paired difference where two have."""
     names = mean.checkpoints or [name for name in blocks if name != RANDOM]
-    means = {name: draws.resample(map(mean.totals, blocks[name]())) for name in names}
+    means = {name: draws.resample(map(mean.totals, blocks[name])) for name in names}
     if not mean.checkpoints and len(means) == 2:
         means[DIFFERENCE] = means["finetuned"].minus(means["pretrained"])
     return means
@@ -137,7 +143,7 @@ def mixing_tables(
     """
     checkpoints = list(gains)
     numbers = range(1, len(gains[checkpoints[0]]) + 1)
-    heads = next(iter(blocks[checkpoints[0]]()))("by_head").shape[1]
+    heads = blocks[checkpoints[0]][0]["by_head"].shape[1]
     attention = {"layer": numbers, "point": ["attention"]}
     ratios = {"layer": numbers, "method": methods}
     steps = {"layer": numbers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
@@ -208,7 +214,7 @@ def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> It
         kept = usable(classes_N, tokens_N)
         if len(np.unique(classes_N[kept])) < 2:
             return
-        squares_NL = np.concatenate([block("lengths")[..., 0] for block in each()])[: len(kept)]
+        squares_NL = np.concatenate([block["lengths"][..., 0] for block in each])[: len(kept)]
         texts = Moments(*(part[kept] for part in Moments.from_sums(sums_NLD, squares_NL, tokens_N)))
         whole, without = products(texts, classes_N[kept])
         shares[checkpoint] = whole.shares(), without.shares()
@@ -227,31 +233,31 @@ def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> It
 def _first_texts(blocks: Blocks, name: str) -> tuple[Doubles, Doubles, npt.NDArray[np.int64]]:
     """Return sums over tokens `[N, ..., D]` of the first `MAX_TEXTS` texts, their numbers of tokens and classes."""
     parts, number = [], 0
-    for block in blocks():
+    for block in blocks:
         if number < MAX_TEXTS:
-            parts.append([block(each) for each in (name, f"{name}_counts", "predicted")])
+            parts.append([block[each] for each in (name, f"{name}_counts", "predicted")])
             number += len(parts[-1][0])
     sums, counts, classes = (np.concatenate(each)[:MAX_TEXTS] for each in zip(*parts, strict=True))
     return sums, counts.ravel(), classes
 
 
-def _stored(name: str, block: Block) -> Totals:
-    """Return sums and counts as `document_sums` has them."""
-    return block(name), block(f"{name}_counts")
+def _stored(name: str, block: DocumentBlock) -> Totals:
+    """Return sums and counts as the block has them."""
+    return block[name], block[f"{name}_counts"]
 
 
-def _lengths(block: Block) -> Totals:
+def _lengths(block: DocumentBlock) -> Totals:
     """Return sums over tokens of the lengths of what others give and of the token's own part `[D, layers, 2]`."""
-    return block("lengths")[:, :, 1:], block("lengths_counts")
+    return block["lengths"][:, :, 1:], block["lengths_counts"]
 
 
-def _ratios(tokens_of: str, block: Block) -> Totals:
+def _ratios(tokens_of: str, block: DocumentBlock) -> Totals:
     """Return sums of the ratios over a kind of tokens `[D, layers, methods]`, and their numbers."""
     grouping, groups = TOKENS_OF[tokens_of]
-    return block(grouping)[:, groups].sum(1), block(f"{grouping}_counts")[:, groups].sum(1)
+    return block[grouping][:, groups].sum(1), block[f"{grouping}_counts"][:, groups].sum(1)
 
 
-def _with_all_layers(tokens_of: str, weight: str, block: Block) -> Totals:
+def _with_all_layers(tokens_of: str, weight: str, block: DocumentBlock) -> Totals:
     """Return sums and counts with the mean over the layers before the layers `[D, 1 + layers, methods]`."""
     sums, tokens = _ratios(tokens_of, block)
     sums = np.concatenate([sums.mean(1, keepdims=True), sums], axis=1)
@@ -260,7 +266,7 @@ def _with_all_layers(tokens_of: str, weight: str, block: Block) -> Totals:
     return sums / np.maximum(tokens, 1), (tokens > 0).astype(np.float64)
 
 
-def _by_length(block: Block) -> Totals:
+def _by_length(block: DocumentBlock) -> Totals:
     """Return the same of documents by their length `[D, lengths, layers, methods]`."""
     sums, tokens = _ratios("all", block)
     membership_DG11 = np.eye(len(LENGTHS))[length_class(tokens.ravel())][..., None, None]
@@ -287,10 +293,10 @@ def below(true_means: Mapping[str, Resampled], checkpoint: str, means: Resampled
 def by_review(blocks: Mapping[str, Blocks], methods: Sequence[str]) -> Iterator[pd.DataFrame]:
     """Yield `mixing_by_review`, block by block: each review's mean over all its tokens, and their number."""
     for name, each in blocks.items():
-        for block in each():
+        for block in each:
             ratios, tokens = _ratios("all", block)
-            labels = {"document": block("document"), "layer": range(1, ratios.shape[1] + 1), "method": methods}
-            columns = {"mean": ratios / tokens, "tokens": tokens, "label": block("label")[:, None, None]}
+            labels = {"document": block["document"], "layer": range(1, ratios.shape[1] + 1), "method": methods}
+            columns = {"mean": ratios / tokens, "tokens": tokens, "label": block["label"][:, None, None]}
             columns = {column: np.broadcast_to(values, ratios.shape) for column, values in columns.items()}
             yield _rows("mixing_by_review", name, labels, columns)
 
@@ -353,9 +359,9 @@ def derivative_tables(
             mean = np.divide(sums, tokens, out=np.full_like(sums, np.nan), where=tokens > 0)
             labels = {"document": list(documents), "quantity": [name]} | labels
             rows.append(_rows("derivatives_by_review", checkpoint, labels, {"mean": mean, "tokens": tokens}))
-    blocks: dict[str, Blocks] = {name: partial(iter, [each.__getitem__]) for name, each in totals.items()}
     means = [Mean("derivatives", {"quantity": [key]} | axes, partial(_stored, key)) for key, axes in quantities.items()]
     means[-1] = means[-1]._replace(checkpoints=tuple(derivatives), more=_correlations)
     with io.BytesIO() as file:
+        blocks = {name: [each] for name, each in totals.items()}
         tables = mean_tables(means, blocks, Draws([len(documents)], BOOTSTRAP_SAMPLES, seed, file))
     return tables | {"derivatives_by_review": pd.concat(rows)}

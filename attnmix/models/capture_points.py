@@ -50,27 +50,23 @@ class LayerCall:
         return self.whole.module
 
 
-Listener = Callable[[LayerCall], None] | None
-
-
 @contextmanager
 def recording(
     base: PreTrainedModel,
     points: Collection[str],
-    finished: Listener = None,
-    started: Listener = None,
+    finished: Callable[[LayerCall], None] | None = None,
     taken: Callable[[Site, Tensor], None] | None = None,
 ) -> Iterator[dict[Site, Tensor]]:
     """Yield a dictionary that each forward pass of the base model fills with `[batch, tokens, width]`.
 
-    The tensors are the model's own, not copies; read them before the next forward pass. `started` is called
-    before each layer, `finished` after it, once its features are there. With `taken` nothing is kept: it is called
-    with each tensor as soon as that is computed.
+    The tensors are the model's own, not copies; read them before the next forward pass. `finished` is called
+    after each layer, once its features are there. With `taken` nothing is kept: it is called with each tensor as soon
+    as that is computed.
     """
     features: dict[Site, Tensor] = {}
     with ExitStack() as hooks:
         hooks.enter_context(base.register_forward_pre_hook(lambda *_: features.clear()))
-        _Recorder(points, started, finished, taken or features.__setitem__, hooks).attach(base)
+        _Recorder(points, finished, taken or features.__setitem__, hooks).attach(base)
         yield features
 
 
@@ -86,8 +82,7 @@ class _Recorder:
     """The hooks of `recording`, and the layer in which the forward pass is."""
 
     points: Collection[str]
-    started: Listener
-    finished: Listener
+    finished: Callable[[LayerCall], None] | None
     taken: Callable[[Site, Tensor], None]
     hooks: ExitStack  # the registered ones, each of which is a context
     layer: LayerCall | None = None
@@ -114,8 +109,6 @@ class _Recorder:
             self.layer = LayerCall(number + 1, stack, call, {})
             if before is None or before.stack is not stack:
                 self._take(Site(number, DECODER_INPUT if before else "embedding_output"), call.hidden)
-            if self.started:
-                self.started(self.layer)
 
         def attends(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if self.layer and not self.pausing:

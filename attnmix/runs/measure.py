@@ -39,7 +39,7 @@ from attnmix.measures.matrices import with_rollouts
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.measures.sources import SOURCES
-from attnmix.measures.tables import Block, by_review, derivative_tables, metrics, mixing_tables
+from attnmix.measures.tables import by_review, derivative_tables, metrics, mixing_tables
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens
@@ -116,12 +116,12 @@ def measure(
     state.wait_for_everyone()
     if not state.is_main_process:
         return
-    blocks = {name: work.blocks for name, work in works.items()}
+    blocks = {name: work.blocks() for name, work in works.items()}
     identities = {name: work.identities() for name, work in works.items()}
     derivatives = {name: work.derivatives(gradient_reviews) for name, work in works.items()}
     with TemporaryFile(dir=folder) as file:
         draws = Draws(list(corpus.measured_by_block().values()), BOOTSTRAP_SAMPLES, seed, file)
-        all_blocks = blocks | {RANDOM: random.blocks}
+        all_blocks = blocks | {RANDOM: random.blocks()}
         sources = SOURCES if run.pairs else ()
         tables = mixing_tables(all_blocks, identities, gains, methods, batches.sites, draws, seed, sources)
     tables |= derivative_tables(derivatives, methods, matrices, seed)
@@ -180,7 +180,7 @@ class CheckpointWork:
 
     def measure(self, measurer: BatchMeasurer, sampled: Collection[int]) -> None:
         """Write the measures of all documents, batch by batch; in those `sampled` every identity is checked."""
-        for batch, file in self._remaining(MEASURES, self._batches(MEASURES)):
+        for batch, file in self._remaining(MEASURES, self.batches(MEASURES)):
             documents = [self.corpus.document(number) for number in batch]
             measures = measurer.measures(documents, [number in sampled for number in batch])
             arrays = _stacked([each.sums() for each in measures if each.document.measured])
@@ -191,7 +191,7 @@ class CheckpointWork:
 
     def control(self, name: str, measurer: BatchMeasurer, change: Callable[[Document], Document] | None = None) -> None:
         """Write the ratios of a control with a pass of its own, of the documents in the statistics after a `change`."""
-        for batch, file in self._remaining(name, self._batches(name)):
+        for batch, file in self._remaining(name, self.batches(name)):
             documents = [self.corpus.document(number) for number in batch]
             documents = [change(document) for document in documents] if change else documents
             _write_arrays(file, _stacked(measurer.control_sums(name, documents)))
@@ -239,18 +239,17 @@ class CheckpointWork:
 
     def identities(self) -> npt.NDArray[np.float64]:
         """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
-        errors, documents = np.stack([np.load(file)["identities"] for _, file in self._batches(MEASURES)], axis=1)
+        errors, documents = np.stack([np.load(file)["identities"] for _, file in self.batches(MEASURES)], axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield each block of documents in the statistics, whose arrays are read when they are asked for."""
-        for block in self.corpus.measured_by_block():
-            yield partial(self._array, block)
+    def blocks(self) -> "list[StoredBlock]":
+        """Return the blocks of documents in the statistics."""
+        return [StoredBlock(self, block) for block in self.corpus.measured_by_block()]
 
     def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
         """Yield the ratios of every token of the documents in their order."""
         for block in self.corpus.blocks:
-            files = {number: file for batch, file in self._batches(MEASURES, [block]) for number in batch}
+            files = {number: file for batch, file in self.batches(MEASURES, [block]) for number in batch}
             for number in sorted(files):
                 document = self.corpus.document(number)
                 tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
@@ -259,19 +258,10 @@ class CheckpointWork:
                 texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
                 yield writers.TokenRatios(self.checkpoint, *texts, np.load(files[number])[f"ratios_{number}"])
 
-    def _array(self, block: int, name: str) -> npt.NDArray[Any]:
-        """Return an array of a block's documents in the statistics, in their order."""
-        numbers, parts, control = [], [], name.removesuffix("_counts")
-        for batch, file in self._batches(control if control in OWN_PASS else MEASURES, [block]):
-            if measured := [number for number in batch if self.corpus.measured[number]]:
-                numbers += measured
-                parts.append(np.load(file)[name])
-        return np.asarray(np.concatenate(parts)[np.argsort(numbers)])
-
     def _gradient(self, number: int) -> Path:
         return self.folder / self.checkpoint / f"gradient-{number}.npz"
 
-    def _batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
+    def batches(self, kind: str, blocks: Iterable[int] | None = None) -> Iterator[tuple[list[int], Path]]:
         """Yield the batches of documents, and the file that exists once each is done; controls are of measured ones."""
         for block in self.corpus.blocks if blocks is None else blocks:
             batches = self.corpus.batches(block, self.batch_tokens, measured=kind != MEASURES)
@@ -282,6 +272,23 @@ class CheckpointWork:
         """Yield this process's share of the units whose file does not exist yet."""
         remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
         yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block of documents in the statistics of one checkpoint, whose arrays are read when they are asked for."""
+
+    work: CheckpointWork
+    number: int
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return an array of the documents, in their order."""
+        documents, parts, control = [], [], name.removesuffix("_counts")
+        for batch, file in self.work.batches(control if control in OWN_PASS else MEASURES, [self.number]):
+            if measured := [number for number in batch if self.work.corpus.measured[number]]:
+                documents += measured
+                parts.append(np.load(file)[name])
+        return np.asarray(np.concatenate(parts)[np.argsort(documents)])
 
 
 def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:

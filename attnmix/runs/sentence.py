@@ -176,12 +176,12 @@ class TextMeasurer:
         calls = [(name, document) for name in self.checkpoints]
         results = dict(zip(self.checkpoints, in_parallel(self._measured, calls, "checkpoints"), strict=True))
         (random,) = self.random.control_sums("random_weights", [document])
-        blocks = {name: _one_block(each.sums) for name, each in results.items()}
+        blocks = {name: [_one_document(each.sums)] for name, each in results.items()}
         identities = {name: each.identities for name, each in results.items()}
         gains = {name: each.gains for name, each in self.checkpoints.items()}
         sites = next(iter(self.checkpoints.values())).batches.sites
         with io.BytesIO() as file:  # one text has no interval, so one sample of it is enough
-            draws, all_blocks = Draws([1], 1, SEED, file), blocks | {RANDOM: _one_block(random)}
+            draws, all_blocks = Draws([1], 1, SEED, file), blocks | {RANDOM: [_one_document(random)]}
             tables = mixing_tables(all_blocks, identities, gains, self.methods, sites, draws, SEED, names=TABLES)
         tables["mixing_by_review"] = pd.concat(by_review(blocks, self.methods))
         run.tables_by_name = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
@@ -218,9 +218,9 @@ class TextMeasurer:
             run.predictions = pd.DataFrame(columns)
 
 
-def _one_block(sums: Mapping[str, Array]) -> Any:
-    """Return the sums of one document as the blocks of one checkpoint, which `mixing_tables` reads."""
-    return lambda: iter([lambda name: sums[name][None]])
+def _one_document(sums: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the sums of one document as a block of documents."""
+    return {name: array[None] for name, array in sums.items()}
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
