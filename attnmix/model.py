@@ -122,7 +122,7 @@ def load(
         return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
-        raise InputError(f"model: {type(model).__name__} cannot be looked into; allowed: {allowed}")
+        raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         fetch_model(str(model), checkpoint, revision)

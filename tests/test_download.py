@@ -415,10 +415,10 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: add_token(own, special=False), rf"knows 1 tokens .* {ROWS} rows does not have, the first '<image>'"),
     (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own gives NaN or infinite"),
     (know_other_words, r"own has no token for 100\.0 % of the words of 9 reviews, such as 'the', '\w+', '\w+'; al"),
-    (lambda own: change_config(own, model_type="fnet"), "'fnet' cannot be looked into: it has no attention;"),
+    (lambda own: change_config(own, model_type="fnet"), "'fnet' is not supported: it has no attention;"),
     (
         lambda own: (own / "config.json").write_text('{"model_type": "xglm"}'),
-        "'xglm' cannot be looked into; known: bert",
+        "'xglm' is not supported; known: bert",
     ),
     (
         lambda own: (own / "config.json").write_text('{"model_type": "deberta-v2", "conv_kernel_size": 3}'),
@@ -449,7 +449,7 @@ def test_a_model_that_attends_in_another_way_than_its_family_is_one_error(
         return lambda *arguments, **options: function(*arguments, **{**options, "scaling": 1.0})
 
     monkeypatch.setattr("attnmix.models.loading.observed", unscaled)
-    with pytest.raises(InputError, match=r"attends to tokens in a way that cannot be looked into: .* of their size"):
+    with pytest.raises(InputError, match=r"attends to tokens in a way that is not supported: .* of their size"):
         download.main(read_parameters())
 
 

@@ -263,7 +263,7 @@ def test_a_wrong_entry_is_caught(
     if wrong is None:
         del entry[key]
     monkeypatch.setitem(families.FAMILIES, model_type, entry)
-    with pytest.raises(InputError, match=rf"({broken}) of layer \d is not what its name says.*{model_type}"):
+    with pytest.raises(InputError, match=rf"the identity ({broken}) fails in layer \d .*{model_type}"):
         measured(base, folder, texts)
 
 

@@ -32,13 +32,13 @@ TEMPORARY = [
     *(Trouble("storage", kind) for kind in ("503", "cut", "stall", "reset", "corrupt", "short", "portal")),
 ]
 OVER = "for more than 1 s; try again later"
-RESET = f"the connection breaks ([Errno 104] Connection reset by peer), {OVER}"
-SPOILT = "came twice with other bytes than the hub's listing says"
+RESET = f"the connection broke ([Errno 104] Connection reset by peer), {OVER}"
+SPOILT = "did not match the hub's listing in two downloads"
 # Troubles without end, and what the one error must say.
 LASTING = [
     (Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
     (Trouble("info", "429", None), f"it answers 429 Too Many Requests, {OVER}"),
-    (Trouble("tree", "hang", None), f"it sends nothing, {OVER}"),
+    (Trouble("tree", "hang", None), f"it does not respond, {OVER}"),
     (Trouble("tree", "reset", None), RESET),
     (Trouble("tree", "portal", None), "is no hub; log in to the network, where that shows a page"),
     (Trouble("file", "portal", None), "is no hub; log in"),

@@ -167,7 +167,7 @@ def not_observed(base: Any) -> None:
     ("change", "message"),
     [
         (with_nan, r"layer 2 of text/0 holds NaN or infinite values"),
-        (scaled, r"attention_output of layer 3 is not what its name says in text/0 .*0\.0"),
+        (scaled, r"the identity attention_output fails in layer 3 of text/0 .*0\.0"),
         (not_observed, "layer 1 did not call the library's attention function"),
     ],
 )

@@ -82,8 +82,8 @@ class Repository:
                     each.unlink(missing_ok=True)
             spoilt += 1
         listing = f"{listed.size} bytes, hash {listed.lfs_sha256 or listed.blob_id}"
-        problem = f"{path} came twice with other bytes than the hub's listing says ({listing})"
-        raise UnavailableError(f"{problem}; a proxy, or the hub itself, spoils it")
+        problem = f"{path} did not match the hub's listing in two downloads ({listing})"
+        raise UnavailableError(f"{problem}; a proxy, or the hub itself, changes it")
 
     @contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -169,7 +169,7 @@ class Backoff:
         """Wait before the next try; raise `UnavailableError` past the limit."""
         if self.remaining() <= self._wait:
             raise UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
-        logging.info("the hub: %s; retried in %.1f s", cause, self._wait)
+        logging.info("the hub: %s; retrying in %.1f s", cause, self._wait)
         time.sleep(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
 
@@ -218,5 +218,5 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _failure(error: httpx2.TransportError) -> str:
     """Return what went wrong with a connection, in words."""
     if isinstance(error, httpx2.TimeoutException):
-        return "it sends nothing"
-    return f"the connection breaks ({first_line(_chain(error)[-1])})"
+        return "it does not respond"
+    return f"the connection broke ({first_line(_chain(error)[-1])})"

@@ -245,7 +245,7 @@ class _BatchPass:
             worst = int(errors_B.nan_to_num(nan=-1).argmax())
             if (error := float(errors_B[worst])) > IDENTITY_TOLERANCE:
                 raise InputError(
-                    f"{self.measurer.folder}: {identity} of layer {layer} is not what its name says in "
+                    f"{self.measurer.folder}: the identity {identity} fails in layer {layer} of "
                     f"{self.documents[worst].name} ({meaning}): relative error {error:.3g}, "
                     f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
                     "attnmix/models/families.yaml does not hold for this model"

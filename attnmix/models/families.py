@@ -124,7 +124,7 @@ def family_of(config: Any) -> Family:
     if model_type not in FAMILIES:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
         allowed = f"known: {', '.join(FAMILIES)} (attnmix/models/families.yaml)"
-        raise InputError(f"model.name: the model family {model_type!r} cannot be looked into{reason}; {allowed}")
+        raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
         if (value := getattr(config, key, needed)) != needed:

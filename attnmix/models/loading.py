@@ -181,7 +181,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     error = float((vectors - expected).abs().max() / expected.abs().max())
     if not error <= RELATIVE_TOLERANCE:  # not a number is no agreement either
         reason = f"vectors by query, key, value and mask alone differ by {error:.2g} of their size"
-        raise InputError(f"model.name: {folder} attends to tokens in a way that cannot be looked into: {reason}")
+        raise InputError(f"model.name: {folder} attends to tokens in a way that is not supported: {reason}")
 
 
 def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:

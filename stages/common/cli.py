@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the stage that the command line names."""
     name = arguments[0] if arguments else "nothing"
     if len(arguments) != 1 or name not in STAGES:
-        sys.exit(f"error: {' '.join(arguments) or name} is no stage; allowed: one of {', '.join(STAGES)}")
+        sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: one of {', '.join(STAGES)}")
     with as_command(name):
         parameters = read_parameters()
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
