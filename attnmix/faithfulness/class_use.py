@@ -11,8 +11,9 @@ Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,18 +22,11 @@ from torch import Tensor
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.interventions import Edit, edited_attention, recorded, replaced_values
+from attnmix.interventions import Edit, replaced_values
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens, padded
 
 COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
-
-
-class Predictions(NamedTuple):
-    """Logits `[N, C]` of texts, and the mean value of each text by layer `[N, H, d]`."""
-
-    logits_NC: Tensor
-    means: dict[int, Tensor]
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
@@ -41,8 +35,23 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
     change of the predicted class's probability; intervals resample texts.
     """
-    predictions = _predictions(classifier, documents)
-    logits_NC = predictions.logits_NC
+    ids = [document.ids.tolist() for document in documents]
+    means: dict[int, Tensor] = {}
+
+    def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
+        mask = mask_BT.to(classifier.model.dtype)[:, None, :, None]
+
+        def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
+            means.setdefault(layer, mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:]))[batch] = mean_BHd
+            return weights, value
+
+        return edit
+
+    def put_values(values: Mapping[int, Tensor], batch: list[int], _mask_BT: Tensor) -> Edit:
+        return replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
+
+    logits_NC = classifier.logits(ids, keep_means)
     predicted_N, second_N = logits_NC.topk(2).indices.T
     weights = {"text_mean": torch.eye(len(documents)), "corpus_mean": 1 - torch.eye(len(documents))}
     weights["other_class"] = (second_N[:, None] == predicted_N).float()
@@ -54,10 +63,10 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
-        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, means) for layer, means in predictions.means.items()}
+        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, each) for layer, each in means.items()}
         for first in sorted(values):
             from_first = {layer: each for layer, each in values.items() if layer >= first}
-            edited_NC = _edited_logits(classifier, documents, from_first)[known]
+            edited_NC = classifier.logits(ids, partial(put_values, from_first))[known]
             named_N = edited_NC.argmax(-1)
             probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
             rows += [
@@ -83,29 +92,3 @@ def padded_batches(
     for batch in batches_by_tokens([len(document) for document in documents], classifier.batch_tokens):
         ids = [documents[number].ids.tolist() for number in batch]
         yield batch, padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
-
-
-def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predictions:
-    logits: dict[int, Tensor] = {}
-    means: dict[int, dict[int, Tensor]] = {}
-    for batch, inputs in padded_batches(classifier, documents):
-        values: dict[int, Tensor] = {}
-        with torch.inference_mode(), edited_attention(classifier.base, recorded(values)):
-            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
-        mask = inputs["attention_mask"].to(classifier.model.dtype)[:, None, :, None]
-        for layer, value in values.items():
-            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
-            means.setdefault(layer, {}).update(zip(batch, mean_BHd, strict=True))
-    order = range(len(documents))
-    stacked = {layer: torch.stack([each[number] for number in order]) for layer, each in means.items()}
-    return Predictions(torch.stack([logits[number] for number in order]), stacked)
-
-
-def _edited_logits(classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]) -> Tensor:
-    """Return the logits `[N, C]` where the values of some layers are one vector for each text, `[N, H, d]`."""
-    logits: dict[int, Tensor] = {}
-    for batch, inputs in padded_batches(classifier, documents):
-        edit: Edit = replaced_values({layer: each[batch][:, :, None] for layer, each in values.items()})
-        with torch.inference_mode(), edited_attention(classifier.base, edit):
-            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
-    return torch.stack([logits[number] for number in range(len(documents))])

@@ -256,8 +256,8 @@ class CheckpointWork:
                 tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
                 words = [None if word < 0 else word for word in document.words.tolist()]
                 classes = [CLASSES[place] for place in document.classes]
-                texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
-                yield writers.TokenRatios(self.checkpoint, *texts, np.load(files[number])[f"ratios_{number}"])
+                labels = (self.checkpoint, document.name, tokens, words, classes, document.measured)
+                yield writers.TokenRatios(*labels, np.load(files[number])[f"ratios_{number}"])
 
     def _array(self, block: int, name: str) -> npt.NDArray[Any]:
         """Return an array of a block's documents in the statistics, in their order."""

@@ -45,14 +45,14 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 class TokenRatios(NamedTuple):
-    """One document in one checkpoint; everything but the first two and the ratios is `[tokens]`."""
+    """One document in one checkpoint; tokens, words and classes are lists `[tokens]`."""
 
     checkpoint: str
     document: str
     tokens: list[str]
     words: list[int | None]
     classes: list[str]
-    in_statistics: npt.NDArray[np.bool_]
+    in_statistics: bool
     ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
 
 
@@ -77,11 +77,11 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
         for each in measured:
             layers, length = each.ratios_MLT.shape[1:]
             columns = [
-                *([name] * (layers * length) for name in (each.checkpoint, each.document)),
+                *([value] * (layers * length) for value in (each.checkpoint, each.document)),
                 *(np.tile(np.arange(length), layers), np.repeat(np.arange(1, layers + 1), length)),
                 *each.ratios_MLT.reshape(len(methods), -1),
                 *(each.tokens * layers, each.words * layers, each.classes * layers),
-                np.tile(each.in_statistics, layers),
+                [each.in_statistics] * (layers * length),
             ]
             group.append(pa.table(columns, schema=schema))
             if sum(map(len, group)) >= MIN_GROUP_ROWS:
