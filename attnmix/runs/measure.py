@@ -20,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
@@ -131,7 +132,7 @@ def measure(
     machine = {"computed_on": computed_on(arithmetic)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
     writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
-    rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
+    rows = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))
     writers.write_ratios(folder / "mixing", methods, rows)
     publish(folder / "mixing", run.measured)
     clear(folder)
@@ -247,17 +248,21 @@ class CheckpointWork:
         for block in self.corpus.measured_by_block():
             yield partial(self._array, block)
 
-    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
-        """Yield the ratios of every token of the documents in their order."""
+    def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield `ratio_rows` of the documents in their order, with what each token is."""
         for block in self.corpus.blocks:
             files = {number: file for batch, file in self._batches(MEASURES, [block]) for number in batch}
             for number in sorted(files):
                 document = self.corpus.document(number)
-                tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
-                words = [None if word < 0 else word for word in document.words.tolist()]
-                classes = [CLASSES[place] for place in document.classes]
-                labels = (self.checkpoint, document.name, tokens, words, classes, document.measured)
-                yield writers.TokenRatios(*labels, np.load(files[number])[f"ratios_{number}"])
+                ratios_MLT = np.load(files[number])[f"ratios_{number}"]
+                rows = ratio_rows(self.checkpoint, document.name, methods, ratios_MLT)
+                columns = {
+                    "token": tokenizer.convert_ids_to_tokens(document.ids.tolist()),
+                    "word": [None if word < 0 else word for word in document.words.tolist()],
+                    "token_class": [CLASSES[place] for place in document.classes],
+                }
+                repeated = {name: values * ratios_MLT.shape[1] for name, values in columns.items()}
+                yield rows.assign(**repeated, in_statistics=document.measured).astype({"word": "Int32"})
 
     def _array(self, block: int, name: str) -> npt.NDArray[Any]:
         """Return an array of a block's documents in the statistics, in their order."""
@@ -282,6 +287,16 @@ class CheckpointWork:
         """Yield this process's share of the units whose file does not exist yet."""
         remaining = [unit for unit in islice(units, self.process, None, self.processes) if not unit[1].exists()]
         yield from tqdm(remaining, desc=f"{self.checkpoint}: {kind}", disable=None)
+
+
+def ratio_rows(
+    checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.float32]
+) -> pd.DataFrame:
+    """Return the ratios of one document, a row for each layer and token: `checkpoint, document, layer, position`."""
+    _, layers, tokens = ratios_MLT.shape
+    keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
+    index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
+    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, list(methods)).reset_index()
 
 
 def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
