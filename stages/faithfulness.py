@@ -10,7 +10,6 @@ classifier's margin goes with the last layer's mixing ratio. Writes to
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from attnmix.measures.ratios import preferred_ratio
 from attnmix.measures.shared import MAX_TEXTS
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
-from attnmix.runs.tokens import tokenized_block
+from attnmix.runs.tokens import tokenized_block, with_texts
 from attnmix.store import texts as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
@@ -109,17 +108,11 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
 def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
     """Return training reviews to which probes are fitted, truncated and tokenised as `tokenize` does the others."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
-    numbers = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed).tolist()
-    drawn, names = reviews.iloc[numbers], [f"train/{number}" for number in numbers]
-    texts = [
-        text
-        for number, text in enumerate(chain.from_iterable(store.read_texts("train", run.reviews)))
-        if number in {*numbers}
-    ]
-    rows = drawn.assign(document=names, text=texts, measured=False, predicted_label=-1).to_dict("records")
-    return (
-        documents_of(*tokenized_block(rows, max_length, classifier.tokenizer, classifier.base.config)) if rows else []
-    )
+    drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
+    reviews = reviews.assign(document="train/" + reviews.index.astype(str), measured=False, predicted_label=-1)
+    texts = list(with_texts(drawn, "train", reviews, run.reviews))
+    block = (texts, max_length, classifier.tokenizer, classifier.base.config)
+    return documents_of(*tokenized_block(*block)) if texts else []
 
 
 def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from attnmix.data.draw import Rows, stratified_draw, typical_reviews
+from attnmix.data.draw import stratified_draw, typical_reviews
 from attnmix.models.checkpoint import check_max_length
-from attnmix.runs.tokens import Text, free_texts, write_tokens
+from attnmix.runs.tokens import Text, free_texts, with_texts, write_tokens
 from attnmix.store import texts as store
 from attnmix.store.files import read_table
 from attnmix.store.runs import Run
@@ -47,20 +46,9 @@ def chosen_texts(parameters: Parameters, run: Run) -> Iterator[Text]:
     names = "test/" + reviews.index.astype(str)
     reviews = reviews.assign(document=names, predicted_label=predictions["predicted"], **flags)
 
-    by_number = dict(zip(sorted(numbers), _with_texts(np.sort(named), reviews, folder), strict=True))
+    by_number = dict(zip(sorted(numbers), with_texts(np.sort(named), "test", reviews, folder), strict=True))
     yield from (by_number[number] for number in numbers)
-    yield from _with_texts(np.setdiff1d(drawn, named), reviews, folder)
+    yield from with_texts(np.setdiff1d(drawn, named), "test", reviews, folder)
     yield from free_texts(capture.texts)
-    yield from _with_texts(np.setdiff1d(measured, captured), reviews, folder)
-    yield from _with_texts(np.setdiff1d(removed, np.union1d(captured, measured)), reviews, folder)
-
-
-def _with_texts(rows: Rows, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
-    """Yield the sorted `rows` of the table of test reviews with their texts, of which one block is in memory."""
-    start = 0
-    for block in store.read_texts("test", folder):
-        first, last = np.searchsorted(rows, [start, start + len(block)])
-        if first == len(rows):
-            return
-        yield from ({"text": block[row - start], **reviews.iloc[row]} for row in rows[first:last].tolist())
-        start += len(block)
+    yield from with_texts(np.setdiff1d(measured, captured), "test", reviews, folder)
+    yield from with_texts(np.setdiff1d(removed, np.union1d(captured, measured)), "test", reviews, folder)

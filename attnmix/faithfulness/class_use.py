@@ -11,9 +11,9 @@ Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,18 +22,11 @@ from torch import Tensor
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.interventions import edited_attention, recorded, replaced_values
+from attnmix.interventions import Edit, edited_attention, replaced_values
 from attnmix.measures.documents import Document
 from attnmix.models.encoding import batches_by_tokens, padded
 
 COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
-
-
-class Predictions(NamedTuple):
-    """Logits `[N, C]` of texts, and the mean value of each text by layer `[N, H, d]`."""
-
-    logits_NC: Tensor
-    means: dict[int, Tensor]
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
@@ -42,8 +35,20 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     `class_kept` is the share of texts whose class stays, `accuracy` that of right answers, `probability` the mean
     change of the predicted class's probability; intervals resample texts.
     """
-    predictions = _predictions(classifier, documents)
-    logits_NC = predictions.logits_NC
+    ids = [document.ids.tolist() for document in documents]
+    means: dict[int, Tensor] = {}
+
+    def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
+        mask = mask_BT.to(classifier.model.dtype)[:, None, :, None]
+
+        def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
+            means.setdefault(layer, mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:]))[batch] = mean_BHd
+            return weights, value
+
+        return edit
+
+    logits_NC = classifier.logits(ids, keep_means)
     predicted_N, second_N = logits_NC.topk(2).indices.T
     weights = {"text_mean": torch.eye(len(documents)), "corpus_mean": 1 - torch.eye(len(documents))}
     weights["other_class"] = (second_N[:, None] == predicted_N).float()
@@ -55,9 +60,9 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
-        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, means) for layer, means in predictions.means.items()}
-        for first, logits_NC in _edited_logits(classifier, documents, values).items():
-            edited_NC = logits_NC[known]
+        values = {layer: torch.einsum("nm,mhd->nhd", shares_NN, each) for layer, each in means.items()}
+        for first, logits_by_text in _edited_logits(classifier, documents, values).items():
+            edited_NC = logits_by_text[known]
             named_N = edited_NC.argmax(-1)
             probability_N = edited_NC.softmax(-1).gather(1, predicted_N[known][:, None])[:, 0]
             rows += [
@@ -85,26 +90,13 @@ def padded_batches(
         yield batch, padded(ids, classifier.tokenizer.pad_token_id, classifier.model.device)
 
 
-def _predictions(classifier: Classifier, documents: Sequence[Document]) -> Predictions:
-    logits: dict[int, Tensor] = {}
-    means: dict[int, dict[int, Tensor]] = {}
-    for batch, inputs in padded_batches(classifier, documents):
-        values: dict[int, Tensor] = {}
-        with torch.inference_mode(), edited_attention(classifier.base, recorded(values)):
-            logits |= zip(batch, classifier.model(**inputs).logits.double().cpu(), strict=True)
-        mask = inputs["attention_mask"].to(classifier.model.dtype)[:, None, :, None]
-        for layer, value in values.items():
-            mean_BHd = (value * mask).sum(-2) / mask.sum(-2)
-            means.setdefault(layer, {}).update(zip(batch, mean_BHd, strict=True))
-    order = range(len(documents))
-    stacked = {layer: torch.stack([each[number] for number in order]) for layer, each in means.items()}
-    return Predictions(torch.stack([logits[number] for number in order]), stacked)
-
-
 def _edited_logits(
-    classifier: Classifier, documents: Sequence[Document], values: dict[int, Tensor]
+    classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return logits `[N, C]` by layer, from which on the values are one vector for each text, `[N, H, d]` by layer."""
+    """Return logits `[N, C]` by layer, from which on the values are one vector for each text, `[N, H, d]` by layer.
+
+    The layers before are computed once for all edits of a batch.
+    """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
     stacks, modules = classifier.family.stacks, list(classifier.base.named_modules())
     layers = [module for stack in stacks for path, module in modules if stack.is_layer(path)]
@@ -121,7 +113,9 @@ def _edited_logits(
     return {first: torch.stack([rows[number] for number in range(len(documents))]) for first, rows in logits.items()}
 
 
-def _layer_outputs(classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: dict[str, Tensor]) -> list[Any]:
+def _layer_outputs(
+    classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: Mapping[str, Tensor]
+) -> list[Any]:
     """Return what each call of `layers` gives, attention computed as where it is edited."""
     outputs: list[Any] = []
     with torch.inference_mode(), edited_attention(classifier.base, replaced_values({})), ExitStack() as hooks:

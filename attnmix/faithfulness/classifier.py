@@ -11,7 +11,7 @@ Shapes: J parts (the tokens, then the biases), T tokens, R of them, D hidden, H 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
+from attnmix.interventions import Edit, edited_attention
 from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.weights import Linear as Affine
 from attnmix.measures.weights import Norm, linear_weights, norm_of
@@ -78,15 +79,22 @@ class Classifier:
         mask = self.tokenizer.mask_token_id
         self.mask_id = mask if mask is not None and mask < self.model.get_input_embeddings().num_embeddings else None
 
-    def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return logits `[texts, C]` of token ids, float64 on the CPU; NaN for a text without any token."""
+    def logits(
+        self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
+    ) -> Tensor:
+        """Return logits `[texts, C]` of token ids, float64 on the CPU; NaN for a text without any token.
+
+        `edits` returns the edit of attention in a batch, from the numbers of its texts and its mask `[B, T]`.
+        """
         logits = torch.full((len(texts), int(self.model.config.num_labels or 0)), torch.nan, dtype=torch.float64)
         places = [place for place, ids in enumerate(texts) if ids]
         with torch.inference_mode():
             for batch in batches_by_tokens([len(texts[place]) for place in places], self.batch_tokens):
                 rows = [places[number] for number in batch]
                 inputs = padded([texts[row] for row in rows], self.tokenizer.pad_token_id, self.model.device)
-                logits[rows] = self.model(**inputs).logits.double().cpu()
+                edit = edits and edits(rows, inputs["attention_mask"])
+                with edited_attention(self.base, edit) if edit else nullcontext():
+                    logits[rows] = self.model(**inputs).logits.double().cpu()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:

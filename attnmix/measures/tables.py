@@ -34,12 +34,15 @@ Labels = dict[str, Any]
 """The values of columns."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, of the same documents
-ACROSS = "mean_cosine_across"  # mean over pairs of texts (Ethayarajh, EMNLP 2019)
-BY_CLASS = ("mean_cosine_same_class", "mean_cosine_other_class")  # the same of texts by their predicted class
-LENGTHS_OF = ("others_length", "own_length")
+MEAN_COSINE_ACROSS_TEXTS = "mean_cosine_across"  # mean over pairs of texts (Ethayarajh, EMNLP 2019)
+MEAN_COSINES_BY_CLASS = (
+    "mean_cosine_same_class",
+    "mean_cosine_other_class",
+)  # the same of texts by their predicted class
+LENGTH_MEASURES = ("others_length", "own_length")
 SHARES = tuple(f"share_{part}" for part in PARTS)
 PERMUTED = "share_class_permuted"
-TOKENS_OF: dict[str, tuple[str, Any]] = {
+TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
     "without_first": ("position", slice(1, None)),
@@ -152,7 +155,7 @@ def mixing_tables(
     mixing = Mean("mixing", ratios, partial(_ratios, "all"))
     below_true = partial(below, resample_checkpoints(mixing, blocks, draws))
     means = [mixing]
-    for tokens_of, weight in product(TOKENS_OF, ("token", "review")):
+    for tokens_of, weight in product(TOKEN_SUBSETS, ("token", "review")):
         labels = {"weight": [weight], "tokens_of": [tokens_of], "layer": ["all", *numbers], "method": methods}
         more = _depth if (tokens_of, weight) == ("all", "token") else None
         means.append(Mean("mixing_weighted", labels, partial(_with_all_layers, tokens_of, weight), more=more))
@@ -170,7 +173,7 @@ def mixing_tables(
     means.append(geometry_mean({"site": sites, "measure": GEOMETRY_MEASURES}, partial(_stored, "geometry")))
     means.append(geometry_mean(steps, partial(_stored, "steps"), complete=False))
     means.append(geometry_mean(to_first, partial(_stored, "to_first")))
-    means.append(Mean("geometry", attention | {"measure": LENGTHS_OF}, _lengths))
+    means.append(Mean("geometry", attention | {"measure": LENGTH_MEASURES}, _lengths))
     wanted = {*names, "geometry"}
     tables = mean_tables([each for each in means if each.table in wanted], blocks, draws)
     frames, errors = [tables["geometry"]], []
@@ -199,8 +202,13 @@ def cosine_rows(blocks: Mapping[str, Blocks], sites: Sequence[Site]) -> Iterator
             intervals.append(np.stack([np.ravel(interval) for interval in (all_texts, *classes)], -1))
         columns = dict(zip(_INTERVAL, np.stack(intervals, 1), strict=True))
         columns["documents"] = np.broadcast_to([len(kept), kept.sum(), kept.sum()], (len(sites), 3))
-        rows = _rows("geometry", checkpoint, {"site": sites, "measure": [ACROSS, *BY_CLASS]}, columns)
-        yield rows[rows["mean"].notna() | (rows["measure"] == ACROSS)]
+        rows = _rows(
+            "geometry",
+            checkpoint,
+            {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]},
+            columns,
+        )
+        yield rows[rows["mean"].notna() | (rows["measure"] == MEAN_COSINE_ACROSS_TEXTS)]
 
 
 def share_rows(blocks: Mapping[str, Blocks], attention: Labels, seed: int) -> Iterator[pd.DataFrame]:
@@ -253,7 +261,7 @@ def _lengths(block: DocumentBlock) -> Totals:
 
 def _ratios(tokens_of: str, block: DocumentBlock) -> Totals:
     """Return sums of the ratios over a kind of tokens `[D, layers, methods]`, and their numbers."""
-    grouping, groups = TOKENS_OF[tokens_of]
+    grouping, groups = TOKEN_SUBSETS[tokens_of]
     return block[grouping][:, groups].sum(1), block[f"{grouping}_counts"][:, groups].sum(1)
 
 

@@ -20,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
@@ -60,10 +61,11 @@ SIZE_PARAMETERS = (
     "capture.max_length, capture.documents, capture.drawn, capture.texts, measure.matrices or measure.documents"
 )
 MEASURES = "measures"  # the kind of batch that is no control
+PUBLISHED = "published"  # the folder that becomes `features/measure`
 
 
 def measure(
-    mixing: MeasureParameters,
+    parameters: MeasureParameters,
     checkpoints: Sequence[str],
     run: Run,
     folder: Path,
@@ -85,11 +87,11 @@ def measure(
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     reviews = np.flatnonzero(corpus.measured)
     demand = f"measure: {corpus.captured.sum()} captured texts and {len(reviews)} drawn reviews need"
-    gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], mixing.gradient_documents, seed)].tolist()
+    gradient_reviews = reviews[stratified_draw(corpus.labels[reviews], parameters.gradient_documents, seed)].tolist()
     drawn = stratified_draw(corpus.labels, SAMPLED_DOCUMENTS, seed)
     sampled = {*drawn.tolist(), int(corpus.lengths.argmax())}
     share = (corpus, batch_tokens, state.process_index, state.num_processes)
-    methods, matrices = mixing.methods, mixing.matrices
+    methods, matrices = parameters.methods, parameters.matrices
     works: dict[str, CheckpointWork] = {}
     gains: dict[str, npt.NDArray[np.float64]] = {}
     for name in checkpoints:
@@ -107,7 +109,7 @@ def measure(
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
         documents = DocumentMeasurer(base, path, methods, matrices)
         work.captured_texts(documents)
-        work.gradients(documents, gradient_reviews, mixing.gradient_max_length, seed)
+        work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
         gains[name] = documents.gains()
     random_model = random_base(first, seed).to(state.device)
     read_segments(random_model, tokenizer, run.pairs)
@@ -130,10 +132,10 @@ def measure(
     writers.write_plot("measure/mixing_by_review", by_review(blocks, methods), run.tables)
     machine = {"computed_on": computed_on(arithmetic)}
     writers.write_metrics("measure", metrics(tables, methods) | machine, run.metrics_folder)
-    writers.write_layer_parts(folder / "mixing", [stack.parts() for stack in batches.family.stacks])
-    rows = (row for work in works.values() for row in work.token_ratios(tokenizer))
-    writers.write_ratios(folder / "mixing", methods, rows)
-    publish(folder / "mixing", run.measured)
+    writers.write_layer_parts(folder / PUBLISHED, [stack.parts() for stack in batches.family.stacks])
+    rows = (row for work in works.values() for row in work.token_ratios(tokenizer, methods))
+    writers.write_ratios(folder / PUBLISHED, methods, rows)
+    publish(folder / PUBLISHED, run.measured)
     clear(folder)
     logging.info("measured %d documents in %s", len(corpus), " and ".join(works))
 
@@ -166,7 +168,7 @@ def _kept_bytes(base: PreTrainedModel, methods: list[str], matrices: list[str], 
 
 @dataclass(frozen=True)
 class CheckpointWork:
-    """One checkpoint's measures of the corpus under `folder`; `folder/mixing` holds what is published as it is.
+    """One checkpoint's measures of the corpus under `folder`; `PUBLISHED` in it holds what is published as it is.
 
     This process takes every `processes`-th batch or document, from its own number on.
     """
@@ -198,7 +200,7 @@ class CheckpointWork:
 
     def captured_texts(self, measurer: DocumentMeasurer) -> None:
         """Write contribution matrices of the captured texts and what goes through their heads, as published."""
-        names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / "mixing"
+        names, published = self.corpus.texts.loc[self.corpus.captured, "document"], self.folder / PUBLISHED
         heads = [arrays_folder("heads", self.checkpoint, name, published) for name in names]
         numbers = np.flatnonzero(self.corpus.captured).tolist()
         for number, folder in self._remaining("captured texts", zip(numbers, heads, strict=True)):
@@ -246,17 +248,21 @@ class CheckpointWork:
         """Return the blocks of documents in the statistics."""
         return [StoredBlock(self, block) for block in self.corpus.measured_by_block()]
 
-    def token_ratios(self, tokenizer: PreTrainedTokenizerFast) -> Iterator[writers.TokenRatios]:
-        """Yield the ratios of every token of the documents in their order."""
+    def token_ratios(self, tokenizer: PreTrainedTokenizerFast, methods: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield `ratio_rows` of the documents in their order, with what each token is."""
         for block in self.corpus.blocks:
             files = {number: file for batch, file in self.batches(MEASURES, [block]) for number in batch}
             for number in sorted(files):
                 document = self.corpus.document(number)
-                tokens = list(tokenizer.convert_ids_to_tokens(document.ids.tolist()))
-                words = [None if word < 0 else word for word in document.words.tolist()]
-                classes = [CLASSES[place] for place in document.classes]
-                texts = (document.name, tokens, words, classes, np.full(len(document), document.measured))
-                yield writers.TokenRatios(self.checkpoint, *texts, np.load(files[number])[f"ratios_{number}"])
+                ratios_MLT = np.load(files[number])[f"ratios_{number}"]
+                rows = ratio_rows(self.checkpoint, document.name, methods, ratios_MLT)
+                columns = {
+                    "token": tokenizer.convert_ids_to_tokens(document.ids.tolist()),
+                    "word": [None if word < 0 else word for word in document.words.tolist()],
+                    "token_class": [CLASSES[place] for place in document.classes],
+                }
+                repeated = {name: values * ratios_MLT.shape[1] for name, values in columns.items()}
+                yield rows.assign(**repeated, in_statistics=document.measured).astype({"word": "Int32"})
 
     def _gradient(self, number: int) -> Path:
         return self.folder / self.checkpoint / f"gradient-{number}.npz"
@@ -289,6 +295,16 @@ class StoredBlock:
                 documents += measured
                 parts.append(np.load(file)[name])
         return np.asarray(np.concatenate(parts)[np.argsort(documents)])
+
+
+def ratio_rows(
+    checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.float32]
+) -> pd.DataFrame:
+    """Return the ratios of one document, a row for each layer and token: `checkpoint, document, layer, position`."""
+    _, layers, tokens = ratios_MLT.shape
+    keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
+    index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
+    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, list(methods)).reset_index()
 
 
 def _stacked(documents: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:

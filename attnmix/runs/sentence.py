@@ -43,6 +43,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.runs.capture import fill_rows
+from attnmix.runs.measure import ratio_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
 from attnmix.runs.tokens import free_texts, tokenized_block
 from attnmix.store.runs import Run
@@ -190,7 +191,7 @@ class TextMeasurer:
         run.tables_by_name["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         run.tables_by_name["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         run.results = results
-        rows = [_ratio_rows(name, document, self.methods, each.ratios_MLT) for name, each in results.items()]
+        rows = [ratio_rows(name, document.name, self.methods, each.ratios_MLT) for name, each in results.items()]
         run.ratio_table = pd.concat(rows, ignore_index=True)
 
     def _measured(self, name: str, document: Document) -> _Results:
@@ -226,13 +227,6 @@ def _one_document(sums: Mapping[str, Array]) -> dict[str, Array]:
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as its csv file would be read: rounded, each column of the type that its values have."""
     return pd.read_csv(io.StringIO(table.round(DIGITS).to_csv(index=False)))
-
-
-def _ratio_rows(checkpoint: str, document: Document, methods: list[str], ratios_MLT: Array) -> pd.DataFrame:
-    _, layers, tokens = ratios_MLT.shape
-    keys = [[checkpoint], [document.name], range(1, layers + 1), range(tokens)]
-    index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
-    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, methods).reset_index()
 
 
 def _lay_out(run: TextRun) -> None:

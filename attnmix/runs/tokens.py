@@ -6,9 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import tokenize_texts
 from attnmix.store import texts as store
@@ -26,6 +28,17 @@ def free_texts(texts: Iterable[str | Sequence[str]], measured: bool = False) -> 
     for number, text in enumerate(texts):
         each = text if isinstance(text, str) else tuple(text)
         yield {"document": f"text/{number}", "text": each, **labels, **flags}
+
+
+def with_texts(rows: Rows, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[Text]:
+    """Yield the sorted `rows` of a split's table of reviews with their texts, of which one block is in memory."""
+    start = 0
+    for block in store.read_texts(split, folder):
+        first, last = np.searchsorted(rows, [start, start + len(block)])
+        if first == len(rows):
+            return
+        yield from ({"text": block[row - start], **reviews.iloc[row]} for row in rows[first:last].tolist())
+        start += len(block)
 
 
 def write_tokens(texts: Iterable[Text], max_length: int, checkpoint: Path, layout: Run) -> None:

@@ -200,18 +200,15 @@ class Run:
     def ratios(self, **options: Any) -> pd.DataFrame:
         """Return checkpoint, document, position, layer (1..L), ratios, token, word, token_class, in_statistics.
 
-        A document may have two versions: as it was captured, and, `in_statistics`, as it was drawn. `word` numbers
-        the words of a document from 0 on and is missing for special tokens. `options` are those of
+        `word` numbers the words of a document from 0 on and is missing for special tokens. `options` are those of
         `pandas.read_parquet`; rows that its `filters` leave out are not held in memory.
         """
         table = read_table(self.measured / "tokens.parquet", "measure", **options)
         return table.astype({"word": "Int32"}) if "word" in table else table
 
     def captured_ratios(self, documents: Sequence[str], filters: Sequence[tuple[str, str, Any]] = ()) -> pd.DataFrame:
-        """Return the rows of `ratios` of captured `documents`; of two versions, of the one not in the statistics."""
-        table = self.ratios(filters=[("document", "in", list(documents)), *filters])
-        versions = table.groupby("document")["in_statistics"].transform("nunique")
-        return table[~((versions > 1) & table["in_statistics"])]
+        """Return the rows of `ratios` of captured `documents` that pass the `filters` of `pandas.read_parquet`."""
+        return self.ratios(filters=[("document", "in", list(documents)), *filters])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
         """Return one method's matrices `[layers, tokens, sources]`; NaN rows of `value_zeroing` show no structure."""

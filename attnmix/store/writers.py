@@ -6,7 +6,7 @@ Each takes the folder to write to; `attnmix.store.runs` reads these files, `attn
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,26 +44,14 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
             rows.round(DIGITS).to_csv(file, index=False, header=number == 0, lineterminator="\n")
 
 
-class TokenRatios(NamedTuple):
-    """One document in one checkpoint; everything but the first two and the ratios is `[tokens]`."""
-
-    checkpoint: str
-    document: str
-    tokens: list[str]
-    words: list[int | None]
-    classes: list[str]
-    in_statistics: npt.NDArray[np.bool_]
-    ratios_MLT: npt.NDArray[np.float32]  # [methods, layers, tokens]
-
-
 def write_layer_parts(folder: Path, parts: Sequence[Sequence[str]]) -> None:
     """Write by stack which norms its layers have, and `parallel` where both sublayers read the layer's input."""
     with atomic_path(folder / LAYER_PARTS) as path:
         path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
 
 
-def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenRatios]) -> None:
-    """Write `tokens.parquet` under `folder`, some documents in memory at a time."""
+def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
+    """Write the rows of each document to `tokens.parquet` under `folder`, those of some in memory at a time."""
     schema = pa.schema(
         [
             *(("checkpoint", pa.string()), ("document", pa.string()), ("position", pa.int32()), ("layer", pa.int32())),
@@ -74,16 +62,8 @@ def write_ratios(folder: Path, methods: Sequence[str], measured: Iterable[TokenR
     )
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]
-        for each in measured:
-            layers, length = each.ratios_MLT.shape[1:]
-            columns = [
-                *([name] * (layers * length) for name in (each.checkpoint, each.document)),
-                *(np.tile(np.arange(length), layers), np.repeat(np.arange(1, layers + 1), length)),
-                *each.ratios_MLT.reshape(len(methods), -1),
-                *(each.tokens * layers, each.words * layers, each.classes * layers),
-                np.tile(each.in_statistics, layers),
-            ]
-            group.append(pa.table(columns, schema=schema))
+        for rows in documents:
+            group.append(pa.Table.from_pandas(rows, schema, preserve_index=False).replace_schema_metadata())
             if sum(map(len, group)) >= MIN_GROUP_ROWS:
                 writer.write_table(pa.concat_tables(group))
                 group = [schema.empty_table()]
