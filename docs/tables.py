@@ -75,7 +75,7 @@ def tables() -> dict[str, str]:
         for each in MATRICES.values()
     ]
     controls = [
-        (f"`{name}`", each.label, _code(each.definition), "its own" if each.own_pass else "the same")
+        (f"`{name}`", _code(each.definition), "its own" if each.own_pass else "the same")
         for name, each in CONTROLS.items()
     ]
     points = [
@@ -85,7 +85,7 @@ def tables() -> dict[str, str]:
     return {
         "ratios": _markdown(("column", "name", "ratio", "of", "source"), ratios),
         "matrices": _markdown(("method", "name", "entry", "rows", "source"), matrices),
-        "controls": _markdown(("control", "name", "what is measured", "forward pass"), controls),
+        "controls": _markdown(("control", "what is measured", "forward pass"), controls),
         "points": _markdown(("point", "what it is"), points),
         "families": _families(),
         "classifiers": _classifiers(),

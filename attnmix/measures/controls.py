@@ -29,31 +29,25 @@ from attnmix.models.loading import for_reading
 class Control(NamedTuple):
     """A control: what is taken away, and how."""
 
-    label: str
     definition: str  # as the documents show it
     own_pass: bool = False  # True if it takes a forward pass of its own
 
 
 CONTROLS = {
     "random_weights": Control(
-        "Random weights",
         "the same documents through the same architecture with weights as the library initialises them; checkpoint "
         "`random`",
         own_pass=True,
     ),
     "shuffled_words": Control(
-        "Shuffled words",
         "the words of each document in random order, pieces of a word together, special tokens in place",
         own_pass=True,
     ),
-    "text_mean_value": Control(
-        "Text's mean value", "v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h"
-    ),
+    "text_mean_value": Control("v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h"),
     "corpus_value": Control(
-        "Corpus mean value",
         "v_j = the mean of x_k W_V + b_V over tokens k of other texts with j's token class and group of positions",
     ),
-    "without_value_bias": Control("Without value bias", "v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
+    "without_value_bias": Control("v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
 }
 """Every control by its name."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
