@@ -210,14 +210,12 @@ class Measures:
         captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
         measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
-            run, unfinished = Run(Path(folder)), Path(folder, "unfinished")
+            run = Run(Path(folder))
             self.model.save(run.pretrained)
             write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
-            for name in ("capture", "measure"):
-                (unfinished / name).mkdir(parents=True)
-            capture_texts(captured, run.pretrained, run, unfinished / "capture")
+            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture")
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
-            write_measures(measured, ["pretrained"], run, unfinished / "measure", **options)
+            write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
             write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
             return Path(shutil.copyfile(run.page, path))
@@ -277,7 +275,6 @@ def capture(
         write_tokens(free_texts(given), settings.max_length, checkpoint, run)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
         capture_texts(settings, checkpoint, run, unfinished)
     return run
 
