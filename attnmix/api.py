@@ -33,11 +33,11 @@ import pandas as pd
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.disk import check_folder
 from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS, TOKEN_CLASSES
+from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.documents import Document
+from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, quiet
@@ -210,14 +210,12 @@ class Measures:
         captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
         measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
-            run, unfinished = Run(Path(folder)), Path(folder, "unfinished")
+            run = Run(Path(folder))
             self.model.save(run.pretrained)
             write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
-            for name in ("capture", "measure"):
-                (unfinished / name).mkdir(parents=True)
-            capture_texts(captured, run.pretrained, run, unfinished / "capture")
+            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture")
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
-            write_measures(measured, ["pretrained"], run, unfinished / "measure", **options)
+            write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
             write_page(run, Subject(self.model.name, origins=[f"The model is {self.model.name}."]))
             return Path(shutil.copyfile(run.page, path))
@@ -277,7 +275,6 @@ def capture(
         write_tokens(free_texts(given), settings.max_length, checkpoint, run)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
         capture_texts(settings, checkpoint, run, unfinished)
     return run
 
@@ -354,13 +351,11 @@ def _documents(
         tables = _tables_of_texts(model.tokenizer, given, longest)
     else:
         tables = [_table_of_ids(model, each, longest) for each in given]
-    documents = []
-    for number, table in enumerate(tables):
-        classes = table["token_class"].map(TOKEN_CLASSES.index).to_numpy(np.int8)
-        ids, words = np.array(table["token_id"], np.int32), np.array(table["word"], np.int32)
-        documents.append(Document(f"text {number}", ids, classes, words, measured=False))
-    tokens = pd.concat(table.assign(text=number) for number, table in enumerate(tables))
-    return documents, tokens[TOKEN_COLUMNS].reset_index(drop=True), given if isinstance(given[0], str) else []
+    tokens = pd.concat([table.assign(text=number) for number, table in enumerate(tables)], ignore_index=True)
+    names = [f"text {number}" for number in range(len(tables))]
+    rows = pd.DataFrame({"document": names, "tokens": list(map(len, tables))})
+    documents = documents_of(rows.assign(measured=False, label=0, predicted_label=-1), tokens)
+    return documents, tokens[TOKEN_COLUMNS], given if isinstance(given[0], str) else []
 
 
 def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:

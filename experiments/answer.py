@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,24 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from attnmix.arithmetic.kernels import use
 from attnmix.arithmetic.settings import PORTABLE
 from attnmix.core.errors import InputError
-from attnmix.core.names import TOKEN_CLASSES, Site
+from attnmix.core.names import Site
 from attnmix.lens import head_scores, probe_accuracy
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
-from attnmix.measures.documents import Document
+from attnmix.measures.documents import Document, documents_of
 from attnmix.measures.shared import COSINES, PARTS, Moments, class_share_null, products, usable
 from attnmix.model import Model
 from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.encoding import tokenize_texts
 from attnmix.models.fetching import fetch_model
+from attnmix.runs.tokens import free_texts, tokenized_block
 from experiments.answer_edits import BatchEdit, fit_erasers, intervention_rows, read_values, scaling_rows
 from experiments.answer_tables import write_tables
 from experiments.training import (
@@ -134,54 +136,42 @@ def _has_interventions(setting: Setting) -> bool:
 
 
 def _intervention_tables(study: Study, held_out: Reviews) -> dict[str, Rows]:
-    values, fitted = read_values(study), read_values(Study(study.model, held_out, study.setting, study.checkpoint))
+    values, fitted = read_values(study), read_values(replace(study, test=held_out))
     if len(fitted.predicted_N.unique()) < 2:
         return {}
     erasers = fit_erasers(fitted)
     tables = {
         "interventions": list(intervention_rows(study, values, fitted, erasers)),
-        "scaling": scaling_rows(study, values, erasers["class"], RATIO),
+        "scaling": scaling_rows(study, values, erasers["class"]),
     }
     return {name: rows for name, rows in tables.items() if rows}
 
 
+@dataclass
 class Study:
     """A classifier and the test reviews that it is measured on."""
 
-    def __init__(self, model: PreTrainedModel, test: Reviews, setting: Setting, checkpoint: Path) -> None:
-        self.model, self.test, self.setting, self.checkpoint = model, test, setting, checkpoint
-        self.base: Any = model.base_model
-        self.truth = "sentiment" if setting.task == "permuted" else setting.task
+    model: PreTrainedModel
+    test: Reviews
+    setting: Setting
+    checkpoint: Path
+
+    def __post_init__(self) -> None:
+        self.base: Any = self.model.base_model
+        self.truth = "sentiment" if self.setting.task == "permuted" else self.setting.task
         self.sites = list(widths(self.base))
-        self.tokenizer: Any = load_tokenizer(checkpoint)
+        self.tokenizer: Any = load_tokenizer(self.checkpoint)
 
     @cached_property
-    def tables(self) -> list[pd.DataFrame]:
-        """The tokens of each review."""
-        names = [f"test/{number}" for number in range(len(self.test.texts))]
-        return [each.table for each in tokenize_texts(self.tokenizer, names, self.test.texts, TOKENS)]
-
-    @cached_property
-    def token_labels(self) -> list[list[str]]:
-        """The tokens' spellings."""
-        return [table["token"].tolist() for table in self.tables]
+    def tokenized(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The tables of the reviews and of their tokens."""
+        rows = list(free_texts(self.test.texts, measured=True))
+        return tokenized_block(rows, TOKENS, self.tokenizer, self.base.config)
 
     @cached_property
     def documents(self) -> list[Document]:
         """The reviews as the measures take them."""
-        return [
-            Document(
-                f"test/{number}",
-                np.array(table["token_id"], np.int32),
-                table["token_class"].map(TOKEN_CLASSES.index).to_numpy(np.int8),
-                np.array(table["word"], np.int32),
-            )
-            for number, table in enumerate(self.tables)
-        ]
-
-    def with_model(self, model: PreTrainedModel) -> Study:
-        """Return the study of another model on the same reviews."""
-        return Study(model, self.test, self.setting, self.checkpoint)
+        return documents_of(*self.tokenized)
 
     # What the model says
 
@@ -205,11 +195,9 @@ class Study:
 
     def accuracy(self, rows: Sequence[int]) -> dict[str, float]:
         """Return the share of right answers on test reviews, or tokens, and its mean over the classes."""
-        labels = self.test.labels[self.truth][list(rows)]
-        right = (self.logits(rows).argmax(-1).numpy() == labels)[labels >= 0]
-        labels = labels[labels >= 0]
-        balanced = np.mean([right[labels == label].mean() for label in np.unique(labels)])
-        return {"accuracy": float(right.mean()), "balanced accuracy": float(balanced)}
+        labels, named = self.test.labels[self.truth][list(rows)], self.logits(rows).argmax(-1).numpy()
+        pair = labels[labels >= 0], named[labels >= 0]
+        return {"accuracy": accuracy_score(*pair), "balanced accuracy": balanced_accuracy_score(*pair)}
 
     def classes(self) -> dict[str, npt.NDArray[np.int64]]:
         """Return the classes `[N]` by which shares are split and probes are scored, of all test reviews."""
@@ -240,9 +228,9 @@ class Study:
         kept: Any = pickle.loads(path.read_bytes())
         return kept  # type: ignore[no-any-return]  # a pickle gives Any
 
-    def mean_ratios(self, measures: Sequence[DocumentMeasures], method: str) -> npt.NDArray[np.float64]:
-        """Return a ratio's mean over the tokens of each review `[reviews, layers]`."""
-        place = METHODS.index(method)
+    def mean_ratios(self, measures: Sequence[DocumentMeasures]) -> npt.NDArray[np.float64]:
+        """Return the mean of `RATIO` over the tokens of each review `[reviews, layers]`."""
+        place = METHODS.index(RATIO)
         return np.stack([each.ratios[place].mean(-1) for each in measures]).astype(np.float64)
 
     def layer_rows(self, measures: Sequence[DocumentMeasures], classes: Mapping[str, npt.NDArray[np.int64]]) -> Rows:
@@ -311,8 +299,8 @@ class Study:
             "predicted": logits_NC.argmax(-1).tolist(),
             "sentiment": self.test.labels["sentiment"][:MEASURED].tolist(),
             "margin": (highest_N2[:, 0] - highest_N2[:, 1]).tolist(),
-            "before": self.mean_ratios(before, RATIO)[:, -1].tolist(),
-            "after": self.mean_ratios(after, RATIO)[:, -1].tolist(),
+            "before": self.mean_ratios(before)[:, -1].tolist(),
+            "after": self.mean_ratios(after)[:, -1].tolist(),
             "shared_length": length_N.tolist(),
         }
         return pd.DataFrame(columns).to_dict("records")
@@ -322,7 +310,8 @@ class Study:
     def token_vectors(self) -> tuple[npt.NDArray[np.float32], pd.DataFrame]:
         """Return vectors `[levels, tokens, D]` of chosen tokens of all test reviews, and a table of these tokens."""
         generator, chosen = np.random.default_rng(0), []
-        for number, labels in enumerate(self.token_labels):
+        by_review = self.tokenized[1].groupby("document", sort=False)["token"].agg(list)
+        for number, labels in enumerate(by_review):
             the = [place for place, label in enumerate(labels) if label == "the"][:THE_TOKENS]
             others = generator.choice(np.arange(1, TOKENS - 1), OTHER_TOKENS, replace=False).tolist()
             kinds = [("cls", 0), *(("the", place) for place in the), *(("other", place) for place in others)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -124,14 +125,14 @@ def intervention_rows(study: Study, values: Values, held_out: Values, erasers: E
                 }
 
 
-def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser], method: str) -> list[dict[str, Any]]:
+def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser]) -> list[dict[str, Any]]:
     """Return margin and ratio where what tells classes in the values of the upper layers is scaled; 0 erases it."""
     predicted_N = values.predicted_N
     if not values.two_classes(len(predicted_N)):
         return []
     rows, chosen = [], range(SCALED)
     for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
-        scaled = study.with_model(copy.deepcopy(study.model))
+        scaled = replace(study, model=copy.deepcopy(study.model))
         for layer in SCALED_LAYERS:
             eraser = erasers[layer].scaled(factor)
             value = scaled.base.encoder.layer[layer - 1].attention.self.value
@@ -141,7 +142,7 @@ def scaling_rows(study: Study, values: Values, erasers: dict[int, Eraser], metho
                 value.bias -= ((value.bias.double() - eraser.mean_D) @ taken_EE).float()
         logits_NC = scaled.logits(chosen)
         margin_N = logits_NC.gather(1, predicted_N[: len(chosen), None])[:, 0] * 2 - logits_NC.sum(-1)
-        ratios = scaled.mean_ratios(scaled.measures(chosen), method).mean(0)
+        ratios = scaled.mean_ratios(scaled.measures(chosen)).mean(0)
         row = {"factor": factor, "margin": float(margin_N.mean())}
         row["same_class"] = float((logits_NC.argmax(-1) == predicted_N[: len(chosen)]).double().mean())
         rows += [row | {"layer": layer, "ratio": float(ratios[layer - 1])} for layer in SCALED_LAYERS]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import rankdata, ttest_ind
+from scipy.stats import ttest_ind
+from sklearn.metrics import roc_auc_score
 
 from attnmix.core.statistics import partial_correlation, rank_correlation
 from attnmix.figures.style import TWO_COLUMNS, paper_style, save_figure
@@ -72,7 +73,10 @@ def read_runs(runs: Path, name: str) -> pd.DataFrame:
     for column in set(KEYS[name]) - set(table.columns):
         table[column] = "after"
     if {"before", "after"} <= set(table["checkpoint"]):
-        table = pd.concat([table, *_differences(table, KEYS[name])], ignore_index=True)
+        index = [key for key in (*KEYS[name], "seed") if key != "checkpoint"]
+        before, after = (table[table["checkpoint"] == each].set_index(index)["mean"] for each in ("before", "after"))
+        change = (after - before).dropna().reset_index()
+        table = pd.concat([table, change.assign(checkpoint=CHANGE)], ignore_index=True)
     table["layer"] = table["layer"].astype("Int64")
     return table[[*KEYS[name], "seed", "mean"]]
 
@@ -111,14 +115,6 @@ def _long(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return table
 
 
-def _differences(table: pd.DataFrame, keys: list[str]) -> Iterator[pd.DataFrame]:
-    """Yield after minus before of each seed."""
-    index = [key for key in [*keys, "seed"] if key != "checkpoint"]
-    pair = [table[table["checkpoint"] == name].set_index(index)["mean"] for name in ("before", "after")]
-    change = (pair[1] - pair[0]).dropna().reset_index()
-    yield change.assign(checkpoint=CHANGE)
-
-
 def _correlations(reviews: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield a run's rank correlations of the margin with the last layer's ratio, within each predicted class.
 
@@ -133,23 +129,18 @@ def _correlations(reviews: pd.DataFrame) -> Iterator[dict[str, Any]]:
             margin, length = group["margin"].to_numpy(), group["shared_length"].to_numpy()
             ratio = group[measure.removesuffix(" given length")].to_numpy()
             correlation = rank_correlation(ratio, margin)
-            if measure.endswith("length") and measure != "shared_length":
-                correlation = partial_correlation(
-                    correlation, rank_correlation(ratio, length), rank_correlation(margin, length)
-                )
+            if measure == "after given length":
+                given = (rank_correlation(each, length) for each in (ratio, margin))
+                correlation = partial_correlation(correlation, *given)
             scores.append(np.arctanh(np.clip(correlation, -0.999, 0.999)))
             weights.append(len(group) - 3)
         if scores:
-            yield {
-                "measure": f"z of margin and {measure}",
-                "layer": 6,
-                "mean": float(np.average(scores, weights=weights)),
-            }
+            mean = float(np.average(scores, weights=weights))
+            yield {"measure": f"z of margin and {measure}", "layer": 6, "mean": mean}
     right = (reviews["predicted"] == reviews["sentiment"]).to_numpy()
     if 0 < right.sum() < len(right):
-        ranks = rankdata(reviews["after"])
-        area = (ranks[right].sum() - right.sum() * (right.sum() + 1) / 2) / (right.sum() * (~right).sum())
-        yield {"measure": "area under the curve, right answers", "layer": 6, "mean": float(area)}
+        area = float(roc_auc_score(right, reviews["after"]))
+        yield {"measure": "area under the curve, right answers", "layer": 6, "mean": area}
 
 
 def draw(layers: pd.DataFrame, probes: pd.DataFrame, interventions: pd.DataFrame, path: Path) -> None:

@@ -32,7 +32,8 @@ METRICS = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # what a 
 def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     """Lay the captured vectors out, and write the maps and their scores; `checkpoint` is whose vectors they are."""
     rows = _drawn_tokens(run.tokens, len(run.sites), umap)
-    tokens, vectors = run.tokens.iloc[rows].reset_index(drop=True), _read(run, rows)
+    tokens = run.tokens.iloc[rows].reset_index(drop=True)
+    vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
     stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
     shutil.rmtree(run.maps, ignore_errors=True)
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
@@ -65,16 +66,6 @@ def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Ro
     if limit < len(tokens):
         logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
     return stratified_draw(tokens["document"].factorize()[0].astype(np.int64), limit, umap.seed)
-
-
-def _read(run: Run, rows: Rows) -> dict[Site, Vectors]:
-    """Return the vectors `[tokens, width]` of the drawn tokens at each capture point."""
-    vectors = {}
-    for site in run.sites:
-        vectors[site] = run.read(site, rows).astype(np.float32)
-        if not np.isfinite(vectors[site]).all():
-            raise InputError(f"{run.activations}: {site} holds a value that is no number; run `dvc repro -f capture`")
-    return vectors
 
 
 def _residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
