@@ -83,19 +83,11 @@ export const largestRatio = once((checkpoint: string, method: string) => {
   return all.reduce((most, code) => Math.max(most, value(code, 0, 1) ?? 0), 0) || 1;
 });
 
-export const inOnePlane = (layout: string) => data.onePlane.includes(layout);
-const SQUARE = [0, 1].map(() => [0, 1]); // of a map in a plane of its own
-/** Limits of x and y of a layout. */
-export const limits = (layout: string) => (inOnePlane(layout) ? data.maps[layout].ranges[0] : SQUARE);
-/** Whether a layout has a capture point; those of one plane lack points whose vectors have another width. */
-export const onMap = (layout: string, point: number) => !data.maps[layout].absent.includes(point);
-
-/** Places `[x, y]` by token at a capture point; NaN for tokens that are not on the map (umap.max_points). */
+/** Places `[x, y]` by token in a square of side 1; NaN for tokens that are not on the map (umap.max_points). */
 export const placesOf = once((layout: string, point: number) =>
-  (["x", "y"] as const).map((axis, i) => {
-    const [low, high] = limits(layout)[i];
+  (["x", "y"] as const).map((axis) => {
     const here = codes(data.maps[layout][axis]).subarray(point * tokenCount, (point + 1) * tokenCount);
-    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
+    return Float32Array.from(here, (code) => value(code, 0, 1) ?? Number.NaN);
   }),
 );
 
@@ -104,12 +96,6 @@ export function nearestTo(token: number, point: number): number[] {
   const from = (point * tokenCount + token) * data.nearest.number;
   return [...codes(data.nearest.tokens).subarray(from, from + data.nearest.number)].filter((each) => each !== MISSING);
 }
-
-/** The cosine of a token's vector after a step with the layer's input, by layer. */
-export const cosinesOf = (token: number, step: string): Maybe[] => {
-  const text = data.tokenSteps[step];
-  return text ? layers.map((layer) => value(codes(text)[(layer - 1) * tokenCount + token], -1, 1)) : [];
-};
 
 function rowOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
   const { name, length } = data.documents[documentOf[token]];
