@@ -21,16 +21,22 @@ const MAX_DOTS = 150; // reviews in the chart
 /** A sentence whose numbers stay with their signs. */
 const unbroken = (text: string) => text.replaceAll(" %", "\u00a0%");
 const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
-const linesOf = (series: Record<string, { values: Maybe[] }> = {}) =>
-  Object.entries(series).map(([name, each], n): Line => {
-    const dash = name.startsWith("Random") ? "dashed" : n < COLOURS.length ? undefined : "dotted";
+/** Lines by their names; what is named `… : …` is a control of the line before. */
+const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
+  const measured = (name: string) => name.split(":")[0];
+  const names = [...new Set(Object.keys(series).map(measured))];
+  return Object.entries(series).map(([name, each]): Line => {
+    const n = names.indexOf(measured(name));
+    const other = name.includes(":") || n >= COLOURS.length ? "dotted" : undefined;
+    const dash = /^(Random|The head)/.test(name) ? "dashed" : other;
     return { ...each, name, colour: COLOURS[n % COLOURS.length], dash };
   });
+};
 
 /** Why a share and the mixing ratio of the same token differ. */
 function RatioBeside({ token }: { token: number }) {
   const ratio = ratioOf(token, state.layer.value, state.checkpoint.value, data.method);
-  if (ratio === null || !data.method.endsWith("_n") || data.matrices.length === 0) return null;
+  if (ratio === null || state.change.value || !data.method.endsWith("_n") || data.matrices.length === 0) return null;
   return (
     <p class="small">
       Its mixing ratio is {percent(ratio)}. The two differ because the ratio takes the length of the other tokens'
@@ -111,7 +117,7 @@ function ratioLines(measure: string): Line[] {
   const hasDots = (n: number) => checkpoints[n] === model && data.reviews.names.length > 1;
   const means = meanLines(measure).map((line, n) => (hasDots(n) ? { ...line, dots } : line));
   const controls = CONTROLS.map(([control, colour, dash]): Line => {
-    const { values } = data.controls[control][measure][control === "random_weights" ? "random" : model];
+    const { values = [] } = data.controls[control]?.[measure]?.[control === "random_weights" ? "random" : model] ?? {};
     return { name: data.labels.controls[control], colour, dash, values };
   });
   if (token === null) return [...means, ...controls];
@@ -222,7 +228,7 @@ export function Layers() {
 
 /** A measure of vectors by layer, chosen among several, with a line for each step or place in the model. */
 function VectorChart(props: {
-  choice: "stepMeasure" | "geometryMeasure";
+  choice: "step-measure" | "geometry-measure";
   name: string;
   series: Record<string, Record<string, Record<string, Series>>>;
   children: ComponentChildren;
@@ -249,15 +255,9 @@ function VectorChart(props: {
 /** What linear probes, and the head itself, read off single tokens of held-out reviews. */
 function Probes() {
   const model = state.checkpoint.value;
-  const series = data.probes[model] ?? {};
-  const names = [...new Set(Object.keys(series).map((name) => name.split(":")[0]))];
-  const lines = linesOf(series).map((line): Line => {
-    const dash = line.name.includes(":") ? "dotted" : line.name.startsWith("The head") ? "dashed" : undefined;
-    return { ...line, dash, colour: COLOURS[names.indexOf(line.name.split(":")[0])] };
-  });
   const title = `Probes: what a single token's vector tells, ${modelText(model)}`;
   return (
-    <Chart id="probes" title={title} lines={lines} bounds={[0, 1]}>
+    <Chart id="probes" title={title} lines={linesOf(data.probes[model])} bounds={[0, 1]}>
       <p>
         How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
         review's class, which of the most frequent tokens it is, and where in the text it stands. Dotted: the same with
@@ -294,11 +294,11 @@ export function More() {
       <summary>More: steps of a layer, geometry, probes, removal test</summary>
       {open.value && (
         <>
-          <VectorChart choice="stepMeasure" name="Steps of a layer" series={data.steps}>
+          <VectorChart choice="step-measure" name="Steps of a layer" series={data.steps}>
             What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. Where heads have a
             line, it says little, as their vectors have a basis of their own.
           </VectorChart>
-          <VectorChart choice="geometryMeasure" name="Geometry" series={data.geometry}>
+          <VectorChart choice="geometry-measure" name="Geometry" series={data.geometry}>
             How the vectors of a text lie to each other at each place in the model.
           </VectorChart>
           {Object.keys(data.probes).length > 0 && <Probes />}

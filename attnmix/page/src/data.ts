@@ -91,7 +91,7 @@ export const placesOf = once((layout: string, point: number) =>
   }),
 );
 
-/** A token's nearest others at a capture point, in the full space, the nearest first. */
+/** A token's nearest others at a place in the model, in the full space, the nearest first. */
 export function nearestTo(token: number, point: number): number[] {
   const from = (point * tokenCount + token) * data.nearest.number;
   return [...codes(data.nearest.tokens).subarray(from, from + data.nearest.number)].filter((each) => each !== MISSING);

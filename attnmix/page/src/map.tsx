@@ -36,23 +36,6 @@ const COLOURS = {
 const model = run.modelText(captured);
 const textName = (token: number) => data.documents[documentOf[token]].name;
 
-const Nearest = ({ token }: { token: number }) => (
-  <>
-    <h4>
-      Nearest to “<bdi>{nameHere(token)}</bdi>” in the full space
-    </h4>
-    <ol class="near" id="nearest">
-      {nearestTo(token, state.point.value).map((other) => (
-        <li>
-          <TokenLink token={other} name={nameHere(other)}>
-            {documentOf[other] !== documentOf[token] && ` of ${textName(other)}`}
-          </TokenLink>
-        </li>
-      ))}
-    </ol>
-  </>
-);
-
 /** What share of neighbours the map keeps here, and what chance would keep. */
 function Badge() {
   const [share, chance] = data.neighboursKept[state.layout.value][state.point.value];
@@ -184,7 +167,24 @@ export function MapPane() {
                   `${shown.value.length} of ${run.tokenCount} tokens are on this map (umap.max_points).`}
             </p>
           </div>
-          <aside aria-label="Nearest tokens">{token.value !== null && <Nearest token={token.value} />}</aside>
+          <aside aria-label="Nearest tokens">
+            {token.value !== null && (
+              <>
+                <h4>
+                  Nearest to “<bdi>{nameHere(token.value)}</bdi>” in the full space
+                </h4>
+                <ol class="near" id="nearest">
+                  {nearestTo(token.value, point.value).map((other) => (
+                    <li>
+                      <TokenLink token={other} name={nameHere(other)}>
+                        {documentOf[other] !== documentOf[token.value!] && ` of ${textName(other)}`}
+                      </TokenLink>
+                    </li>
+                  ))}
+                </ol>
+              </>
+            )}
+          </aside>
         </div>
       </Pane>
     </section>

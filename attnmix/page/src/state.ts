@@ -27,8 +27,8 @@ const choices = {
   layout: choice(layouts[0], () => layouts),
   point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length)),
   colour: choice("position", () => ["position", "class", "ratio", "document"]),
-  stepMeasure: choice(Object.keys(data.steps)[0], () => Object.keys(data.steps)),
-  geometryMeasure: choice(Object.keys(data.geometry)[0], () => Object.keys(data.geometry)),
+  "step-measure": choice(Object.keys(data.steps)[0], () => Object.keys(data.steps)),
+  "geometry-measure": choice(Object.keys(data.geometry)[0], () => Object.keys(data.geometry)),
   tour: choice(0, () => range(7)), // 0: not on the screen
 };
 export type Choice = { [K in keyof typeof choices]: (typeof choices)[K]["initial"] };

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { data, modelName, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
-import { canChange, hovered, ratio, set, state } from "./state";
+import { canChange, hovered, set, state } from "./state";
 import { Pane, Ramp, Select } from "./ui";
 import { Find, limits, nameOf, opacity, TokenLink, Tokens } from "./words";
 
@@ -141,15 +141,6 @@ const Controls = () => (
     <Select choice="shade" label="Colour tokens by" names={SHADES} />
     {data.matrices.length > 0 && (
       <Select choice="matrix" label="Shares by" names={data.labels.matrices} options={data.matrices} />
-    )}
-    {state.shade.value === "ratio" && (
-      <Select
-        choice="measure"
-        now={ratio.value}
-        label="Ratio"
-        names={data.labels.methods}
-        options={data.ratios.methods}
-      />
     )}
     {canChange && (
       <label class="check">

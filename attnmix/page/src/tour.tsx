@@ -1,17 +1,16 @@
 // Six steps that stay on the screen while they drive the views; each is a link.
 
-import { effect, signal } from "@preact/signals";
+import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { captured, checkpoints, data, layers, mean, type Maybe } from "./data";
 import { points, wholePercent } from "./format";
 import type { Series } from "./payload";
 import { type Choice, set, state } from "./state";
 
-type Step = { title: string; body: string; view: string; choose?: Partial<Choice>; asks?: boolean };
+type Step = { title: string; body: string; view: string; choose?: Partial<Choice> };
 
 const { method, answer, curves } = data;
-const controls = data.controls;
-const [at, first] = [data.layer, curves[method]];
+const at = data.layer;
 const model = checkpoints.includes(captured) ? captured : checkpoints.at(-1)!;
 const weights = data.ratios.methods.includes("attn_w") ? "attn_w" : method;
 const derivatives = Object.keys(data.labels.derivatives);
@@ -19,9 +18,9 @@ const derivative = derivatives.find((each) => each === "norm_of_block") ?? deriv
 
 const text = (value: Maybe = null) => (value === null ? "–" : wholePercent(value));
 /** A number of the chosen layer in each model. */
-const inModels = (series: Record<string, Series>) => checkpoints.map((each) => series[each].values[at - 1]);
-const [before, after = before] = inModels(first);
-const shared = inModels(controls.text_mean_value[method]);
+const inModels = (series: Record<string, Series> = {}) => checkpoints.map((each) => series[each]?.values[at - 1]);
+const [before, after = before] = inModels(curves[method]);
+const shared = inModels(data.controls.text_mean_value?.[method]);
 const rise = ([from, to]: Maybe[]) => (typeof from === "number" && typeof to === "number" ? points(to - from) : "–");
 
 const BEGIN: Step[] = [
@@ -48,11 +47,10 @@ const FINE_TUNED: Step[] = [
     title: "Your guess",
     body: "Did tokens learn to take more information from each other?",
     view: "layers-chart",
-    asks: true,
   },
   {
     title: "Look at the controls",
-    body: `Give every token the same vector to pass on, which says nothing of any single token: the ratio still goes from ${shared.map(text).join(" to ")}, a rise of ${rise(shared)} beside ${rise([before, after])} of the ratio itself. Shuffle the words: ${inModels(controls.shuffled_words[method]).map(text).join(" to ")}.`,
+    body: `Give every token the same vector to pass on, which says nothing of any single token: the ratio still goes from ${shared.map(text).join(" to ")}, a rise of ${rise(shared)} beside ${rise([before, after])} of the ratio itself. Shuffle the words: ${inModels(data.controls.shuffled_words?.[method]).map(text).join(" to ")}.`,
     view: "layers-chart",
   },
   {
@@ -88,7 +86,6 @@ const OPENING: Partial<Choice> = {
   ...{ ...data.opens, layer: at, checkpoint: model, change: false, measure: method },
   shade: data.matrices.length > 0 ? "sources" : "ratio",
 };
-const guess = signal("");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function Tour() {
@@ -106,16 +103,12 @@ export function Tour() {
   useEffect(() => effect(drive), []);
   const number = state.tour.value;
   if (number === 0) return null;
-  const { title, body, asks } = steps[number - 1];
+  const { title, body } = steps[number - 1];
   const button = (name: string, tour: number, looks = "") => (
     <button class={looks} onClick={() => set({ tour })}>
       {name}
     </button>
   );
-  const said = (each: string) => {
-    guess.value = each;
-    set({ tour: number + 1 });
-  };
   return (
     <div
       id="tour"
@@ -129,19 +122,7 @@ export function Tour() {
         Step {number} of {steps.length}
       </p>
       <h2 id="tour-title">{title}</h2>
-      <p aria-live="polite">
-        {steps[number - 2]?.asks && guess.value && `You said ${guess.value.toLowerCase()}. `}
-        {body}
-      </p>
-      {asks && (
-        <p class="buttons">
-          {["Yes", "No"].map((each) => (
-            <button aria-pressed={guess.value === each} onClick={() => said(each)}>
-              {each}
-            </button>
-          ))}
-        </p>
-      )}
+      <p aria-live="polite">{body}</p>
       <p class="buttons">
         {number > 1 && button("Back", number - 1)}
         {button(number < steps.length ? "Next" : "Done", (number + 1) % (steps.length + 1), "strong")}

@@ -19,14 +19,14 @@ export function Select<K extends keyof Choice>(props: {
   label: string;
   names: Record<string, string> | Record<number, string>;
   options?: readonly Choice[K][];
-  now?: Choice[K]; // where nothing is chosen
 }) {
-  const { choice, label, names, options = Object.keys(names) as Choice[K][], now = state[choice].value } = props;
+  const { choice, label, names, options = Object.keys(names) as Choice[K][] } = props;
+  const now = state[choice].value;
   return (
     <label>
       <span>{label}</span>
       <select
-        id={choice.replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}
+        id={choice}
         value={String(now)}
         onChange={(e) => set({ [choice]: options[e.currentTarget.selectedIndex] })}
       >
@@ -145,7 +145,7 @@ export function Pane(props: {
 
 /** Rows of numbers from -1 to 1 as a picture that follows `by`: blue above 0, orange below, the stronger the further. */
 export function Cells(props: {
-  rows: () => ArrayLike<number>[];
+  rows: () => (Float32Array | Float64Array)[];
   by: unknown[];
   class?: string;
   label?: string;
@@ -158,19 +158,13 @@ export function Cells(props: {
   const canvas = useRef<HTMLCanvasElement>(null);
   const night = dark.value;
   const paint = () => {
-    const colours = night
-      ? [
-          [255, 157, 77],
-          [110, 195, 245],
-        ]
-      : [
-          [179, 74, 0],
-          [0, 96, 160],
-        ];
+    const [below, above] = night ? [0x4d9dff, 0xf5c36e] : [0x004ab3, 0xa06000]; // blue, green, red
     const cells = rows();
     const image = new ImageData(cells[0].length, cells.length);
-    const pixels = cells.flatMap((row) => Array.from(row, (x) => [...colours[x < 0 ? 0 : 1], 255 * Math.abs(x)]));
-    image.data.set(pixels.flat());
+    const pixels = new Uint32Array(image.data.buffer);
+    let at = 0;
+    for (const row of cells)
+      for (const x of row) pixels[at++] = (x < 0 ? below : above) + 2 ** 24 * Math.round(255 * Math.abs(x));
     Object.assign(canvas.current!, { width: image.width, height: image.height });
     canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
   };
