@@ -63,6 +63,12 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
     assert page.locator("#sentence [aria-selected=true]").count() == 1  # a word is selected already
     assert page.locator("#answer .kept").is_visible()
+    token = int(page.locator("#sentence [aria-selected=true]").get_attribute("data-token"))
+    layer = int(page.locator("#layer").input_value())
+    where = tokens().iloc[token]
+    ratios = run.captured_ratios([where["document"]]).query("checkpoint == 'finetuned' and layer == @layer")
+    ratio = ratios.set_index("position")["attnresln_n"][where["position"]]
+    assert f"Its mixing ratio is {100 * ratio:.1f}%" in page.locator("#answer").inner_text()
 
 
 def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None:

@@ -328,7 +328,7 @@ def test_nearest_are_those_in_the_full_space(first: Opened) -> None:
 # Curves.
 
 
-def test_layers_have_every_measure_control_and_the_words_own_course(first: Opened) -> None:
+def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Opened) -> None:
     page, run = first.page, Run(Path())
     page.locator("#token-3").click()
     for checkpoint in ("pretrained", "finetuned"):
@@ -351,7 +351,9 @@ def test_layers_have_every_measure_control_and_the_words_own_course(first: Opene
             for name, values in expected.items():
                 assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-4), name
     difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
-    assert f"{100 * difference:+.1f} points" in page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
+    assert f"by {100 * difference:+.1f} percentage points" in page.locator("#difference").inner_text().replace(
+        "\N{MINUS SIGN}", "-"
+    )
 
 
 def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:

@@ -85,7 +85,7 @@ export function Answer() {
       </div>
       <div class="sentence">
         <p class="small">
-          The darker a token, the larger its {shadeName()}, in layer {state.layer.value}, {shownModel()}.{" "}
+          The stronger a token's colour, the larger its {shadeName()}, in layer {state.layer.value}, {shownModel()}.{" "}
           <span class="noprint">Click a token.</span>
         </p>
         <Tokens id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" />
@@ -214,7 +214,8 @@ export function Layers() {
       </Chart>
       <p class="small">
         The page opens with “{measureName(data.method)}”, which takes in the most of what attention does to a vector.
-        The others stop earlier in the layer or go on to its end; derivatives tell what the output depends on.
+        Other norm-based ratios stop earlier or go on to the layer's end; attention weights ignore the vectors' lengths;
+        derivatives tell what the output depends on.
       </p>
       <div class="thumbs" role="group" aria-label="Measures">
         {[...data.ratios.methods, ...Object.keys(data.labels.derivatives)].map((each) => (
@@ -260,10 +261,9 @@ function Probes() {
     <Chart id="probes" title={title} lines={linesOf(data.probes[model])} bounds={[0, 1]}>
       <p>
         How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
-        review's class, which of the most frequent tokens it is, and where in the text it stands. Dotted: the same with
-        labels dealt out at random, which is what a probe makes of nothing. Dashed: how often the fine-tuned model's own
-        head, put on the token, names the class that it names for the review. A probe shows what could be read off a
-        vector, not what the model uses.
+        review's class, which token it is, and where in the text it stands. Dotted: the same with labels at random,
+        which is what a probe makes of nothing. Dashed: how often the fine-tuned model's own head, put on the token,
+        names the review's predicted class. A probe shows what could be read off a vector, not what the model uses.
       </p>
     </Chart>
   );

@@ -10,9 +10,11 @@ const MIDDLE = 0.9; // of the tokens, which the scale of the shades spans
 const ofClass = () => state.shade.value in data.importance;
 export const hasSign = () => ofClass() || state.change.value;
 
+const sharesOf = (token: number, checkpoint: string) =>
+  run.sharesOf(token, state.layer.value, checkpoint, state.matrix.value);
 /** The share of a token that comes from others; null where it is not known. */
 export function othersShare(token: number, checkpoint = state.checkpoint.value): Maybe {
-  const own = run.ownShare(token, state.layer.value, checkpoint, state.matrix.value);
+  const own = sharesOf(token, checkpoint)?.own ?? null;
   return own === null ? null : 1 - own;
 }
 
@@ -53,17 +55,15 @@ export function shadeName(): string {
   const measure = state.shade.value === "ratio" ? data.labels.methods[ratio.value] : matrixName();
   return `${state.change.value ? "change of the " : ""}${shadeKind()} (${measure})`;
 }
+/** The model that shares are of, or the models that are compared. */
+export const matrixModel = () =>
+  state.change.value ? checkpoints.toReversed().map(modelName).join(" minus ") : modelName(state.checkpoint.value);
 /** The model that the shades are of. */
-export const shownModel = () =>
-  ofClass()
-    ? modelName(checkpoints.at(-1)!)
-    : state.change.value
-      ? checkpoints.toReversed().map(modelName).join(" minus ")
-      : modelName(state.checkpoint.value);
+export const shownModel = () => (ofClass() ? modelName(checkpoints.at(-1)!) : matrixModel());
 
 /** What a token took from each token, itself among them, the most first; null where it is not on the page. */
 const took = (token: number, checkpoint = state.checkpoint.value): Share[] | null =>
-  run.sourcesOf(token, state.layer.value, checkpoint, state.matrix.value);
+  sharesOf(token, checkpoint)?.largest() ?? null;
 
 /** The other tokens that have a token among their main sources, the most first. */
 function gave(token: number, checkpoint = state.checkpoint.value): Share[] {

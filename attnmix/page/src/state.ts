@@ -54,11 +54,8 @@ function pointIn(layer: number, now: number): number {
 
 /** What else changes with a choice. */
 function consequences({ token, document, layer, point }: Partial<Choice>): Partial<Choice> {
-  const more: Partial<Choice> = {};
-  const now = state.document.peek();
-  if (document !== undefined && document !== now) Object.assign(more, { token: null, source: null });
-  if (typeof token === "number" && documentOf[token] !== (document ?? now))
-    Object.assign(more, { document: documentOf[token], source: null });
+  const text = typeof token === "number" ? documentOf[token] : (document ?? state.document.peek());
+  const more: Partial<Choice> = text === state.document.peek() ? {} : { document: text, token: null, source: null };
   if (layer !== undefined) more.point = pointIn(layer, state.point.peek());
   if (point !== undefined && data.sites[point].layer > 0) more.layer = data.sites[point].layer;
   return more;

@@ -1,7 +1,6 @@
 // The text with its measures, and what the selected token kept, took and gave.
 
-import type { ComponentChildren } from "preact";
-import { data, modelName, positionOf, type Share, tokensOf } from "./data";
+import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
@@ -12,45 +11,35 @@ const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources with a part of their own
 const LEAST_NAMED = 0.11; // of the bar, for a part with its name in it
 
-/** What is said of the selected token, and by which measure. */
-const Said = ({ token, children }: { token: number; children: ComponentChildren }) => (
-  <p>
-    <b>
-      “<bdi>{nameOf(token)}</bdi>”
-    </b>
-    : {children}{" "}
-    <span class="small">
-      ({measures.matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}
-      {!state.change.value && `, ${modelName(state.checkpoint.value)}`})
-    </span>
-  </p>
-);
-
-/** One bar for all that a token took: what it kept, its main sources, and all others. */
+/** What a token kept and took, in words and as one bar with its main sources; or what fine-tuning changed of it. */
 export function KeptBar({ token }: { token: number }) {
-  const change = state.change.value ? measures.othersChange(token) : null;
-  if (change !== null) return <Said token={token}>{points(change)} from other tokens by fine-tuning</Said>;
-  const others = measures.othersShare(token);
+  const [change, others] = [state.change.value ? measures.othersChange(token) : null, measures.othersShare(token)];
   if (others === null) return <p class="note">{whyMissing(token)}</p>;
   const main = (measures.exchanged(token)?.took ?? []).slice(0, IN_BAR);
   const rest = main.reduce((left, { share }) => Math.max(0, left - share), others);
-  const parts: [string, number, string][] = [
-    ["itself", 1 - others, "own"],
-    ...main.map((each): [string, number, string] => [nameOf(each.token), each.share, "other"]),
-    ["all others", rest, "rest"],
-  ];
+  const named = main.map((each): [string, number, string] => [nameOf(each.token), each.share, "other"]);
+  const parts: typeof named = [["itself", 1 - others, "own"], ...named, ["all others", rest, "rest"]];
+  const kept = `${percent(1 - others)} its own, ${percent(others)} from other tokens`;
   return (
     <div class="kept">
-      <Said token={token}>
-        {percent(1 - others)} its own, <b>{percent(others)} from other tokens</b>
-      </Said>
-      <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
-        {parts.map(([name, share, kind]) => (
-          <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
-            {share > LEAST_NAMED && <bdi>{`${name} ${percent(share)}`}</bdi>}
-          </span>
-        ))}
-      </div>
+      <p>
+        <b>
+          “<bdi>{nameOf(token)}</bdi>”
+        </b>
+        : {change === null ? kept : `${points(change)} from other tokens by fine-tuning`}{" "}
+        <span class="small">
+          ({measures.matrixName()}, {data.labels.layers[state.layer.value].toLowerCase()}, {measures.matrixModel()})
+        </span>
+      </p>
+      {change === null && (
+        <div class="bar" role="img" aria-label={parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ")}>
+          {parts.map(([name, share, kind]) => (
+            <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
+              {share > LEAST_NAMED && <bdi>{`${name} ${percent(share)}`}</bdi>}
+            </span>
+          ))}
+        </div>
+      )}
     </div>
   );
 }
