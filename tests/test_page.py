@@ -64,10 +64,9 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     assert page.locator("#sentence [aria-selected=true]").count() == 1  # a word is selected already
     assert page.locator("#answer .kept").is_visible()
     token = int(page.locator("#sentence [aria-selected=true]").get_attribute("data-token"))
-    layer = int(page.locator("#layer").input_value())
-    where = tokens().iloc[token]
-    ratios = run.captured_ratios([where["document"]]).query("checkpoint == 'finetuned' and layer == @layer")
-    ratio = ratios.set_index("position")["attnresln_n"][where["position"]]
+    where, layer = tokens().iloc[token], int(page.locator("#layer").input_value())
+    ratios = run.captured_ratios([where["document"]]).set_index(["checkpoint", "layer", "position"])["attnresln_n"]
+    ratio = ratios["finetuned", layer, where["position"]]
     assert f"Its mixing ratio is {100 * ratio:.1f}%" in page.locator("#answer").inner_text()
 
 

@@ -351,9 +351,8 @@ def test_layers_have_every_measure_control_and_the_tokens_own_course(first: Open
             for name, values in expected.items():
                 assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-4), name
     difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
-    assert f"by {100 * difference:+.1f} percentage points" in page.locator("#difference").inner_text().replace(
-        "\N{MINUS SIGN}", "-"
-    )
+    change = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
+    assert f"by {100 * difference:+.1f} percentage points" in change
 
 
 def test_a_click_on_a_chart_selects_its_layer_whose_values_stand_beside_the_names(opened: Opened) -> None:

@@ -23,11 +23,15 @@ const largest = (rows: Weights) => rows.reduce((most, row) => Math.max(most, lar
 
 /** The weights from and to a token, or all, the largest first, without those below a part of the largest. */
 function linksOf(rows: Weights, token: number | null, least: number): Link[] {
-  const all = rows.flatMap((row, i) =>
-    (token === null || i === token ? range(rows.length) : [token]).map((j) => ({ i, j, value: row[j] })),
+  const all = range(rows.length);
+  const sources = (i: number) => (token === null || i === token ? all : [token]);
+  const most = Math.max(...all.map((i) => sources(i).reduce((top, j) => Math.max(top, rows[i][j]), 0)));
+  const links = all.flatMap((i) =>
+    sources(i)
+      .filter((j) => rows[i][j] > least * most)
+      .map((j) => ({ i, j, value: rows[i][j] })),
   );
-  const most = all.reduce((top, { value }) => Math.max(top, value), 0);
-  return all.filter(({ value }) => value > least * most).toSorted((a, b) => b.value - a.value);
+  return links.toSorted((a, b) => b.value - a.value);
 }
 
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
