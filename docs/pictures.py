@@ -108,7 +108,7 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
 def _in_motion(browser: Any) -> list[bytes]:
     """Return the screen while a word is selected and the layers go by; elements are found by their roles and names."""
     page = _open(browser, MOTION_SCREEN, 1)
-    words = page.get_by_role("listbox", name="Words of the text")
+    words = page.get_by_role("listbox", name="Tokens of the text")
     slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
     last = int(slider.get_attribute("max"))
     layers = sorted({round(1 + place * (last - 1) / (MOTION_LAYERS - 1)) for place in range(MOTION_LAYERS)})

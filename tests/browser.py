@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import csv
 import os
 import shutil
 from collections.abc import Iterator
@@ -61,19 +62,21 @@ class Opened:
         self.page.wait_for_selector("html[data-ready]", state="attached")
 
     def drawn(self) -> dict[str, Any]:
-        """Return what the map shows once nothing moves: tokens, their pixels, words and the selected token's trail."""
+        """Return what the map shows once nothing moves: tokens, their pixels and names."""
         self.page.wait_for_function("() => !document.getElementById('map-canvas').drawn().moving")
         return dict(self.page.evaluate("document.getElementById('map-canvas').drawn()"))
 
     def values(self, pane: str) -> list[dict[str, str]]:
-        """Return the table of a pane's values, by column; minus signs are hyphens."""
-        files = self.page.locator(f"#{pane} > .title > .files")
-        if files.get_attribute("open") is None:
-            files.locator("summary").click()
-        files.locator("table").wait_for()
-        read = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
-        columns, *rows = files.locator("table").evaluate(read)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        """Return the rows of a pane's csv."""
+        _, content = self.file(pane, "csv")
+        lines = content.decode("utf-8").splitlines(keepends=True)
+        return list(csv.DictReader(lines[lines[0].startswith("# ") :]))
+
+    def file(self, pane: str, kind: str) -> tuple[str, bytes]:
+        """Return name and content of a pane's csv, SVG or PNG."""
+        with self.page.expect_download() as download:
+            self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True).click()
+        return download.value.suggested_filename, download.value.path().read_bytes()
 
     def close(self) -> None:
         """Close the page; it must not have complained, or asked for anything but itself."""

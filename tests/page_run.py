@@ -114,9 +114,9 @@ def tokens() -> pd.DataFrame:
 
 
 def choose(page: Any, label: str, option: str) -> None:
-    """Choose an option of a select, a radio button of the models, or a place of a slider."""
+    """Choose an option of a select, a button of the models, or a place of a slider."""
     if label == "checkpoint":
-        page.locator(f"input[name=checkpoint][value={option}]").check(force=True)
+        page.locator(f"#checkpoint [value={option}]").click()
     elif label in ("layer", "point"):
         page.locator(f"#{label}").fill(option)
     else:

@@ -63,6 +63,11 @@ def test_answer_is_the_first_thing_said_and_its_chart_has_the_runs_means(opened:
     assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
     assert page.locator("#sentence [aria-selected=true]").count() == 1  # a word is selected already
     assert page.locator("#answer .kept").is_visible()
+    token = int(page.locator("#sentence [aria-selected=true]").get_attribute("data-token"))
+    where, layer = tokens().iloc[token], int(page.locator("#layer").input_value())
+    ratios = run.captured_ratios([where["document"]]).set_index(["checkpoint", "layer", "position"])["attnresln_n"]
+    ratio = ratios["finetuned", layer, where["position"]]
+    assert f"Its mixing ratio is {100 * ratio:.1f}%" in page.locator("#answer").inner_text()
 
 
 def test_opening_text_is_the_median_of_the_captured_ones(opened: Opened) -> None:
@@ -81,17 +86,17 @@ def follow(page: Any, link: str) -> None:
     page.wait_for_selector("html[data-ready]", state="attached")
 
 
-CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "matrix": "attention", "head": "1"}
+CHOICES = {"document": "1", "checkpoint": "pretrained", "layer": "2", "matrix": "attention"}
 CHOICES |= {"shade": "ratio", "layout": "aligned", "colour": "class", "lines": "norm"}
 
 
 def chosen_now(page: Any) -> dict[str, str]:
-    ids = [name for name in CHOICES if page.locator(f"#{name}").count()]
+    ids = [name for name in CHOICES if page.locator(f"select#{name}, input#{name}").count()]
     return {name: page.locator(f"#{name}").input_value() for name in ids} | {"checkpoint": chosen_model(page)}
 
 
 def chosen_model(page: Any) -> str:
-    return str(page.locator("input[name=checkpoint]:checked").input_value())
+    return str(page.locator("#checkpoint [aria-pressed=true]").get_attribute("value"))
 
 
 def test_a_link_shows_what_its_sender_saw_and_ignores_foreign_names(opened: Opened) -> None:
@@ -100,7 +105,7 @@ def test_a_link_shows_what_its_sender_saw_and_ignores_foreign_names(opened: Open
         choose(page, control, option)
     page.locator("#words span").nth(2).click()
     selected = page.locator("#selected").inner_text()
-    page.wait_for_function("() => location.hash.includes('token=2') && location.hash.includes('lines=norm')")
+    page.wait_for_function("() => location.hash.includes('token=') && location.hash.includes('lines=norm')")
     follow(page, page.url)
     assert chosen_now(page) == CHOICES
     assert page.locator("#selected").inner_text() == selected
@@ -266,7 +271,7 @@ def test_documents_that_do_not_fit_are_counted(copied: Path, chromium: Any, monk
     monkeypatch.setattr("attnmix.page.payload.MAX_TOKENS", int(lengths.iloc[:2].sum()))
     monkeypatch.setattr("attnmix.page.payload.CONTRIBUTION_BYTES", 1)
     shown = open_changed(chromium)
-    assert "1 more captured documents are not on this page" in shown.page.locator("body").inner_text()
+    assert "1 more captured texts are not on this page" in shown.page.locator("body").inner_text()
     choose(shown.page, "document", "1")
     shown.page.locator("#words span").first.click()
     assert "features/measure/contributions" in shown.page.locator("#card").inner_text()
@@ -281,16 +286,6 @@ def test_signs_that_a_page_drops_are_spelt_out() -> None:
     assert visible("a\x00b\u202ec\n") == "a\u2400b⟨U+202E⟩c\n"
 
 
-def save(page: Any, pane: str, kind: str) -> tuple[str, bytes]:
-    """Return name and content of a pane's file."""
-    files = page.locator(f"#{pane} > .title > .files")
-    if files.get_attribute("open") is None:
-        files.locator("summary").click()
-    with page.expect_download() as download:
-        files.get_by_role("button", name=kind, exact=True).click()
-    return download.value.suggested_filename, download.value.path().read_bytes()
-
-
 def test_every_file_of_every_pane_has_content(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")
@@ -301,7 +296,7 @@ def test_every_file_of_every_pane_has_content(opened: Opened) -> None:
     panes = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
     assert {"answer-chart", "layers-chart", "text", "heads", "weights", "map-pane", "steps", "removal"} <= set(panes)
     for pane in panes:
-        name, content = save(page, pane, "csv")
+        name, content = opened.file(pane, "csv")
         assert name.endswith(".csv")
         # The map's vectors are the fine-tuned model's, whichever is chosen elsewhere.
         assert ("fine_tuned" in name) == (pane == "map-pane") or pane in ("answer-chart", "removal", "layers-chart")
@@ -311,9 +306,9 @@ def test_every_file_of_every_pane_has_content(opened: Opened) -> None:
         numbers = re.findall(r"(?<![\w.])\d+\.\d+", "\n".join(lines))
         digits = 6 if pane in ("heads", "weights", "steps-of-weight") else 4
         assert all(len(number.replace(".", "").strip("0")) <= digits for number in numbers), pane
-        _, content = save(page, pane, "SVG")
+        _, content = opened.file(pane, "SVG")
         assert len(list(ElementTree.fromstring(content).iter())) > 4, pane
-        _, content = save(page, pane, "PNG")
+        _, content = opened.file(pane, "PNG")
         with Image.open(io.BytesIO(content)) as picture:
             assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 4, pane
 
@@ -321,14 +316,14 @@ def test_every_file_of_every_pane_has_content(opened: Opened) -> None:
 def test_words_are_saved_as_shown_and_run_nothing(opened: Opened, tmp_path: Path) -> None:
     page = opened.page
     choose(page, "document", "0")
-    name, content = save(page, "text", "csv")
+    name, content = opened.file("text", "csv")
     rows = list(csv.reader(content.decode("utf-8").splitlines()[1:]))
     names = tokens().query("document == 'test/0'")["token"]
     assert [row[1] for row in rows[1:]] == [visible(each, kept="") for each in names]
     titles = page.locator("#words span").evaluate_all("all => all.map(each => each.title)")
     for title, row in zip(titles, rows[1:], strict=True):
         assert not row[2] or float(title.split()[-1].rstrip("%")) == pytest.approx(100 * float(row[2]), abs=0.06)
-    name, content = save(page, "text", "SVG")
+    name, content = opened.file("text", "SVG")
     text = "".join(ElementTree.fromstring(content).itertext())
     assert all(visible(each, kept="") in text for each in HOSTILE)
     (tmp_path / name).write_bytes(content)
@@ -351,7 +346,7 @@ def test_page_is_accessible_on_every_screen(run: Path, chromium: Any, scheme: st
     page = shown.page
     page.locator("#token-3").click()
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    for name in ("Layer", "Capture point"):
+    for name in ("Layer", "Place in the model"):
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
     page.locator("#tour-button").click()

@@ -159,7 +159,7 @@ def test_every_number_of_a_neuron_is_the_models(family: tuple[Opened, Reference,
     page.locator(f"#heads-all button[aria-label='Layer {number + 1}, head {head + 1}']").click()
     page.locator(f"#token-{i}").click()
     page.locator("#weight > summary").click()
-    page.locator("#source").select_option(value=str(j))
+    page.locator("#weight-rows button").nth(j).click()
     query, key = queries_and_keys(layer)
     scaling = first_of(layer.weights.config, "query_pre_attn_scalar", default=layer.weights.head_size) ** -0.5
     close = {"abs": 1e-4}

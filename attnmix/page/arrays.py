@@ -118,7 +118,6 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
         "scores": parts["scores"].tolist(),
         "reach": encode(parts["reach"].astype(np.uint16)),
         "source_norms": encode(parts["source_norms"]),
-        "given_norms": encode(parts["given_norms"]),
         "key_heads": parts["key"].shape[1],
         **sums,
     }

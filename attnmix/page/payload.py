@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core import names
-from attnmix.core.names import Site, layer_input
+from attnmix.core.names import Site
 from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import MIN_INTERVAL_DOCUMENTS, answer, document_note, most_and_least
-from attnmix.page.shape import SHAPE, Data
+from attnmix.page.sentences import RATIO_LABELS, answer, curve, document_note, most_and_least
+from attnmix.page.shape import Data
 from attnmix.store.runs import Run, map_sites, row_shares
 
 MAX_TOKENS = 4096  # in whole documents, in their order
@@ -44,13 +44,15 @@ GEOMETRY_LABELS = {
     "own_nearest": "Own vector at the input is the nearest",
 }
 PROBE_LABELS = {
-    "probe_class read": "Class, by the token that the head reads",
-    "probe_class others": "Class, by other tokens",
-    "probe_token others": "Which token it is",
-    "probe_position others": "Where it stands",
-    "lens_agreement others": "The head itself, on other tokens",
+    ("probe_class", "read"): "Class, by the token that the head reads",
+    ("probe_class", "others"): "Class, by other tokens",
+    ("probe_token", "others"): "Which token it is",
+    ("probe_position", "others"): "Where it stands",
+    ("lens_agreement", "others"): "The head itself, on other tokens",
 }
-"""Quantities of `class_use.csv` with their groups; a control has the name of its probe."""
+"""Quantities of `class_use.csv` and their groups."""
+SCORE_LABELS = {"random": "Random tokens", "decompx": "DecompX", "gradient_norm": "Gradient norm"}
+SCORE_LABELS |= labels.MATRIX_LABELS | labels.IMPORTANCE
 KEYS = ["document", "position"]
 MIN_WORD = 5  # letters of the word that is selected when the page opens
 NAME_CHARACTERS = 40  # at the beginning of a text, by which it is chosen
@@ -66,12 +68,16 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) -> Data:
     """Return the data of the `tokens` that the page shows; `checkpoints` are labels, the captured checkpoint last."""
     documents = tokens["document"].unique().tolist()
-    curves, differences = run.mixing
-    steps, geometry = run.steps.dropna(subset="mean"), run.table("measure/geometry").dropna(subset="mean")
+    curves = run.table("measure/mixing")
+    steps = run.steps.dropna(subset="mean")
+    sources = run.table("measure/mixing_by_group")
+    derivatives = run.table("measure/derivatives").dropna(subset="mean")
+    derivatives = derivatives.query("quantity == 'level' and reference == 'layer_input'")
+    moved = set(derivatives["method"])
     texts = read_captured(tokens, steps)
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
-    most, _ = most_and_least(curves)
+    most, _ = most_and_least(run.mixing[0])
     contributions = _contributions(documents, run)
     matrices = {name for by_checkpoint in contributions.values() for each in by_checkpoint.values() for name in each}
     maps = {layout: run.map(layout) for layout in run.layouts}
@@ -80,38 +86,35 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
-            "methods": {name: mark.label for name, mark in labels.RATIO_MARKS.items()},
+            "methods": RATIO_LABELS,
             "checkpoints": dict(checkpoints),
             "matrices": labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,
-            "steps": {name: mark.label for name, mark in labels.STEP_MARKS.items()},
-            "stepMeasures": labels.STEP_MEASURES,
             "controls": CONTROL_LABELS,
-            "derivatives": DERIVATIVE_LABELS,
-            "geometry": GEOMETRY_LABELS,
-            "probes": PROBE_LABELS,
-            "points": {point: mark.label for point, mark in labels.POINT_MARKS.items()},
+            "derivatives": {name: each for name, each in DERIVATIVE_LABELS.items() if name in moved},
             "layers": [labels.layer_label(layer, texts.encoder) for layer in (0, *layers)],
         },
         "captured": list(checkpoints)[-1],
-        "onePlane": list(names.ONE_PLANE),
         "ownBasis": sorted(names.OWN_BASIS),
-        "stream": [point for point in names.POINTS if point not in names.SUBLAYER_POINTS],
         "method": most["method"],
         "layer": int(most["layer"]),
         "importance": _importance(tokens, run) if has_classifier else {},
         "reviews": _reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run),
         "opens": _opening(tokens, ratios, most, texts, run),
-        "curves": _rows(curves, "curves"),
-        "differences": _rows(differences, "differences"),
-        "controls": _rows(run.table("measure/mixing_controls"), "controls"),
-        "sources": _pair_sources(run),
-        "derivatives": _derivatives(run),
-        "removal": _removal(run) if has_classifier else [],
-        "probes": _probes(run) if has_classifier else [],
-        "steps": _rows(steps, "steps"),
-        "geometry": _rows(geometry[geometry["measure"].isin(GEOMETRY_LABELS)], "geometry"),
+        "curves": _series(pd.concat([curves, derivatives]), layers, "method", "checkpoint"),
+        "controls": _series(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
+        "sources": _series(sources[sources["grouping"] == "source"], layers, "method", "checkpoint", "group"),
+        "removal": _removal(run) if has_classifier else {"shares": [], "lines": {}},
+        "probes": _probes(run, layers) if has_classifier else {},
+        "steps": _series(
+            _labelled(steps, measure=labels.STEP_MEASURES, step=labels.STEP_MARKS),
+            *(layers, "measure", "checkpoint", "step"),
+        ),
+        "geometry": _series(
+            _labelled(run.table("measure/geometry"), measure=GEOMETRY_LABELS, point=labels.POINT_MARKS),
+            *(layers, "measure", "checkpoint", "point"),
+        ),
         "neighboursKept": {layout: _neighbours_kept(run.map_quality, layout, sites) for layout in maps},
         "documents": _documents(tokens, run, has_classifier),
         "encoder": texts.encoder,
@@ -136,8 +139,8 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
         "attention": encode_heads(
             (document, {each: parts for each in names.CHECKPOINT_NAMES if (parts := run.heads(each, document))})
             for document in documents
-        ),
-        "tokenSteps": _token_steps(run, tokens, steps, layers),
+        )
+        | {"skip": bool({"attention_skip", "attention_norm"} & set(steps["step"]))},
         "sites": [
             {
                 "layer": site.layer if site.point in names.LAYER_POINTS else 0,
@@ -152,42 +155,58 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     }
 
 
-def _records(table: pd.DataFrame) -> list[Data]:
-    return list(table.astype(object).where(table.notna(), None).to_dict("records"))
+def _numbers(values: npt.NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(each) else float(each) for each in values]
 
 
-def _rows(table: pd.DataFrame, part: str) -> list[Data]:
-    """Return the columns that the part of `SHAPE` has, without the intervals of fewer than `MIN_INTERVAL_DOCUMENTS`."""
-    if "documents" in table:
-        intervals = table[["ci_low", "ci_high"]].where(table["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
-        table = table.assign(**intervals)
-    return _records(table[list(SHAPE[part][0])])
+def _series(table: pd.DataFrame, layers: range, *keys: str) -> Data:
+    """Return means and intervals by layer, in dictionaries nested by the columns `keys`."""
+    series: Data = {}
+    shown = table[table["layer"].isin(layers) & table["mean"].notna()]
+    for path, rows in shown.groupby(list(keys), sort=False):
+        place = series
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = curve(rows, layers)
+    return series
 
 
-def _pair_sources(run: Run) -> list[Data]:
-    """Return the ratios with only one group of sources, own text, other text or special tokens; only pairs have any."""
-    table = run.table("measure/mixing_by_group").dropna(subset="mean")
-    return _rows(table[table["grouping"] == "source"].rename(columns={"group": "source"}), "sources")
+def _labelled(table: pd.DataFrame, **labels_by_column: Mapping[str, str | labels.Mark]) -> pd.DataFrame:
+    """Return the rows whose columns have a label, with the labels in their place and order."""
+    for column, by_name in labels_by_column.items():
+        texts = {name: each if isinstance(each, str) else each.label for name, each in by_name.items()}
+        ordered = pd.Categorical(table[column].map(texts), list(texts.values()), ordered=True)
+        table = table.assign(**{column: ordered}).dropna(subset=column).sort_values(column, kind="stable")
+    return table.astype(dict.fromkeys(labels_by_column, str))
 
 
-def _derivatives(run: Run) -> list[Data]:
-    """Return how strongly outputs depend on other tokens' inputs in one layer; nothing without gradient documents."""
-    table = run.table("measure/derivatives").dropna(subset="mean")
-    return _rows(table[(table["quantity"] == "level") & (table["reference"] == "layer_input")], "derivatives")
-
-
-def _removal(run: Run) -> list[Data]:
+def _removal(run: Run) -> Data:
     """Return how far the class's logit falls where the tokens that a measure names first are removed."""
     table = run.table("faithfulness/faithfulness", dtype={"share": str}).dropna(subset="drop")
-    return _rows(table, "removal")
+    table = table[table["share"] != "all"]
+    drops = table.pivot(index="method", columns="share", values="drop").reindex(table["method"].unique())
+    return {
+        "shares": [f"{float(share):.0%}" for share in drops.columns],
+        "lines": {
+            SCORE_LABELS.get(method, method): {"values": _numbers(row)}
+            for method, row in zip(drops.index, drops.to_numpy(float), strict=True)
+        },
+    }
 
 
-def _probes(run: Run) -> list[Data]:
-    """Return the accuracies of probes by layer; a method is a quantity of `class_use.csv` and its group."""
+def _probes(run: Run, layers: range) -> Data:
+    """Return by checkpoint and label the accuracies of probes, each followed by that with labels at random."""
     table = run.table("faithfulness/class_use")
-    method = table["quantity"] + " " + table["group"]
-    shown = method.str.replace("_control", "").isin(list(PROBE_LABELS))
-    return _rows(table.assign(method=method)[shown], "probes")
+    series = _series(table, layers, "checkpoint", "quantity", "group")
+    return {
+        checkpoint: {
+            label + suffix: quantities[quantity + control][group]
+            for (quantity, group), label in PROBE_LABELS.items()
+            for control, suffix in (("", ""), ("_control", ": labels at random"))
+            if group in quantities.get(quantity + control, {})
+        }
+        for checkpoint, quantities in series.items()
+    }
 
 
 def _opening(tokens: pd.DataFrame, ratios: pd.DataFrame, most: pd.Series, texts: CapturedTexts, run: Run) -> Data:
@@ -227,7 +246,9 @@ def _reviews(table: pd.DataFrame) -> Data:
 
 def _documents(tokens: pd.DataFrame, run: Run, has_classifier: bool) -> list[Data]:
     table = run.documents.merge(run.predictions, on="document") if has_classifier else run.documents
-    notes = {row["document"]: document_note(row) for row in _records(table[table["captured"]])}
+    captured = table[table["captured"]].astype(object)
+    rows: list[Data] = captured.where(captured.notna(), None).to_dict("records")
+    notes = {row["document"]: document_note(row) for row in rows}
     return [
         {
             "name": name,
@@ -283,7 +304,7 @@ def _neighbours_kept(quality: pd.DataFrame, layout: str, sites: Sequence[Site]) 
     within = rows["measure"] == "neighbours_kept_within"
     rows = rows[within if within.any() else rows["measure"] == "neighbours_kept"].round(6)
     pairs = rows.set_index(["layer", "point"])[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))
-    return [[None if pd.isna(each) else float(each) for each in pair] for pair in pairs.to_numpy(float)]
+    return [_numbers(pair) for pair in pairs.to_numpy(float)]
 
 
 def _contributions(documents: Sequence[str], run: Run) -> Data:
@@ -314,7 +335,7 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], shared: bool) -> Data:
-    """Return the places of a layout, within one square that all sites share or one for each."""
+    """Return the tokens' places of a layout, as fractions of one square that all sites share or one for each."""
     points = pd.MultiIndex.from_tuples(sites)
     wide = [_by_token(table, tokens, ["layer", "point"], axis) for axis in "xy"]
     xy = np.stack([each.reindex(points).to_numpy(float) for each in wide], axis=-1)
@@ -323,7 +344,7 @@ def _map(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site], share
     fractions = (xy - low) / (high - low)
     absent = np.flatnonzero(~points.isin(wide[0].index))
     x, y = (quantise(fractions[..., axis], 0, 1) for axis in (0, 1))
-    return {"ranges": limits.tolist(), "x": x, "y": y, "absent": absent.tolist()}
+    return {"x": x, "y": y, "absent": absent.tolist()}
 
 
 def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
@@ -337,24 +358,3 @@ def _nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -
     nearest = np.full((len(sites), len(tokens), rows_NK.shape[1]), MISSING_CODE, np.uint16)
     nearest[site_N[on_page], token_N[on_page]] = number_of[rows_NK[on_page]]
     return {"number": rows_NK.shape[1], "tokens": encode(nearest)}
-
-
-def _token_steps(run: Run, tokens: pd.DataFrame, steps: pd.DataFrame, layers: range) -> dict[str, str]:
-    """Return the cosine of each vector after a step with its layer's input, where both are captured and as wide."""
-    sites, rows = set(run.sites), tokens["row"].to_numpy(np.int64)
-
-    def unit(site: Site) -> npt.NDArray[np.float64]:
-        vectors = run.read(site, rows).astype(np.float64)
-        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
-
-    cosines: dict[str, npt.NDArray[np.float64]] = {}
-    for layer in layers:
-        if (before := layer_input(layer, sites)) not in sites:
-            continue
-        start, layer_steps = unit(before), steps.loc[steps["layer"] == layer, "step"].unique().tolist()
-        for step in layer_steps:
-            no_norm_follows = step == "ffn_skip" and "ffn_norm" not in layer_steps
-            site = Site(layer, "layer_output" if no_norm_follows else names.STEP_POINTS[step] or "")
-            if site in sites and (end := unit(site)).shape == start.shape:
-                cosines.setdefault(step, np.full((len(layers), len(rows)), np.nan))[layer - 1] = (start * end).sum(1)
-    return {step: quantise(each, -1, 1) for step, each in cosines.items()}

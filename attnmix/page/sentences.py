@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS, in_text
+from attnmix.figures.labels import CHECKPOINTS
 from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.store.runs import Run
 
+RATIO_LABELS = {
+    "attn_w": "Attention weights",
+    "attnres_w": "Attention weights, skip as half",
+    "attn_n": "Norm-based, attention alone",
+    "attnres_n": "Norm-based, with skip",
+    "attnresln_n": "Norm-based, with skip and LayerNorm",
+    "enc_n": "Norm-based, with both skips and LayerNorms",
+    "layer_n": "Norm-based, with the feed-forward network too",
+}
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
     "norm_of_block": "when they move independently",
@@ -175,17 +184,22 @@ def answer(run: Run) -> dict[str, Any]:
     )
     chart = {"title": "The predicted class in what other tokens give", "unit": "Share of squared length"}
     named = {"before": "before fine-tuning", "after": "after fine-tuning", "permuted": "classes dealt out at random"}
-    columns = {"values": "mean", "low": "ci_low", "high": "ci_high"}
-    series = [
-        {"name": label, **{key: _values(by_layer[name][column]) for key, column in columns.items()}}
-        for name, label in named.items()
-    ]
+    layers = range(1, int(by_layer["after"].index.max()) + 1)
+    series = [{"name": label, **curve(by_layer[name].reset_index(), layers)} for name, label in named.items()]
     sentences = [ratio, part, *_needs(run), _shared_value(run, int(top))]
     return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
 
 
-def _values(column: pd.Series) -> list[float | None]:
-    return [None if pd.isna(value) else float(value) for value in column]
+def curve(rows: pd.DataFrame, layers: range) -> dict[str, list[float | None]]:
+    """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
+    by_layer = rows.set_index("layer").reindex(layers)
+    if "documents" in by_layer:
+        few = by_layer["documents"] < MIN_INTERVAL_DOCUMENTS
+        by_layer.loc[few, ["ci_low", "ci_high"]] = float("nan")
+    return {
+        name: [None if pd.isna(value) else float(value) for value in by_layer[column]]
+        for name, column in (("values", "mean"), ("low", "ci_low"), ("high", "ci_high"))
+    }
 
 
 def _overall_change(run: Run) -> pd.Series:
@@ -257,16 +271,14 @@ def _ratio_chart(run: Run) -> dict[str, Any]:
     """Return the chart of the preferred ratio by layer, and of its control with the text's mean value."""
     curves = run.mixing[0]
     method, checkpoints = _preferred(curves), curves["checkpoint"].unique().tolist()
-    controls = run.table("measure/mixing_controls")
+    controls, layers = run.table("measure/mixing_controls"), range(1, int(curves["layer"].max()) + 1)
     tables = {"": curves, ", one value shared by all tokens": controls[controls["control"] == "text_mean_value"]}
     series = []
     for suffix, table in tables.items():
         for checkpoint in checkpoints:
             rows = table[(table["method"] == method) & (table["checkpoint"] == checkpoint)]
-            bounds = rows[["ci_low", "ci_high"]].where(rows["documents"].ge(MIN_INTERVAL_DOCUMENTS), axis=0)
-            low, high = (_values(bounds[name]) for name in bounds)
             name = CHECKPOINTS[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
-            series.append({"name": name + suffix, "values": rows["mean"].tolist(), "low": low, "high": high})
+            series.append({"name": name + suffix, **curve(rows, layers)})
     return {"title": "Mixing ratio by layer", "series": series, "unit": "Share of length from other tokens"}
 
 
@@ -390,4 +402,4 @@ def _agreement(run: Run) -> str:
         return ""
     ends = most_and_least(rows)[::-1]
     means = " to ".join(dict.fromkeys(f"{_signed(row['mean'])} (layer {row['layer']})" for row in ends))
-    return f" The rank correlation of {in_text(RATIO_MARKS[ends[0]['method']].label)} with derivatives is {means}."
+    return f" The rank correlation of “{RATIO_LABELS[ends[0]['method']]}” with derivatives is {means}."

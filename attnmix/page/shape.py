@@ -12,11 +12,10 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-_INTERVAL = {"mean": float, "ci_low": _NUMBER, "ci_high": _NUMBER}
-_RATIO = {"checkpoint": str, "layer": int, "method": str, **_INTERVAL}
-_STEP = {"checkpoint": str, "layer": int, "step": str, "measure": str, **_INTERVAL}
+_SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}  # means and intervals by layer
+_BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
-    **{"scores": [[float]], "reach": str, "source_norms": str, "given_norms": str, "key_heads": int, "bits": int},
+    **{"scores": [[float]], "reach": str, "source_norms": str, "key_heads": int, "bits": int},
     **{"query": str, "key": str, "sums?": str, "vectors?": _NAMES, "query_scales?": str, "key_scales?": str},
     **{"ranks?": [int], "largest_error?": float, "mean_error?": float},
 }
@@ -24,14 +23,11 @@ SHAPE: Data = {
     "pointsPerSecond": int,
     "labels": {
         **{"methods": _NAMES, "checkpoints": _NAMES, "matrices": _NAMES, "importance": _NAMES},
-        **{"steps": _NAMES, "stepMeasures": _NAMES, "controls": _NAMES},
-        **{"derivatives": _NAMES, "geometry": _NAMES, "points": _NAMES, "probes": _NAMES},
+        **{"controls": _NAMES, "derivatives": _NAMES},
         "layers": [str],  # from 0 on, the embedding
     },
     "captured": str,  # the checkpoint of the vectors
-    "onePlane": [str],  # layouts whose sites share a plane
     "ownBasis": [str],  # points
-    "stream": [str],  # points
     "method": str,
     "layer": int,
     "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
@@ -39,22 +35,16 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
-        "chart": {
-            "title": str,
-            "series": [{"name": str, "values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER]}],
-            "unit": str,
-        },
+        "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str},
     },
     "opens": {"document": int, "token": int},
-    "curves": [_RATIO],
-    "differences": [_RATIO],
-    "controls": [{**_RATIO, "control": str}],
-    "sources": [{**_RATIO, "source": str}],  # of pairs of texts
-    "derivatives": [_RATIO],
-    "removal": [{"method": str, "share": str, "drop": float, "ci_low": _NUMBER, "ci_high": _NUMBER}],
-    "probes": [_RATIO],
-    "steps": [_STEP],
-    "geometry": [{"checkpoint": str, "layer": int, "point": str, "measure": str, **_INTERVAL}],
+    "curves": {...: {...: _SERIES}},  # ratios and derivatives by checkpoint, and their difference
+    "controls": _BY_MEASURE,  # by control, ratio and checkpoint
+    "sources": _BY_MEASURE,  # of pairs of texts, by ratio, checkpoint and the others that count
+    "removal": {"shares": [str], "lines": {...: {"values": [_NUMBER]}}},
+    "probes": {...: {...: _SERIES}},
+    "steps": _BY_MEASURE,  # by labels of measure and step
+    "geometry": _BY_MEASURE,
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site the share, and that by chance
     # `start` is the number of a document's first token, `direction` is ltr or rtl.
     "documents": [{"name": str, "start": int, "length": int, "begins": str, "direction": str, "note": str}],
@@ -67,11 +57,10 @@ SHAPE: Data = {
     "contributions": {...: {...: {...: {"keep": int, "sources": str, "shares": str, "own": str}}}},
     "sourcesKept": int,
     "matrices": [str],
-    "attention": {"number": int, "width": int, "documents": {...: {...: _HEADS}}},  # of heads, as contributions
-    "tokenSteps": _NAMES,  # `[layers, tokens]` by step
+    # Of heads, as contributions; `skip` where a skip connection follows attention.
+    "attention": {"number": int, "width": int, "skip": bool, "documents": {...: {...: _HEADS}}},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
-    # Places `[sites, tokens]`, quantised within `ranges`: one for each site or one for all.
-    "maps": {...: {"ranges": [[[float]]], "x": str, "y": str, "absent": [int]}},
+    "maps": {...: {"x": str, "y": str, "absent": [int]}},  # places `[sites, tokens]`, and sites without any
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
 }
 """The page's data: `[x]` is a list of `x`, `...` stands for any key, and `str` also for an encoded array.
@@ -80,8 +69,13 @@ A key that ends in `?` may be left out. The number of a token, layer or site is 
 """
 
 
+TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
+
+
 def typescript(shape: Any = SHAPE) -> str:
     """Return the shape as a type of TypeScript."""
+    if name := next((name for name, each in TYPES.items() if each is shape), None):
+        return name
     if isinstance(shape, list):
         return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
     if isinstance(shape, dict):
@@ -90,11 +84,10 @@ def typescript(shape: Any = SHAPE) -> str:
         return "{ " + "; ".join(f"{key}: {typescript(each)}" for key, each in shape.items()) + " }"
     if isinstance(shape, UnionType):
         return " | ".join(dict.fromkeys(typescript(each) for each in get_args(shape)))
-    return {str: "string", int: "number", float: "number", type(None): "null"}[shape]
+    return {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}[shape]
 
 
 if __name__ == "__main__":
-    print("// Written by attnmix/page/shape.py.\nexport type Payload = {")
-    for key, each in SHAPE.items():
-        print(f"  {key}: {typescript(each)};")
-    print("};")
+    print("// Written by attnmix/page/shape.py.")
+    for name, each in {**TYPES, "Payload": SHAPE}.items():
+        print(f"export type {name} = {typescript(dict(each))};")  # a copy, as the shape itself has a name

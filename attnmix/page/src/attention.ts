@@ -1,6 +1,7 @@
 // Every attention head's weights, computed from the queries and keys of a text, and a token's way through one head.
 
-import { bytes, data, documentOf, floats, type Maybe, once, positionOf, range, type Share } from "./data";
+import { bytes, data, floats, once, range } from "./data";
+import type { Heads as Packed } from "./payload";
 
 const ARRAYS = { 8: Int8Array, 16: Int16Array, 32: Float32Array };
 
@@ -8,7 +9,7 @@ export const headCount = data.attention.number;
 type Side = (at: number) => { width: number; vectors: Float32Array };
 
 /** Queries or keys by head, scaled when they are asked for: by vector (16 bits) or by dimension (8 bits). */
-function sideOf(part: Form, name: "query" | "key", length: number): Side {
+function sideOf(part: Packed, name: "query" | "key", length: number): Side {
   const whole = new ARRAYS[part.bits as 8 | 16 | 32](bytes(part[name]).buffer);
   const number = part.scores.length * (name === "key" ? part.key_heads : headCount);
   const widths = part.ranks ?? Array<number>(number).fill(data.attention.width);
@@ -26,8 +27,6 @@ function sideOf(part: Form, name: "query" | "key", length: number): Side {
   });
 }
 
-type Form = (typeof data.attention.documents)[string][string];
-
 /** A text's heads in one checkpoint; null where its queries and keys are not on the page. */
 export const headsOf = once((number: number, checkpoint: string) => {
   const { name, length } = data.documents[number];
@@ -41,7 +40,6 @@ export const headsOf = once((number: number, checkpoint: string) => {
     reach: new Uint16Array(bytes(part.reach).buffer),
     sums: part.sums ? floats(part.sums) : null,
     source_norms: floats(part.source_norms),
-    given_norms: floats(part.given_norms),
     vectors: part.vectors ? once((each: string) => (part.vectors![each] ? floats(part.vectors![each]) : null)) : null,
   };
 });
@@ -87,26 +85,7 @@ export function headRows(heads: Heads, layer: number, head: number, kind: string
   });
 }
 
-/** A token's own share through one head. */
-export function headShare(token: number, layer: number, checkpoint: string, head: number): Maybe {
-  const heads = headsOf(documentOf[token], checkpoint);
-  if (!heads) return null;
-  const { first, weights } = attentionRow(heads, layer, head, positionOf(token));
-  return weights[positionOf(token) - first];
-}
-
-export function headSources(token: number, layer: number, checkpoint: string, head: number): Share[] | null {
-  const number = documentOf[token];
-  const heads = headsOf(number, checkpoint);
-  if (!heads) return null;
-  const { first, weights } = attentionRow(heads, layer, head, positionOf(token));
-  return Array.from(weights, (share, j) => ({ token: data.documents[number].start + first + j, share }))
-    .toSorted((a, b) => b.share - a.share)
-    .slice(0, data.sourcesKept)
-    .filter((each) => each.share > 0);
-}
-
-/** The head of a layer in which words attend most to words that are neither first nor last nor themselves. */
+/** The head of a layer in which tokens attend most to tokens that are neither first nor last nor themselves. */
 export const tellingHead = once((number: number, checkpoint: string, layer: number) => {
   const heads = headsOf(number, checkpoint);
   if (!heads) return 0;
@@ -179,7 +158,7 @@ export function afterSoftmax(heads: Heads, layer: number, head: number, i: numbe
     return true;
   };
   if (norm("attention_output_norm", 0)) steps.push(["output_norm", vector]);
-  if (data.steps.some(({ step }) => step === "attention_norm" || step === "attention_skip")) {
+  if (data.attention.skip) {
     const input = part("input", (layer - 1) * heads.length + i, hidden);
     vector = plus(vector, input);
     steps.push(["input", input], ["skip", vector]);

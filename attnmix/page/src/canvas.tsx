@@ -1,18 +1,21 @@
-// The map's picture: places of tokens at a capture point, zoomed and on their way, drawn on a canvas.
+// The map's picture: tokens as dots at one place in the model, zoomed and on their way, drawn on a canvas.
 
 import { computed, effect, signal, untracked } from "@preact/signals";
-import { extent, interpolateViridis, pointer, quadtree, select, zoom, zoomIdentity, type ZoomTransform } from "d3";
+import { extent, interpolateViridis, least, pointer, select, timer, zoom, zoomIdentity, type ZoomTransform } from "d3";
 import { useEffect, useRef } from "preact/hooks";
 import * as run from "./data";
-import { captured, data, documentOf, nearestTo, once, onMap, placesOf, positionOf, range, tokensOf } from "./data";
-import { dark, hovered, printing, set, state } from "./state";
+import { captured, data, documentOf, nearestTo, once, placesOf, positionOf, range, tokensOf } from "./data";
+import { dark, hovered, printing, ratio, set, state } from "./state";
+import { ARROWS } from "./ui";
 
-const MOVE = 450; // milliseconds, of points from one capture point to the next
+const MOVE = 450; // milliseconds, of dots from one place in the model to the next
 const MARGIN = 26; // pixels
 const FONT = '13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
-const STEPS = 24; // of a colour scale, so that points are drawn by colour
+const STEPS = 24; // of a colour scale, so that dots are drawn by colour
 const MANY = 1500; // tokens, of which each is drawn smaller
-const CELL = [12, 15]; // pixels, of the grid in which a word takes its room
+const CELL = [12, 15]; // pixels, of the grid in which a name takes its room
+const ONE_PLANE = new Set(["aligned", "joint"]); // layouts whose places in the model compare
+const CLICK = 14; // pixels, from a dot to a click on it
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Viridis without its end that the paper hides. */
@@ -23,19 +26,21 @@ export const SOFT = "#8a8f99";
 export const textColour = (number: number) =>
   data.documents.length <= KINDS.length ? KINDS[number] : number === state.document.value ? KINDS[0] : SOFT;
 
+const site = computed(() => data.sites[state.point.value]);
+const reading = computed(() => data.readings[site.value.reading]);
+export const nameHere = (token: number) => reading.value.names[token];
+
 function colourOf(token: number): string {
-  const number = documentOf[token];
-  const kind = state.colour.value;
-  const site = data.sites[state.point.value];
+  const [number, kind] = [documentOf[token], state.colour.value];
   const step = (share: number) => viridis(Math.round(share * STEPS) / STEPS);
   if (kind === "position") return step(positionOf(token) / Math.max(data.documents[number].length - 1, 1));
-  if (kind === "class") return KINDS[data.readings[site.reading].classes[token]];
+  if (kind === "class") return KINDS[reading.value.classes[token]];
   if (kind === "document") return textColour(number);
-  const share = run.ratioOf(token, site.layer, captured, state.method.value);
-  return share === null ? SOFT : step(share / run.largestRatio(captured, state.method.value));
+  const share = run.ratioOf(token, site.value.layer, captured, ratio.value);
+  return share === null ? SOFT : step(share / run.largestRatio(captured, ratio.value));
 }
 
-/** The tokens that have a place. */
+/** The tokens that are on the map. */
 export const shown = computed(() => {
   const [x] = placesOf(state.layout.value, state.point.value);
   return range(run.tokenCount).filter((token) => !Number.isNaN(x[token]));
@@ -44,55 +49,35 @@ export const shown = computed(() => {
 const groups = computed(() =>
   Map.groupBy(shown.value, (token) => `${colourOf(token)} ${documentOf[token] === state.document.value ? 1 : 0.35}`),
 );
-export const nameHere = (token: number) => data.readings[data.sites[state.point.value].reading].names[token];
-
-/** The selected token's way along the residual stream to this point, on a layout whose points share a plane. */
-const trail = computed(() => {
-  const [token, last, layout] = [state.token.value, state.point.value, state.layout.value];
-  if (token === null || !run.inOnePlane(layout)) return [];
-  return range(last + 1).filter((point) => {
-    const { point: name, reading } = data.sites[point];
-    const comparable = layout !== "joint" || !data.ownBasis.includes(name);
-    const stream = data.stream.includes(name) || point === last;
-    return reading === data.sites[last].reading && comparable && stream && onMap(layout, point);
-  });
-});
-
-// Places on the screen, before the camera's zoom.
 
 const frame = signal({ width: 600, height: 480 });
 const camera = signal<ZoomTransform>(zoomIdentity);
 export const playing = signal(false);
 
-/** The part of a layout that is seen: around the text's tokens, or all of it. */
+/** Middle and size `[x, y]` of the chosen text on the map: in one plane at all places in the model, else at this. */
 const seen = computed(() => {
-  const [layout, point] = [state.layout.value, state.point.value];
-  const texts = tokensOf(state.document.value);
-  const points = run.inOnePlane(layout) ? range(data.sites.length).filter((each) => onMap(layout, each)) : [point];
-  return run.limits(layout).map((limits, axis) => {
-    const columns = points.map((each) => placesOf(layout, each)[axis]);
-    const places = columns.flatMap((column) => texts.map((token) => column[token]));
-    const [low = limits[0], high = limits[1]] = state.whole.value ? limits : extent(places);
-    return [low, high];
+  const [layout, tokens] = [state.layout.value, tokensOf(state.document.value)];
+  const places = ONE_PLANE.has(layout) ? range(data.sites.length) : [state.point.value];
+  return [0, 1].map((axis) => {
+    const all = places.flatMap((each) => tokens.map((token) => placesOf(layout, each)[axis][token]));
+    const [low = 0, high = 1] = extent(all);
+    return { middle: (low + high) / 2, size: Math.max(high - low, 1e-6) };
   });
 });
-
-/** All tokens' places in pixels at a point, `[x, y]`. */
-function pixelsAt(point: number): Float32Array[] {
-  const { width, height } = frame.value;
-  const [[left, right], [low, high]] = seen.value;
-  const wide = (width - 3 * MARGIN) / Math.max(right - left, 1e-6);
-  const scale = Math.min(wide, (height - 2 * MARGIN) / Math.max(high - low, 1e-6));
-  const [x, y] = placesOf(state.layout.value, point);
+/** All tokens' pixels `[x, y]` before the camera's zoom. */
+const target = computed(() => {
+  const [{ width, height }, [across, up]] = [frame.value, seen.value];
+  const scale = Math.min((width - 3 * MARGIN) / across.size, (height - 2 * MARGIN) / up.size);
+  const [x, y] = placesOf(state.layout.value, state.point.value);
+  const middle = (width - MARGIN) / 2; // names stand to the right of their dots
   return [
-    x.map((each) => width / 2 - MARGIN / 2 + (each - (left + right) / 2) * scale),
-    y.map((each) => height / 2 - (each - (low + high) / 2) * scale),
+    x.map((each) => middle + (each - across.middle) * scale),
+    y.map((each) => height / 2 - (each - up.middle) * scale),
   ];
-}
-const target = computed(() => pixelsAt(state.point.value));
+});
 let moving: { from: Float32Array[]; progress: number } | null = null;
 
-/** Where each token is now; on its way, between its places at two points. */
+/** Where each token is now; on its way, between its pixels at two places in the model. */
 function placer(): (token: number) => [number, number] {
   const [view, to, way] = [camera.peek(), target.peek(), moving];
   if (!way) return (token) => view.apply([to[0][token], to[1][token]]);
@@ -112,42 +97,36 @@ const ruler = document.createElement("canvas").getContext("2d")!;
 ruler.font = FONT;
 const widthOf = once((name: string) => ruler.measureText(name).width + 8);
 
-/** The words that have room, the selected one and its neighbours first. */
+/** The names that have room: first of the selected token, its nearest, and the chosen text. */
 function labels(place: (token: number) => [number, number]) {
   const token = state.token.peek();
   const first = token === null ? [] : [token, ...nearestTo(token, state.point.peek())];
   const taken = new Set<number>();
-  const words: { token: number; x: number; y: number }[] = [];
-  for (const each of new Set([...first, ...shown.peek()])) {
+  return [...new Set([...first, ...tokensOf(state.document.peek()), ...shown.peek()])].filter((each) => {
     const [x, y] = place(each);
-    if (!(x > 0 && y > 0 && x < frame.peek().width && y < frame.peek().height)) continue;
+    if (!(x > 0 && y > 0 && x < frame.peek().width && y < frame.peek().height)) return false;
     const [column, row] = [Math.floor(x / CELL[0]), Math.floor(y / CELL[1])];
-    const cells = range(column + Math.ceil(widthOf(nameHere(each)) / CELL[0]), column).flatMap((n) => [
-      n * 1000 + row,
-      n * 1000 + row - 1,
-    ]);
-    if (cells.some((cell) => taken.has(cell))) continue;
-    for (const cell of cells) taken.add(cell);
-    words.push({ token: each, x, y });
-  }
-  return words;
+    const columns = range(column + Math.ceil(widthOf(nameHere(each)) / CELL[0]), column);
+    const cells = columns.flatMap((n) => [n * 1000 + row, n * 1000 + row - 1]);
+    const free = !cells.some((cell) => taken.has(cell));
+    if (free) cells.forEach((cell) => taken.add(cell));
+    return free;
+  });
 }
 
 function paint(canvas: HTMLCanvasElement) {
-  const ratio = printing.peek() ? 2 : Math.max(1, devicePixelRatio);
+  const sharpness = printing.peek() ? 2 : Math.max(1, devicePixelRatio);
   const { width, height } = frame.peek();
-  const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
-  if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
+  Object.assign(canvas, { width: Math.round(width * sharpness), height: Math.round(height * sharpness) });
   const context = canvas.getContext("2d")!;
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.setTransform(sharpness, 0, 0, sharpness, 0, 0);
   context.clearRect(0, 0, width, height);
   const [ink, paper, mark, took] = theme(dark.peek());
   const [place, token] = [placer(), state.token.peek()];
-  const tokens = new Set(shown.peek());
-  const radius = tokens.size > MANY ? 2.4 : 4;
+  const radius = shown.peek().length > MANY ? 2.4 : 4;
   for (const [key, group] of groups.peek()) {
-    const [colour, alpha] = key.split(" ");
-    Object.assign(context, { fillStyle: colour, globalAlpha: Number(alpha) });
+    const [fillStyle, globalAlpha] = key.split(" ");
+    Object.assign(context, { fillStyle, globalAlpha });
     context.beginPath();
     for (const each of group) {
       const [x, y] = place(each);
@@ -156,34 +135,24 @@ function paint(canvas: HTMLCanvasElement) {
     }
     context.fill();
   }
-  const line = (strokeStyle: string, lineWidth: number, draw: () => void) => {
-    Object.assign(context, { strokeStyle, lineWidth, globalAlpha: 1 });
+  Object.assign(context, { globalAlpha: 1, lineJoin: "round" });
+  for (const each of labels(place)) {
+    const [[x, y], name] = [place(each), nameHere(each)];
+    const fillStyle = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
+    const font = each === token ? `bold ${FONT}` : FONT;
+    Object.assign(context, { font, fillStyle, strokeStyle: paper, lineWidth: 3 });
+    const at = [Math.min(x + 6, width - widthOf(name)), y - 5] as const;
+    context.strokeText(name, ...at);
+    context.fillText(name, ...at);
+  }
+  const ring = (each: number, size: number, strokeStyle: string, lineWidth: number) => {
+    const [x, y] = place(each);
+    if (Number.isNaN(x)) return;
+    Object.assign(context, { strokeStyle, lineWidth });
     context.beginPath();
-    draw();
+    context.arc(x, y, size, 0, 2 * Math.PI);
     context.stroke();
   };
-  const write = (text: string, x: number, y: number, fillStyle: string) => {
-    Object.assign(context, { strokeStyle: paper, lineWidth: 3, lineJoin: "round", fillStyle });
-    context.strokeText(text, x, y);
-    context.fillText(text, x, y);
-  };
-  context.font = FONT;
-  const way = trail.peek().map((point) => {
-    const [x, y] = pixelsAt(point);
-    return { at: camera.peek().apply([x[token!], y[token!]]), ...data.sites[point] };
-  });
-  line(mark, 1.6, () => way.forEach(({ at: [x, y] }) => context.lineTo(x, y)));
-  for (const { at, point, layer } of way)
-    if (point === "layer_output") write(String(layer), at[0] + 5, at[1] + 14, mark);
-  const ring = (each: number, size: number, colour: string, thick: number) => {
-    if (tokens.has(each)) line(colour, thick, () => context.arc(...place(each), size, 0, 2 * Math.PI));
-  };
-  for (const { token: each, x, y } of labels(place)) {
-    context.font = each === token ? `bold ${FONT}` : FONT;
-    const colour = documentOf[each] === state.document.peek() ? ink : SOFT;
-    const room = Math.min(x + 6, width - widthOf(nameHere(each)));
-    write(nameHere(each), room, y - 5, each === token ? mark : colour);
-  }
   if (token !== null) {
     for (const near of nearestTo(token, state.point.peek())) ring(near, radius + 3, took, 1.4);
     ring(token, radius + 4.5, mark, 2.6);
@@ -191,11 +160,8 @@ function paint(canvas: HTMLCanvasElement) {
   if (hovered.peek() !== null) ring(hovered.peek()!, radius + 3, ink, 2);
 }
 
-const ARROWS: Record<string, [number, number]> = {
-  ...{ ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] },
-};
 const behaviour = zoom<HTMLCanvasElement, unknown>()
-  .scaleExtent([0.6, 200])
+  .scaleExtent([0.05, 200])
   .filter((e: WheelEvent & TouchEvent) =>
     e.type === "wheel"
       ? e.ctrlKey || e.metaKey || document.activeElement === e.currentTarget
@@ -205,7 +171,7 @@ const behaviour = zoom<HTMLCanvasElement, unknown>()
   )
   .on("zoom", (e: { transform: ZoomTransform }) => (camera.value = e.transform));
 const held = () => select<HTMLCanvasElement, unknown>("#map-canvas");
-/** Zoom the map by a factor; 0 shows again what was seen first. */
+/** Zoom the map by a factor; 0 shows the chosen text. */
 export const zoomBy = (factor: number) =>
   factor ? behaviour.scaleBy(held(), factor) : behaviour.transform(held(), zoomIdentity);
 
@@ -213,31 +179,24 @@ function handleKey(e: KeyboardEvent) {
   const factor = { "+": 1.5, "-": 1 / 1.5, "0": 0 }[e.key];
   if (factor !== undefined) zoomBy(factor);
   else if (e.key in ARROWS) {
-    const [x, y] = ARROWS[e.key].map((each) => each / camera.peek().k);
+    const [x, y] = ARROWS[e.key].map((each) => (-60 * each) / camera.peek().k);
     behaviour.translateBy(held(), x, y);
   } else return;
   e.preventDefault();
 }
 
-/** Draw the map whenever something changes that it shows, and move its tokens to the next point; return how to stop. */
+/** Draw the map whenever something changes that it shows, and move its dots along the model; return how to stop. */
 function follow(canvas: HTMLCanvasElement): () => void {
-  let [waiting, before] = [0, { layout: "", point: -1, pixels: target.peek() }];
-  const draw = () => {
-    waiting = 0;
-    paint(canvas);
-  };
+  let before = { layout: "", point: -1, pixels: target.peek() };
   const move = (from: Float32Array[]) => {
-    const start = performance.now();
     const duration = playing.peek() ? Math.min(MOVE, 700 / data.pointsPerSecond) : MOVE;
     const way = (moving = { from, progress: 0 });
-    const step = () => {
-      if (moving !== way) return;
-      way.progress = (performance.now() - start) / duration;
-      if (way.progress >= 1) moving = null;
+    const clock = timer((elapsed) => {
+      way.progress = elapsed / duration;
+      if (moving === way && way.progress >= 1) moving = null;
+      if (moving !== way) clock.stop();
       paint(canvas);
-      if (moving) requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
+    });
   };
   return effect(() => {
     const next = { layout: state.layout.value, point: state.point.value, pixels: target.value };
@@ -247,9 +206,8 @@ function follow(canvas: HTMLCanvasElement): () => void {
       moving = null;
       untracked(() => zoomBy(0));
     } else if (point !== next.point && !calm.matches) move(pixels);
-    void [camera, groups, trail, hovered, state.token, dark, printing].map((each) => each.value);
-    if (printing.value) paint(canvas);
-    else if (!moving) waiting ||= requestAnimationFrame(draw);
+    void [camera, groups, hovered, state.token, dark, printing].map((each) => each.value);
+    if (printing.value || !moving) paint(canvas);
   });
 }
 
@@ -258,8 +216,7 @@ const drawn = () => ({
   moving: moving !== null,
   tokens: shown.peek(),
   pixels: shown.peek().map(placer()),
-  words: labels(placer()).map(({ token }) => token),
-  trail: trail.peek(),
+  words: labels(placer()),
 });
 
 export function Canvas() {
@@ -272,20 +229,18 @@ export function Canvas() {
     return follow(element);
   }, []);
   const tokenAt = (e: MouseEvent) => {
-    const place = placer();
-    const tree = quadtree<number>(
-      shown.peek(),
-      (token) => place(token)[0],
-      (token) => place(token)[1],
-    );
-    return tree.find(...pointer(e, canvas.current), 14) ?? null;
+    const [place, [left, top]] = [placer(), pointer(e)];
+    const far = (token: number) => Math.hypot(place(token)[0] - left, place(token)[1] - top);
+    const token = least(shown.peek(), far);
+    return token !== undefined && far(token) < CLICK ? token : null;
   };
   const hover = (e: PointerEvent) => {
     if (e.buttons) return;
-    const token = tokenAt(e);
-    hovered.value = token;
-    const where = token === null ? "" : `, position ${positionOf(token)} of ${data.documents[documentOf[token]].name}`;
-    canvas.current!.title = token === null ? "" : nameHere(token) + where;
+    const token = (hovered.value = tokenAt(e));
+    canvas.current!.title =
+      token === null
+        ? ""
+        : `${nameHere(token)}, position ${positionOf(token)} of ${data.documents[documentOf[token]].name}`;
   };
   return (
     <canvas
@@ -294,7 +249,7 @@ export function Canvas() {
       tabIndex={0}
       role="application"
       aria-roledescription="map"
-      aria-label={`${state.layout.value} map, ${data.sites[state.point.value].label}: ${shown.value.length} tokens. Arrow keys move it, plus and minus zoom.`}
+      aria-label={`${state.layout.value} map, ${site.value.label}: ${shown.value.length} tokens. Arrow keys move it, plus and minus zoom.`}
       onKeyDown={handleKey}
       onPointerMove={hover}
       onPointerLeave={() => (hovered.value = null)}

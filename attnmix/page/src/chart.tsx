@@ -1,55 +1,46 @@
-// A chart of lines over the layers as a pane: means with their intervals and reviews, drawn by Observable Plot.
+// Lines over the layers as a pane: means with their intervals and reviews, drawn by Observable Plot.
 
 import * as Plot from "@observablehq/plot";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { layers, type Maybe } from "./data";
 import { wholePercent } from "./format";
+import type { Series } from "./payload";
 import { set, state } from "./state";
-import { Pane, type Rows, useWidth } from "./ui";
+import { Pane, useWidth } from "./ui";
 
-export type Line = {
+export type Line = Partial<Series> & {
   name: string;
   colour: string;
   values: Maybe[];
-  low?: Maybe[];
-  high?: Maybe[];
   dots?: Maybe[][]; // by place on the x axis
   dash?: "dashed" | "dotted";
 };
-const BAND = { fill: "colour", fillOpacity: 0.16, className: "band" };
 const [LEFT, RIGHT] = [46, 8]; // pixels
 
-type Row = { layer: number; mean: number; ci_low: Maybe; ci_high: Maybe };
-/** A table's means and intervals by layer. */
-export function byLayer(rows: Row[]) {
-  const at = new Map(rows.map((row) => [row.layer, row]));
-  const column = (key: "mean" | "ci_low" | "ci_high") => layers.map((layer) => at.get(layer)?.[key] ?? null);
-  return { values: column("mean"), low: column("ci_low"), high: column("ci_high") };
-}
-
-type Props = {
+const DEFAULTS = {
+  format: wholePercent,
+  bounds: [0, Infinity], // of what the measure can be
+  x: layers.map(String),
+  axis: "layer",
+  height: 320,
+};
+type Props = Partial<typeof DEFAULTS> & {
   id: string;
   title: string;
   lines: Line[];
-  format?: (value: number) => string;
-  bounds?: [number, number]; // of what the measure can be
-  x?: string[]; // where they are not the layers
-  axis?: string;
-  height?: number;
   first?: boolean;
-  above?: ComponentChildren;
   children?: ComponentChildren;
 };
 
-function draw({ lines, format, x, axis, bounds, height, width }: Required<Props> & { width: number }) {
+function draw({ lines, format, x, axis, bounds, height, width }: typeof DEFAULTS & { lines: Line[]; width: number }) {
   const shown = lines.flatMap(({ values, low = [], high = [], dots = [] }) => [values, low, high, ...dots].flat());
   const numbers = shown.filter((each) => each !== null);
   const [start, end] = [Math.min(0, ...numbers), Math.max(...numbers, 1e-3)];
   const points = lines.flatMap(({ name, values, low, high, colour, dash }) =>
     x.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
   );
-  // Reviews beside the line's point, to the right and left in turn, so that they hide each other less.
+  // Reviews beside the line's dot, to the right and left in turn, so that they hide each other less.
   const side = (k: number) => (k % 2 ? 1 : -1) * (0.04 + ((k * 7) % 10) / 35);
   const reviews = lines.flatMap(({ dots = [], colour }) =>
     dots.flatMap((all, i) => all.map((value, k) => ({ colour, i: i + side(k), value }))),
@@ -61,6 +52,7 @@ function draw({ lines, format, x, axis, bounds, height, width }: Required<Props>
   };
   const title = (d: (typeof points)[number]) => `${d.name}\n${axis} ${x[d.i]}: ${format(d.value!)}`;
   const known = points.filter(({ value }) => value !== null);
+  const band = { fill: "colour", fillOpacity: 0.16, className: "band" };
   return Plot.plot({
     ...{ width, height, className: "chart", marginLeft: LEFT, marginRight: RIGHT, marginBottom: 38, marginTop: 14 },
     x: { domain: [-0.5, x.length - 0.5] },
@@ -73,7 +65,7 @@ function draw({ lines, format, x, axis, bounds, height, width }: Required<Props>
         ...{ label: axis, labelAnchor: "center", labelArrow: "none" },
       }),
       Plot.axisY({ ticks: 5, tickFormat: format, tickSize: 0, label: null }),
-      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...BAND }),
+      Plot.areaY(points, { x: "i", y1: "low", y2: "high", z: "name", ...band }),
       Plot.dot(reviews, { x: "i", y: "value", r: 2, fill: "colour", fillOpacity: 0.3 }),
       ...[line(undefined), line("dashed", "6 4"), line("dotted", "1.5 3")],
       Plot.dot(known, { ...at, r: 2.6, fill: "colour" }),
@@ -82,37 +74,35 @@ function draw({ lines, format, x, axis, bounds, height, width }: Required<Props>
   });
 }
 
-export function Chart({ lines: given, ...props }: Props) {
-  const { id, title, format = wholePercent, bounds = [0, Infinity], axis = "layer", height = 320 } = props;
-  const { x = layers.map(String), first, above, children } = props;
-  const lines = given.filter(({ values }) => values.some((each) => each !== null));
+export function Chart({ id, title, first, children, ...given }: Props) {
+  const props = { ...DEFAULTS, ...given };
+  const { format, x, axis } = props;
+  const lines = given.lines.filter(({ values }) => values.some((each) => each !== null));
   const { box, width } = useWidth(560);
   const plot = useRef<HTMLDivElement>(null);
-  const drawn = JSON.stringify([lines, width]);
-  useEffect(() => {
-    plot.current!.replaceChildren(draw({ ...props, lines, format, bounds, axis, height, x, width } as never));
-  }, [drawn]);
+  useEffect(() => plot.current!.replaceChildren(draw({ ...props, lines, width })), [JSON.stringify([lines, width])]);
   const columns = ({ name, low }: Line) => (low ? [name, `${name}, 95% from`, `${name}, 95% to`] : [name]);
   const cells = ({ values, low, high }: Line, i: number) => (low ? [values[i], low[i], high![i]] : [values[i]]);
-  const rows = (): Rows => ({
+  const rows = () => ({
     columns: [axis, ...lines.flatMap(columns)],
     rows: x.map((place, i) => [place, ...lines.flatMap((each) => cells(each, i))]),
   });
-  const chosen = axis === "layer" ? state.layer.value - 1 : x.length - 1;
+  const byLayer = axis === "layer";
+  const chosen = byLayer ? state.layer.value - 1 : x.length - 1;
   const step = (width - LEFT - RIGHT) / x.length;
   const choose = (e: MouseEvent) => {
     const layer = 1 + Math.floor((e.clientX - box.current!.getBoundingClientRect().x - LEFT) / step);
-    if (axis === "layer" && layers.includes(layer)) set({ layer });
+    if (byLayer && layers.includes(layer)) set({ layer });
   };
   const said = (value: Maybe) => (value === null ? "–" : format(value));
   const label = `${title}. ${lines.map(({ name, values }) => `${name}: ${values.map(said).join(", ")}`).join(". ")}`;
   const order = lines.toSorted((a, b) => (b.values[chosen] ?? 0) - (a.values[chosen] ?? 0));
   return (
-    <Pane id={id} title={title} file={title} rows={rows} first={first}>
-      {above}
+    <Pane id={id} title={title} rows={rows} first={first}>
+      {children}
       <div class="curves">
         <div ref={box} class="plot" onClick={choose} role="img" aria-label={label}>
-          {axis === "layer" && <i class="now" style={`left: ${LEFT + step * chosen}px; width: ${step}px`} />}
+          {byLayer && <i class="now" style={`left: ${LEFT + step * chosen}px; width: ${step}px`} />}
           <div ref={plot} aria-hidden="true" />
         </div>
         <ul class="names" aria-label={`${axis} ${x[chosen]}`}>
@@ -126,7 +116,6 @@ export function Chart({ lines: given, ...props }: Props) {
           ))}
         </ul>
       </div>
-      {children}
     </Pane>
   );
 }

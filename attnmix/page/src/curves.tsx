@@ -2,21 +2,48 @@
 
 import * as Plot from "@observablehq/plot";
 import { useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { byLayer, Chart, type Line } from "./chart";
-import { captured, checkpoints, cosinesOf, data, layers, modelText, ratioOf, reviewRatios } from "./data";
-import { points, shortFigures } from "./format";
+import { Chart, type Line } from "./chart";
+import { checkpoints, data, layers, type Maybe, modelText, ratioOf, reviewRatios } from "./data";
+import { inPoints, percent, shortFigures } from "./format";
 import { shadeName, shownModel } from "./measures";
+import type { Series } from "./payload";
 import { set, state } from "./state";
 import { KeptBar } from "./text";
 import { Select, Term } from "./ui";
-import { nameOf, sentence, Words } from "./words";
+import { nameOf, sentence, Tokens } from "./words";
 
 const GREY = "var(--before)";
 const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
+const MAX_DOTS = 150; // reviews in the chart
 
 /** A sentence whose numbers stay with their signs. */
 const unbroken = (text: string) => text.replaceAll(" %", "\u00a0%");
+const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
+/** Lines by their names; what is named `… : …` is a control of the line before. */
+const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
+  const measured = (name: string) => name.split(":")[0];
+  const names = [...new Set(Object.keys(series).map(measured))];
+  return Object.entries(series).map(([name, each]): Line => {
+    const n = names.indexOf(measured(name));
+    const other = name.includes(":") || n >= COLOURS.length ? "dotted" : undefined;
+    const dash = /^(Random|The head)/.test(name) ? "dashed" : other;
+    return { ...each, name, colour: COLOURS[n % COLOURS.length], dash };
+  });
+};
+
+/** Why a share and the mixing ratio of the same token differ. */
+function RatioBeside({ token }: { token: number }) {
+  const ratio = ratioOf(token, state.layer.value, state.checkpoint.value, data.method);
+  if (ratio === null || state.change.value || !data.method.endsWith("_n") || data.matrices.length === 0) return null;
+  return (
+    <p class="small">
+      Its mixing ratio is {percent(ratio)}. The two differ because the ratio takes the length of the other tokens'
+      contributions added up, and a share takes each contribution by itself.
+    </p>
+  );
+}
 
 export function Answer() {
   const { headline, sentences, chart } = data.answer;
@@ -28,7 +55,7 @@ export function Answer() {
     colour: series.length < 3 ? COLOURS[n] : colours[n],
     dash: n < series.length / 2 ? undefined : "dashed",
   }));
-  const { token, document, layer } = state;
+  const token = state.token.value;
   return (
     <section id="answer" aria-labelledby="headline">
       <h1 id="headline">{unbroken(headline)}</h1>
@@ -44,8 +71,8 @@ export function Answer() {
               Show me, in six steps
             </button>{" "}
             <span class="small">
-              Words to know: <Term name="mixing ratio" />, <Term name="shared value" />, <Term name="derivative" />,{" "}
-              <Term name="interval">95% interval</Term>
+              Terms: <Term name="token" />, <Term name="mixing ratio" />, <Term name="shared value" />,{" "}
+              <Term name="derivative" />, <Term name="interval">95% interval</Term>
             </span>
           </p>
         </div>
@@ -58,56 +85,41 @@ export function Answer() {
       </div>
       <div class="sentence">
         <p class="small">
-          One sentence of <bdi>{data.documents[document.value].name}</bdi>, layer {layer.value}, {shownModel()}: the
-          darker a word, the larger its {shadeName()}. <span class="noprint">Click a word.</span>
+          The stronger a token's colour, the larger its {shadeName()}, in layer {state.layer.value}, {shownModel()}.{" "}
+          <span class="noprint">Click a token.</span>
         </p>
-        <Words id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" />
-        {token.value !== null && <KeptBar token={token.value} />}
+        <Tokens id="sentence" tokens={sentence.value} prefix="word-" label="One sentence" />
+        {token !== null && <KeptBar token={token} />}
+        {token !== null && <RatioBeside token={token} />}
       </div>
     </section>
   );
 }
-
-type Row = (typeof data.curves)[number];
-/** A table's rows of one method and checkpoint, by layer. */
-export const curve = (rows: Row[], method: string, checkpoint: string) =>
-  byLayer(rows.filter((row) => row.method === method && row.checkpoint === checkpoint));
-export const controlCurve = (control: string, method: string, checkpoint: string) =>
-  curve(
-    data.controls.filter((row) => row.control === control),
-    method,
-    checkpoint,
-  );
 
 const CONTROLS: [name: string, colour: string, dash: Line["dash"]][] = [
   ["text_mean_value", COLOURS[1], "dashed"],
   ["shuffled_words", COLOURS[2], "dotted"],
   ["random_weights", COLOURS[4], "dotted"],
 ];
-const MAX_DOTS = 150; // reviews in the chart
-const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
 const isDerivative = (measure: string) => measure in data.labels.derivatives;
 const measureName = (measure: string) => data.labels.derivatives[measure] ?? data.labels.methods[measure];
-const colourOf = (checkpoint: string) => (checkpoint === checkpoints.at(-1) ? COLOURS[0] : GREY);
 
 const meanLines = (measure: string) =>
   checkpoints.map((checkpoint): Line => {
-    const rows: Row[] = isDerivative(measure) ? data.derivatives : data.curves;
-    const line = curve(rows, measure, checkpoint);
-    return { name: data.labels.checkpoints[checkpoint], colour: colourOf(checkpoint), ...line };
+    const colour = checkpoint === checkpoints.at(-1) ? COLOURS[0] : GREY;
+    return { name: data.labels.checkpoints[checkpoint], colour, ...data.curves[measure][checkpoint] };
   });
 
-/** A ratio's means with the reviews of the chosen model, its controls, and the selected word's own course. */
+/** A ratio's means with the reviews of the chosen model, its controls, and the selected token's own course. */
 function ratioLines(measure: string): Line[] {
-  const model = state.checkpoint.value;
+  const [model, token] = [state.checkpoint.value, state.token.value];
   const dots = layers.map((layer) => reviewRatios(layer, model, measure).slice(0, MAX_DOTS));
   const hasDots = (n: number) => checkpoints[n] === model && data.reviews.names.length > 1;
   const means = meanLines(measure).map((line, n) => (hasDots(n) ? { ...line, dots } : line));
   const controls = CONTROLS.map(([control, colour, dash]): Line => {
-    const { values } = controlCurve(control, measure, control === "random_weights" ? "random" : model);
+    const { values = [] } = data.controls[control]?.[measure]?.[control === "random_weights" ? "random" : model] ?? {};
     return { name: data.labels.controls[control], colour, dash, values };
   });
-  const token = state.token.value;
   if (token === null) return [...means, ...controls];
   const values = layers.map((layer) => ratioOf(token, layer, model, measure));
   return [...means, ...controls, { name: `“${nameOf(token)}”`, colour: COLOURS[3], dash: "dotted", values }];
@@ -115,23 +127,23 @@ function ratioLines(measure: string): Line[] {
 
 /** What fine-tuning changed in the chosen layer, in one sentence. */
 function changeText(measure: string): string {
-  const rows = [...data.differences, ...data.derivatives.filter(({ checkpoint }) => checkpoint === "difference")];
-  const row = rows.find(({ layer, method }) => layer === state.layer.value && method === measure);
-  if (!row) return "";
-  const interval = row.ci_low === null ? "" : ` (95% interval ${points(row.ci_low)} to ${points(row.ci_high!)})`;
-  return `In layer ${row.layer}, fine-tuning changes it by ${points(row.mean)}${interval}.`;
+  const layer = state.layer.value;
+  const { values, low, high } = data.curves[measure].difference ?? { values: [] };
+  const [change, from] = [values[layer - 1], low?.[layer - 1]];
+  if (typeof change !== "number") return "";
+  const interval = typeof from === "number" ? ` (95% interval ${inPoints(from)} to ${inPoints(high[layer - 1]!)})` : "";
+  return `In layer ${layer}, fine-tuning changes it by ${inPoints(change)} percentage points${interval}.`;
 }
 
 /** A measure's means by layer as a small picture, by which it is chosen. */
 function Thumb({ measure }: { measure: string }) {
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    const marks = meanLines(measure).map(({ values, colour }) =>
+    const lines = meanLines(measure).map(({ values, colour }) =>
       Plot.lineY(values, { stroke: colour, strokeWidth: 2 }),
     );
-    box.current!.replaceChildren(
-      Plot.plot({ width: 132, height: 46, margin: 4, axis: null, y: { zero: true }, marks }),
-    );
+    const looks = { width: 132, height: 46, margin: 4, axis: null, y: { zero: true } };
+    box.current!.replaceChildren(Plot.plot({ ...looks, marks: lines }));
   }, []);
   return (
     <button
@@ -148,19 +160,12 @@ function Thumb({ measure }: { measure: string }) {
 
 /** Of pairs of texts, the ratio with only the tokens of one text, or only special ones, as the others. */
 function PairSources({ measure }: { measure: string }) {
-  const rows = data.sources.filter((row) => row.method === measure && row.checkpoint === state.checkpoint.value);
-  if (rows.length === 0) return null;
-  const lines = [...new Set(rows.map(({ source }) => source))].map((source, n): Line => {
-    const name = `From ${source === "special tokens" ? source : `the ${source}`}`;
-    return { name, colour: COLOURS[n], ...byLayer(rows.filter((row) => row.source === source)) };
-  });
+  const model = state.checkpoint.value;
+  const lines = linesOf(data.sources[measure]?.[model]);
+  if (lines.length === 0) return null;
+  const title = `Own text and other text: ${measureName(measure)}, ${modelText(model)}`;
   return (
-    <Chart
-      id="sources-chart"
-      title={`Own text and other text: ${measureName(measure)}, ${modelText(state.checkpoint.value)}`}
-      lines={lines}
-      bounds={[0, 1]}
-    >
+    <Chart id="sources-chart" title={title} lines={lines} bounds={[0, 1]}>
       <p class="small">
         Each line is the ratio with only these tokens counted as others, so the three do not add up to the whole ratio.
         Means over the tokens of both texts of each pair.
@@ -171,9 +176,6 @@ function PairSources({ measure }: { measure: string }) {
 
 export function Layers() {
   const measure = state.measure.value;
-  const derivatives = Object.keys(data.labels.derivatives).filter((each) =>
-    data.derivatives.some((row) => row.method === each),
-  );
   const lines = isDerivative(measure) ? meanLines(measure) : ratioLines(measure);
   const model = modelText(state.checkpoint.value);
   return (
@@ -198,7 +200,7 @@ export function Layers() {
       </p>
       <Chart
         id="layers-chart"
-        title={measureName(measure) + (isDerivative(measure) ? "" : `; controls and word: ${model}`)}
+        title={measureName(measure) + (isDerivative(measure) ? "" : `; controls and token: ${model}`)}
         lines={lines}
         height={380}
         bounds={[0, 1]}
@@ -210,8 +212,13 @@ export function Layers() {
           </p>
         )}
       </Chart>
+      <p class="small">
+        The page opens with “{measureName(data.method)}”, which takes in the most of what attention does to a vector.
+        Other norm-based ratios stop earlier or go on to the layer's end; attention weights ignore the vectors' lengths;
+        derivatives tell what the output depends on.
+      </p>
       <div class="thumbs" role="group" aria-label="Measures">
-        {[...data.ratios.methods, ...derivatives].map((each) => (
+        {[...data.ratios.methods, ...Object.keys(data.labels.derivatives)].map((each) => (
           <Thumb measure={each} />
         ))}
       </div>
@@ -220,121 +227,64 @@ export function Layers() {
   );
 }
 
-type VectorRow = Parameters<typeof byLayer>[0][number] & { checkpoint: string; measure: string };
-/** A measure of vectors by layer, chosen among several, with a line for each step or capture point. */
-function VectorChart<R extends VectorRow>(props: {
-  choice: "stepMeasure" | "geometryMeasure";
+/** A measure of vectors by layer, chosen among several, with a line for each step or place in the model. */
+function VectorChart(props: {
+  choice: "step-measure" | "geometry-measure";
   name: string;
-  note: string;
-  labels: Record<string, string>; // of the measures
-  rows: R[];
-  lineOf: (row: R) => string;
-  names: Record<string, string>; // of the lines
+  series: Record<string, Record<string, Record<string, Series>>>;
+  children: ComponentChildren;
 }) {
-  const { choice, name, note, labels, lineOf, names } = props;
-  const [measure, checkpoint, token] = [state[choice].value, state.checkpoint.value, state.token.value];
-  const rows = Map.groupBy(
-    props.rows.filter((row) => row.checkpoint === checkpoint && row.measure === measure),
-    lineOf,
-  );
-  const own = token !== null && measure === "cosine_input" && checkpoint === captured;
-  const present = Object.entries(names).filter(([each]) => rows.has(each));
-  const lines = present.flatMap(([each, label], n): Line[] => {
-    const colour = COLOURS[n % COLOURS.length];
-    const mean = { name: label, colour, ...byLayer(rows.get(each)!) };
-    if (!own) return [mean];
-    return [mean, { name: `“${nameOf(token)}”, ${label}`, colour, dash: "dotted", values: cosinesOf(token, each) }];
-  });
+  const { choice, name, series } = props;
+  const [measure, model] = [state[choice].value, state.checkpoint.value];
+  const measures = Object.fromEntries(Object.keys(series).map((each) => [each, each]));
   return (
     <Chart
       id={name.split(" ")[0].toLowerCase()}
-      title={`${name}: ${labels[measure]}, ${modelText(checkpoint)}`}
-      lines={lines}
+      title={`${name}: ${measure}, ${modelText(model)}`}
+      lines={linesOf(series[measure]?.[model])}
       format={shortFigures}
-      bounds={measure.startsWith("cosine") ? [-1, 1] : undefined}
-      above={
-        <>
-          <p>{note}</p>
-          <div class="controls">
-            <Select choice={choice} label="Measure" options={Object.entries(labels)} />
-          </div>
-        </>
-      }
-    />
-  );
-}
-
-const headsNote = data.steps.some(({ step, measure }) => step === "heads" && measure === "cosine_input")
-  ? "The heads side by side have a basis of their own, so their cosine says little."
-  : "The heads side by side have another number of dimensions than the layer's input, so they have no cosine to it.";
-
-const OTHER_SCORES = { random: "Random words", decompx: "DecompX", gradient_norm: "Gradient norm" };
-
-function Removal() {
-  const names: Record<string, string> = { ...OTHER_SCORES, ...data.labels.matrices, ...data.labels.importance };
-  const shares = [...new Set(data.removal.map(({ share }) => share))].filter((share) => share !== "all");
-  const methods = [...new Set(data.removal.map(({ method }) => method))];
-  const lines = methods.map((method, n): Line => {
-    const drops = new Map(data.removal.filter((row) => row.method === method).map((row) => [row.share, row.drop]));
-    const dash = method === "random" ? "dashed" : n < COLOURS.length ? undefined : "dotted";
-    const values = shares.map((share) => drops.get(share) ?? null);
-    return { name: names[method] ?? method, colour: COLOURS[n % COLOURS.length], dash, values };
-  });
-  return (
-    <Chart
-      id="removal"
-      title="Removal test: do the words that a measure ranks first matter to the prediction?"
-      lines={lines}
-      format={shortFigures}
-      bounds={[-Infinity, Infinity]}
-      x={shares.map((each) => `${Math.round(100 * Number(each))}%`)}
-      axis="words masked"
-      above={
-        <p>
-          The fall of the predicted class's logit when the words that a measure ranks first are masked, fine-tuned
-          model. The higher, the better the measure finds the words that matter; random words are the baseline.
-        </p>
-      }
-    />
+      bounds={measure.startsWith("cosine") ? [-1, 1] : [0, Infinity]}
+    >
+      <p>{props.children}</p>
+      <div class="controls">
+        <Select choice={choice} label="Measure" names={measures} />
+      </div>
+    </Chart>
   );
 }
 
 /** What linear probes, and the head itself, read off single tokens of held-out reviews. */
 function Probes() {
   const model = state.checkpoint.value;
-  const lines = Object.entries(data.labels.probes).flatMap(([method, name], n): Line[] => {
-    const line = { colour: COLOURS[n], ...curve(data.probes, method, model) };
-    if (method.startsWith("lens")) return [{ ...line, name, dash: "dashed" }];
-    const { values } = curve(data.probes, method.replace(" ", "_control "), model);
-    return [
-      { ...line, name },
-      { name: `${name}: labels at random`, colour: COLOURS[n], dash: "dotted", values },
-    ];
-  });
-  const has = (start: string) => data.probes.some(({ method }) => method.startsWith(start));
-  const missing = has("probe_class read")
-    ? []
-    : has("probe_class")
-      ? ["The head reads several tokens, so no line is that of the one that it reads."]
-      : ["No probe of the class: that takes training reviews of two classes."];
+  const title = `Probes: what a single token's vector tells, ${modelText(model)}`;
   return (
-    <Chart
-      id="probes"
-      title={`Probes: what a single token's vector tells, ${modelText(model)}`}
-      lines={lines}
-      bounds={[0, 1]}
-      above={
-        <p>
-          How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
-          review's class, which of the most frequent tokens it is, and where in the text it stands. Dotted: the same
-          with labels dealt out at random, which is what a probe makes of nothing. Dashed: how often the fine-tuned
-          model's own head, put on the token, names the class that it names for the review. A probe shows what could be
-          read off a vector, not what the model uses. {missing}
-        </p>
-      }
-    />
+    <Chart id="probes" title={title} lines={linesOf(data.probes[model])} bounds={[0, 1]}>
+      <p>
+        How often a linear probe, fitted to tokens of training reviews, is right on tokens of test reviews: about the
+        review's class, which token it is, and where in the text it stands. Dotted: the same with labels at random,
+        which is what a probe makes of nothing. Dashed: how often the fine-tuned model's own head, put on the token,
+        names the review's predicted class. A probe shows what could be read off a vector, not what the model uses.
+      </p>
+    </Chart>
   );
 }
+
+const Removal = () => (
+  <Chart
+    id="removal"
+    title="Removal test: do the tokens that a measure ranks first matter to the prediction?"
+    lines={linesOf(data.removal.lines)}
+    format={shortFigures}
+    bounds={[-Infinity, Infinity]}
+    x={data.removal.shares}
+    axis="tokens masked"
+  >
+    <p>
+      The fall of the predicted class's logit when the tokens that a measure ranks first are masked, fine-tuned model.
+      The higher, the better the measure finds the tokens that matter; random tokens are the baseline.
+    </p>
+  </Chart>
+);
 
 /** What is drawn only once it is unfolded. */
 export function More() {
@@ -344,26 +294,15 @@ export function More() {
       <summary>More: steps of a layer, geometry, probes, removal test</summary>
       {open.value && (
         <>
-          <VectorChart
-            choice="stepMeasure"
-            name="Steps of a layer"
-            note={`What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. ${headsNote} The selected word's own values are of the ${modelText(captured)} alone.`}
-            labels={data.labels.stepMeasures}
-            rows={data.steps}
-            lineOf={({ step }) => step}
-            names={data.labels.steps}
-          />
-          <VectorChart
-            choice="geometryMeasure"
-            name="Geometry"
-            note="How the vectors of a text lie to each other at each capture point."
-            labels={data.labels.geometry}
-            rows={data.geometry}
-            lineOf={({ point }) => point}
-            names={data.labels.points}
-          />
-          {data.probes.length > 0 && <Probes />}
-          {data.removal.length > 0 && <Removal />}
+          <VectorChart choice="step-measure" name="Steps of a layer" series={data.steps}>
+            What each part of a layer does to a vector. Cosine 1: direction unchanged; 0: orthogonal. Where heads have a
+            line, it says little, as their vectors have a basis of their own.
+          </VectorChart>
+          <VectorChart choice="geometry-measure" name="Geometry" series={data.geometry}>
+            How the vectors of a text lie to each other at each place in the model.
+          </VectorChart>
+          {Object.keys(data.probes).length > 0 && <Probes />}
+          {data.removal.shares.length > 0 && <Removal />}
         </>
       )}
     </details>

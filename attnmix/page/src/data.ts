@@ -73,9 +73,9 @@ export const mean = (values: Maybe[]): Maybe => {
 
 /** The mean ratio of each measured review. */
 export function reviewRatios(layer: number, checkpoint: string, method: string): Maybe[] {
-  const text = data.reviews.values[checkpoint]?.[method];
-  const { length } = data.reviews.names;
-  return range(length).map((i) => (text ? value(codes(text)[(layer - 1) * length + i] ?? MISSING, 0, 1) : null));
+  const { names, values } = data.reviews;
+  const reviews = range(layer * names.length, (layer - 1) * names.length);
+  return reviews.map((at) => value(codes(values[checkpoint][method])[at], 0, 1));
 }
 
 export const largestRatio = once((checkpoint: string, method: string) => {
@@ -83,61 +83,33 @@ export const largestRatio = once((checkpoint: string, method: string) => {
   return all.reduce((most, code) => Math.max(most, value(code, 0, 1) ?? 0), 0) || 1;
 });
 
-export const inOnePlane = (layout: string) => data.onePlane.includes(layout);
-const SQUARE = [0, 1].map(() => [0, 1]); // of a map in a plane of its own
-/** Limits of x and y of a layout. */
-export const limits = (layout: string) => (inOnePlane(layout) ? data.maps[layout].ranges[0] : SQUARE);
-/** Whether a layout has a capture point; those of one plane lack points whose vectors have another width. */
-export const onMap = (layout: string, point: number) => !data.maps[layout].absent.includes(point);
-
-/** Places `[x, y]` by token at a capture point; NaN for tokens that are not on the map (umap.max_points). */
+/** Places `[x, y]` by token in a square of side 1; NaN for tokens that are not on the map (umap.max_points). */
 export const placesOf = once((layout: string, point: number) =>
-  (["x", "y"] as const).map((axis, i) => {
-    const [low, high] = limits(layout)[i];
+  (["x", "y"] as const).map((axis) => {
     const here = codes(data.maps[layout][axis]).subarray(point * tokenCount, (point + 1) * tokenCount);
-    return Float32Array.from(here, (code) => value(code, low, high) ?? Number.NaN);
+    return Float32Array.from(here, (code) => value(code, 0, 1) ?? Number.NaN);
   }),
 );
 
-/** A token's nearest others at a capture point, in the full space, the nearest first. */
+/** A token's nearest others at a place in the model, in the full space, the nearest first. */
 export function nearestTo(token: number, point: number): number[] {
   const from = (point * tokenCount + token) * data.nearest.number;
   return [...codes(data.nearest.tokens).subarray(from, from + data.nearest.number)].filter((each) => each !== MISSING);
 }
 
-/** The cosine of a token's vector after a step with the layer's input, by layer. */
-export const cosinesOf = (token: number, step: string): Maybe[] => {
-  const text = data.tokenSteps[step];
-  return text ? layers.map((layer) => value(codes(text)[(layer - 1) * tokenCount + token], -1, 1)) : [];
-};
-
-function rowOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
-  const { name, length } = data.documents[documentOf[token]];
-  const part = matrix && data.contributions[name]?.[checkpoint]?.[matrix];
-  return part ? { ...part, at: (layer - 1) * length + positionOf(token) } : null;
-}
-
-/** A token's own share of what it took; null where it is not on the page or cannot be trusted. */
-export function ownShare(token: number, layer: number, checkpoint: string, matrix: string | undefined): Maybe {
-  const row = rowOf(token, layer, checkpoint, matrix);
-  return row && value(codes(row.own)[row.at], 0, 1);
-}
-
 export type Share = { token: number; share: number };
-/** The largest shares that a token took; null where the text's matrices are not on the page. */
-export function sourcesOf(
-  token: number,
-  layer: number,
-  checkpoint: string,
-  matrix: string | undefined,
-): Share[] | null {
-  const row = rowOf(token, layer, checkpoint, matrix);
-  if (!row) return null;
-  const { start } = data.documents[documentOf[token]];
-  const [sources, roots] = [codes(row.sources), codes(row.shares)];
-  return range((row.at + 1) * row.keep, row.at * row.keep)
-    .filter((at) => sources[at] !== MISSING && roots[at] > 0)
-    .map((at) => ({ token: start + sources[at], share: (roots[at] / MAX_CODE) ** 2 }));
+/** A token's own share (null where it cannot be trusted) and its largest sources; null where they are not on the page. */
+export function sharesOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
+  const { name, length, start } = data.documents[documentOf[token]];
+  const part = matrix && data.contributions[name]?.[checkpoint]?.[matrix];
+  if (!part) return null;
+  const row = (layer - 1) * length + positionOf(token);
+  const [sources, roots] = [codes(part.sources), codes(part.shares)];
+  const largest = (): Share[] =>
+    range((row + 1) * part.keep, row * part.keep)
+      .filter((at) => sources[at] !== MISSING && roots[at] > 0)
+      .map((at) => ({ token: start + sources[at], share: (roots[at] / MAX_CODE) ** 2 }));
+  return { own: value(codes(part.own)[row], 0, 1), largest };
 }
 
 /** A token's score for the predicted class's logit; null where it has none. */

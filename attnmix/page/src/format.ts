@@ -10,7 +10,9 @@ export const signed = (number: number, digits = 2): string => {
   const text = number.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : minusSign(number > 0 ? `+${text}` : text);
 };
-export const points = (share: number): string => `${signed(100 * share, 1)} points`;
+/** A difference of shares in percentage points. */
+export const inPoints = (share: number): string => signed(100 * share, 1);
+export const points = (share: number): string => `${inPoints(share)} points`;
 /** A number of any size, with three or four digits. */
 export const figures = (value: number): string => {
   const size = Math.abs(value);

@@ -3,64 +3,46 @@
 import { render } from "preact";
 import { headCount } from "./attention";
 import { Answer, Layers, More } from "./curves";
-import { checkpoints, data, layerCount, positionOf } from "./data";
+import { checkpoints, data, layerCount } from "./data";
 import { Heads } from "./heads";
 import { MapPane } from "./map";
-import { canChange, followAddress, printing, set, state } from "./state";
+import { canChange, followAddress, position, printing, set, state } from "./state";
 import { Text } from "./text";
 import { Tour } from "./tour";
 import { Select, Slider } from "./ui";
 import { nameOf } from "./words";
 
-const Models = () => (
-  <fieldset>
-    <legend class="unseen">Model</legend>
-    {checkpoints.map((each) => (
-      <label class="segment">
-        <input
-          type="radio"
-          name="checkpoint"
-          value={each}
-          checked={state.checkpoint.value === each}
-          onChange={() => set({ checkpoint: each })}
-        />
-        <span>{data.labels.checkpoints[each]}</span>
-      </label>
-    ))}
-  </fieldset>
-);
-
-const Selected = ({ token }: { token: number }) => (
-  <>
-    <small>Word</small> “
-    <b>
-      <bdi>{nameOf(token)}</bdi>
-    </b>
-    ” <small>position {positionOf(token)}</small>{" "}
-    <button id="clear" onClick={() => set({ token: null })}>
-      Clear
-    </button>
-  </>
-);
+const texts = data.documents.map(({ name, begins }) => `${name}: ${begins}`);
 
 const Bar = () => (
   <div id="bar" role="region" aria-label="What is shown">
-    {data.documents.length > 1 && (
-      <Select
-        choice="document"
-        label="Text"
-        options={data.documents.map(({ name, begins }, n) => [n, `${name}: ${begins}`] as const)}
-      />
+    {texts.length > 1 && <Select choice="document" label="Text" names={texts} options={[...texts.keys()]} />}
+    {canChange && (
+      <span id="checkpoint" role="group" aria-label="Model">
+        {checkpoints.map((each) => (
+          <button value={each} aria-pressed={state.checkpoint.value === each} onClick={() => set({ checkpoint: each })}>
+            {data.labels.checkpoints[each]}
+          </button>
+        ))}
+      </span>
     )}
-    {canChange && <Models />}
     <Slider choice="layer" class="depth" label={data.labels.layers[state.layer.value]} between={[1, layerCount]}>
       Layer <b>{data.encoder === null ? state.layer.value : data.labels.layers[state.layer.value]}</b>
     </Slider>
     <span id="selected" aria-live="polite">
       {state.token.value === null ? (
-        <span class="small noprint">no word selected</span>
+        <span class="small noprint">no token selected</span>
       ) : (
-        <Selected token={state.token.value} />
+        <>
+          <small>Token</small> “
+          <b>
+            <bdi>{nameOf(state.token.value)}</bdi>
+          </b>
+          ” <small>position {position}</small>{" "}
+          <button id="clear" onClick={() => set({ token: null })}>
+            Clear
+          </button>
+        </>
       )}
     </span>
     <button id="tour-button" onClick={() => set({ tour: 1 })}>

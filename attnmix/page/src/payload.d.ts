@@ -1,4 +1,21 @@
 // Written by attnmix/page/shape.py.
+export type Series = { values: (number | null)[]; low: (number | null)[]; high: (number | null)[] };
+export type Heads = {
+  scores: number[][];
+  reach: string;
+  source_norms: string;
+  key_heads: number;
+  bits: number;
+  query: string;
+  key: string;
+  sums?: string;
+  vectors?: Record<string, string>;
+  query_scales?: string;
+  key_scales?: string;
+  ranks?: number[];
+  largest_error?: number;
+  mean_error?: number;
+};
 export type Payload = {
   pointsPerSecond: number;
   labels: {
@@ -6,19 +23,12 @@ export type Payload = {
     checkpoints: Record<string, string>;
     matrices: Record<string, string>;
     importance: Record<string, string>;
-    steps: Record<string, string>;
-    stepMeasures: Record<string, string>;
     controls: Record<string, string>;
     derivatives: Record<string, string>;
-    geometry: Record<string, string>;
-    points: Record<string, string>;
-    probes: Record<string, string>;
     layers: string[];
   };
   captured: string;
-  onePlane: string[];
   ownBasis: string[];
-  stream: string[];
   method: string;
   layer: number;
   importance: Record<string, { limit: number; values: string }>;
@@ -33,75 +43,13 @@ export type Payload = {
     };
   };
   opens: { document: number; token: number };
-  curves: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
-  differences: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
-  controls: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-    control: string;
-  }[];
-  sources: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-    source: string;
-  }[];
-  derivatives: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
-  removal: { method: string; share: string; drop: number; ci_low: number | null; ci_high: number | null }[];
-  probes: {
-    checkpoint: string;
-    layer: number;
-    method: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
-  steps: {
-    checkpoint: string;
-    layer: number;
-    step: string;
-    measure: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
-  geometry: {
-    checkpoint: string;
-    layer: number;
-    point: string;
-    measure: string;
-    mean: number;
-    ci_low: number | null;
-    ci_high: number | null;
-  }[];
+  curves: Record<string, Record<string, Series>>;
+  controls: Record<string, Record<string, Record<string, Series>>>;
+  sources: Record<string, Record<string, Record<string, Series>>>;
+  removal: { shares: string[]; lines: Record<string, { values: (number | null)[] }> };
+  probes: Record<string, Record<string, Series>>;
+  steps: Record<string, Record<string, Record<string, Series>>>;
+  geometry: Record<string, Record<string, Record<string, Series>>>;
   neighboursKept: Record<string, (number | null)[][]>;
   documents: { name: string; start: number; length: number; begins: string; direction: string; note: string }[];
   encoder: number | null;
@@ -114,35 +62,8 @@ export type Payload = {
   >;
   sourcesKept: number;
   matrices: string[];
-  attention: {
-    number: number;
-    width: number;
-    documents: Record<
-      string,
-      Record<
-        string,
-        {
-          scores: number[][];
-          reach: string;
-          source_norms: string;
-          given_norms: string;
-          key_heads: number;
-          bits: number;
-          query: string;
-          key: string;
-          sums?: string;
-          vectors?: Record<string, string>;
-          query_scales?: string;
-          key_scales?: string;
-          ranks?: number[];
-          largest_error?: number;
-          mean_error?: number;
-        }
-      >
-    >;
-  };
-  tokenSteps: Record<string, string>;
+  attention: { number: number; width: number; skip: boolean; documents: Record<string, Record<string, Heads>> };
   sites: { layer: number; point: string; label: string; reading: number }[];
-  maps: Record<string, { ranges: number[][][]; x: string; y: string; absent: number[] }>;
+  maps: Record<string, { x: string; y: string; absent: number[] }>;
   nearest: { number: number; tokens: string };
 };

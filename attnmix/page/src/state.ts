@@ -4,48 +4,31 @@ import { batch, computed, effect, signal, type Signal } from "@preact/signals";
 import { headCount, tellingHead } from "./attention";
 import { checkpoints, data, documentOf, layers, layouts, type Maybe, positionOf, range, tokensOf } from "./data";
 
-/** A choice: how the page opens, what may be chosen in a text, and the names in the address. */
-const choice = <T>(initial: T, allowed: (document: number) => readonly T[], name: (value: T) => string = String) => ({
-  initial,
-  allowed,
-  name,
-});
+/** A choice: how the page opens, and what may be chosen in a text. */
+const choice = <T>(initial: T, allowed: (document: number) => readonly T[]) => ({ initial, allowed });
 const tokensIn = (document: number) => [null, ...tokensOf(document)];
-const tokenName = (token: Maybe) => (token === null ? "none" : String(positionOf(token)));
-const siteName = (point: number) => {
-  const { layer, point: name } = data.sites[point];
-  return layer === 0 ? name : `${layer}.${name}`;
-};
-const textName = (number: number) => data.documents[number].name;
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 const sources = data.matrices.length > 0 ? ["sources"] : [];
 export const canChange = checkpoints.length === 2;
 
 const choices = {
-  document: choice(data.opens.document, () => texts, textName),
-  token: choice<Maybe>(data.opens.token, tokensIn, tokenName),
+  document: choice(data.opens.document, () => texts),
+  token: choice<Maybe>(data.opens.token, tokensIn),
   checkpoint: choice(checkpoints.at(-1)!, () => checkpoints),
   layer: choice(data.layer, () => layers),
-  method: choice(data.method, () => methods), // a ratio
-  measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // of the pane Layers
+  measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
   matrix: choice(data.matrices.includes("alti") ? "alti" : data.matrices[0], () => data.matrices),
-  // Of no head, the text has the mean of all, and Heads one that tells something.
-  head: choice<Maybe>(
-    null,
-    () => [null, ...range(headCount)],
-    (head) => (head === null ? "mean" : String(head + 1)),
-  ),
+  head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: one that attends to other tokens
   shade: choice([...sources, "ratio"][0], () => [...sources, "ratio", ...Object.keys(data.importance)]),
-  change: choice(false, () => [false, canChange]), // words are shaded by what fine-tuning changed
+  change: choice(false, () => [false, canChange]), // tokens are shaded by what fine-tuning changed
   lines: choice("weight", () => ["weight", "norm"]), // of heads
-  source: choice<Maybe>(null, tokensIn, tokenName), // whose key meets the query
+  source: choice<Maybe>(null, tokensIn), // whose key meets the query
   layout: choice(layouts[0], () => layouts),
-  point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length), siteName),
+  point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length)),
   colour: choice("position", () => ["position", "class", "ratio", "document"]),
-  whole: choice(false, () => [false, true]), // the map shows all rather than the chosen text
-  stepMeasure: choice("cosine_input", () => Object.keys(data.labels.stepMeasures)),
-  geometryMeasure: choice(Object.keys(data.labels.geometry)[0], () => Object.keys(data.labels.geometry)),
+  "step-measure": choice(Object.keys(data.steps)[0], () => Object.keys(data.steps)),
+  "geometry-measure": choice(Object.keys(data.geometry)[0], () => Object.keys(data.geometry)),
   tour: choice(0, () => range(7)), // 0: not on the screen
 };
 export type Choice = { [K in keyof typeof choices]: (typeof choices)[K]["initial"] };
@@ -54,6 +37,8 @@ const initial = Object.fromEntries(keys.map((key) => [key, choices[key].initial]
 export const state = Object.fromEntries(keys.map((key) => [key, signal(initial[key])])) as {
   [K in keyof Choice]: Signal<Choice[K]>;
 };
+/** The chosen ratio; while a derivative is chosen, the one that the page opens with. */
+export const ratio = computed(() => (methods.includes(state.measure.value) ? state.measure.value : data.method));
 export const hovered = signal<Maybe>(null); // the token under the pointer, in any view
 export const printing = signal(false);
 const night = matchMedia("(prefers-color-scheme: dark)");
@@ -68,16 +53,11 @@ function pointIn(layer: number, now: number): number {
 }
 
 /** What else changes with a choice. */
-function consequences({ token, document, layer, point, measure, method }: Partial<Choice>): Partial<Choice> {
-  const more: Partial<Choice> = {};
-  const now = state.document.peek();
-  if (document !== undefined && document !== now) Object.assign(more, { token: null, source: null });
-  if (typeof token === "number" && documentOf[token] !== (document ?? now))
-    Object.assign(more, { document: documentOf[token], source: null });
+function consequences({ token, document, layer, point }: Partial<Choice>): Partial<Choice> {
+  const text = typeof token === "number" ? documentOf[token] : (document ?? state.document.peek());
+  const more: Partial<Choice> = text === state.document.peek() ? {} : { document: text, token: null, source: null };
   if (layer !== undefined) more.point = pointIn(layer, state.point.peek());
   if (point !== undefined && data.sites[point].layer > 0) more.layer = data.sites[point].layer;
-  if (measure !== undefined && methods.includes(measure)) more.method = measure;
-  if (method !== undefined) more.measure = method;
   return more;
 }
 
@@ -109,17 +89,15 @@ export const position = computed(() => (state.token.value === null ? null : posi
 
 export function address(): string {
   const changed = keys.filter((key) => state[key].value !== initial[key]);
-  if (changed.includes("document") && state.token.value !== null) changed.push("token");
-  const name = (key: keyof Choice) => (choices[key].name as (value: unknown) => string)(state[key].value);
-  return new URLSearchParams(changed.map((key) => [key, name(key)])).toString();
+  return new URLSearchParams(changed.map((key) => [key, String(state[key].value)])).toString();
 }
 
 /** Choose what the address says; what it does not name, or this page does not have, is as the page opens. */
 function readAddress(): void {
   const read = new URLSearchParams(location.hash.slice(1));
   const find = (key: keyof Choice, document: number) => {
-    const { allowed, name } = choices[key] as ReturnType<typeof choice<unknown>>;
-    return allowed(document).find((each) => read.has(key) && name(each) === read.get(key));
+    const allowed: readonly unknown[] = choices[key].allowed(document);
+    return allowed.find((each) => String(each) === read.get(key));
   };
   const document = (find("document", 0) as number | undefined) ?? initial.document;
   const chosen: Record<string, unknown> = { ...initial };

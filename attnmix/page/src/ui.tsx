@@ -2,31 +2,37 @@
 
 import { useSignal } from "@preact/signals";
 import { toBlob, toSvg } from "html-to-image";
-import type { ComponentChildren } from "preact";
-import { useId, useLayoutEffect, useRef } from "preact/hooks";
+import type { ComponentChildren, TargetedMouseEvent } from "preact";
+import { useEffect, useId, useLayoutEffect, useRef } from "preact/hooks";
 import { type Choice, dark, printing, set, state } from "./state";
+
+/** What an arrow key moves by, to the right and down. */
+export const ARROWS: Record<string, [x: number, y: number]> = {
+  ...{ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] },
+};
 
 const PRINTED = 640; // pixels
 
+/** A choice among values by their names; `options` where not all names, or other values, can be chosen. */
 export function Select<K extends keyof Choice>(props: {
   choice: K;
   label: string;
-  options: (readonly [value: Choice[K], name: string])[];
-  now?: Choice[K]; // where nothing is chosen
+  names: Record<string, string> | Record<number, string>;
+  options?: readonly Choice[K][];
 }) {
-  const { choice, label, options } = props;
-  const now = props.now ?? state[choice].value;
+  const { choice, label, names, options = Object.keys(names) as Choice[K][] } = props;
+  const now = state[choice].value;
   return (
     <label>
       <span>{label}</span>
       <select
-        id={choice.replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}
+        id={choice}
         value={String(now)}
-        onChange={(e) => set({ [choice]: options[e.currentTarget.selectedIndex][0] })}
+        onChange={(e) => set({ [choice]: options[e.currentTarget.selectedIndex] })}
       >
-        {options.map(([value, name]) => (
+        {options.map((value) => (
           <option value={String(value)} selected={value === now}>
-            {name}
+            {(names as Record<string, string>)[String(value)]}
           </option>
         ))}
       </select>
@@ -87,7 +93,7 @@ function save(name: string, content: string | Blob): void {
 
 function saveCsv(name: string, { columns, rows, note, digits }: Rows): void {
   const lines = [columns, ...rows].map((row) => row.map((cell) => inCsv(asText(cell, digits))).join(","));
-  save(name, `${note ? `# ${note}\n` : ""}${lines.join("\n")}\n`);
+  save(`${name}.csv`, `${note ? `# ${note}\n` : ""}${lines.join("\n")}\n`);
 }
 
 // Of the some 400 properties of each element, those that a picture needs.
@@ -98,115 +104,76 @@ const COPIED =
   "outline-offset overflow padding paint-order position right stroke stroke-dasharray stroke-linecap stroke-opacity " +
   "stroke-width text-align text-anchor text-decoration text-overflow top transform vertical-align white-space width";
 
-async function savePicture(pane: HTMLElement, name: string, kind: "svg" | "png"): Promise<void> {
+async function savePicture(pane: HTMLElement, name: string, kind: "SVG" | "PNG"): Promise<void> {
   const options = {
     skipFonts: true,
     backgroundColor: getComputedStyle(document.body).backgroundColor,
     includeStyleProperties: COPIED.split(" "),
     filter: (node: HTMLElement) => !node.matches?.(".files, .controls, .noprint, [role=tooltip], title"),
   };
-  if (kind === "png") return save(`${name}.png`, (await toBlob(pane, { ...options, pixelRatio: 2 }))!);
+  if (kind === "PNG") return save(`${name}.png`, (await toBlob(pane, { ...options, pixelRatio: 2 }))!);
   save(`${name}.svg`, decodeURIComponent((await toSvg(pane, options)).replace(/^[^,]*,/, "")));
 }
 
-/** A view with its name, and its numbers as a table, as csv and as a picture. `file` names what the view shows. */
+/** A view with its name, its numbers as csv, and its picture. `file` names what the view shows, as its title does. */
 export function Pane(props: {
   id: string;
   title: ComponentChildren;
-  file: string;
+  file?: string;
   first?: boolean; // of its section, right below the page's name
   rows: () => Rows;
   children: ComponentChildren;
 }) {
   const pane = useRef<HTMLDivElement>(null);
-  const open = useSignal(false);
-  const name = `${props.id}_${props.file}`.replaceAll(/[^\p{L}\p{N}]+/gu, "_");
-  const act = (kind: string) =>
-    kind === "csv" ? saveCsv(`${name}.csv`, props.rows()) : void savePicture(pane.current!, name, kind as "svg");
+  const { id, title, file = title, rows } = props;
+  const name = `${id}_${file}`.replaceAll(/[^\p{L}\p{N}]+/gu, "_");
   return (
-    <div class="pane" id={props.id} ref={pane}>
+    <div class="pane" id={id} ref={pane}>
       <div class="title">
-        {props.first ? <h2 class="small-title">{props.title}</h2> : <h3>{props.title}</h3>}
-        <details class="files" onToggle={(e) => (open.value = e.currentTarget.open)}>
-          <summary aria-label={`Data and image of ${props.id}`}>Data and image</summary>
-          <p>
-            {["csv", "SVG", "PNG"].map((kind) => (
-              <button onClick={() => act(kind.toLowerCase())}>{kind}</button>
-            ))}
-          </p>
-          {open.value && <Values {...props.rows()} label={props.id} />}
-        </details>
+        {props.first ? <h2 class="small-title">{title}</h2> : <h3>{title}</h3>}
+        <span class="files" role="group" aria-label={`Files of ${id}`}>
+          <button onClick={() => saveCsv(name, rows())}>csv</button>
+          {(["SVG", "PNG"] as const).map((kind) => (
+            <button onClick={() => savePicture(pane.current!, name, kind)}>{kind}</button>
+          ))}
+        </span>
       </div>
       {props.children}
     </div>
   );
 }
 
-const MAX_ROWS = 500; // of a table on the screen; its csv has all
-
-const Values = ({ columns, rows, note, digits, label }: Rows & { label: string }) => (
-  <>
-    <Table label={`Values of ${label}`} columns={columns} caption={note}>
-      {rows.slice(0, MAX_ROWS).map((row) => (
-        <tr>
-          {row.map((cell) => (
-            <td class={typeof cell === "number" ? "number" : ""}>
-              <bdi>{asText(cell, digits)}</bdi>
-            </td>
-          ))}
-        </tr>
-      ))}
-    </Table>
-    {rows.length > MAX_ROWS && (
-      <p class="small">
-        The first {MAX_ROWS} of {rows.length} rows; the csv has all.
-      </p>
-    )}
-  </>
-);
-
-/** A table that scrolls in its own box, by mouse and keys. */
-export const Table = (props: {
-  label: string;
-  columns: string[];
-  caption?: string;
-  id?: string;
-  children: ComponentChildren;
-}) => (
-  <div class="scroll" tabIndex={0} role="region" aria-label={props.label}>
-    <table id={props.id}>
-      {props.caption && <caption>{props.caption}</caption>}
-      <thead>
-        <tr>
-          {props.columns.map((each) => (
-            <th scope="col">{each}</th>
-          ))}
-        </tr>
-      </thead>
-      <tbody>{props.children}</tbody>
-    </table>
-  </div>
-);
-
-/** Cells of a picture: blue above 0, orange below, the stronger the further from it. Strengths are at most 1. */
-export function paintCells(canvas: HTMLCanvasElement, rows: ArrayLike<number>[]): void {
-  const [above, below] = dark.peek()
-    ? [
-        [110, 195, 245],
-        [255, 157, 77],
-      ]
-    : [
-        [0, 96, 160],
-        [179, 74, 0],
-      ];
-  const [width, height] = [rows[0].length, rows.length];
-  Object.assign(canvas, { width, height });
-  const image = new ImageData(width, height);
-  rows.forEach((row, i) => {
-    for (let n = 0; n < width; n++)
-      image.data.set([...(row[n] < 0 ? below : above), Math.round(255 * Math.abs(row[n]))], 4 * (i * width + n));
-  });
-  canvas.getContext("2d")!.putImageData(image, 0, 0);
+/** Rows of numbers from -1 to 1 as a picture that follows `by`: blue above 0, orange below, the stronger the further. */
+export function Cells(props: {
+  rows: () => (Float32Array | Float64Array)[];
+  by: unknown[];
+  class?: string;
+  label?: string;
+  title?: string;
+  later?: boolean; // so that nothing waits for it
+  onClick?: (e: TargetedMouseEvent<HTMLCanvasElement>) => void;
+  onMouseMove?: (e: TargetedMouseEvent<HTMLCanvasElement>) => void;
+}) {
+  const { rows, by, label, later, ...others } = props;
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const night = dark.value;
+  const paint = () => {
+    const [below, above] = night ? [0x4d9dff, 0xf5c36e] : [0x004ab3, 0xa06000]; // blue, green, red
+    const cells = rows();
+    const image = new ImageData(cells[0].length, cells.length);
+    const pixels = new Uint32Array(image.data.buffer);
+    let at = 0;
+    for (const row of cells)
+      for (const x of row) pixels[at++] = (x < 0 ? below : above) + 2 ** 24 * Math.round(255 * Math.abs(x));
+    Object.assign(canvas.current!, { width: image.width, height: image.height });
+    canvas.current!.getContext("2d")!.putImageData(image, 0, 0);
+  };
+  useEffect(() => {
+    if (!later) return paint();
+    const timer = setTimeout(paint, 100);
+    return () => clearTimeout(timer);
+  }, [...by, night]);
+  return <canvas ref={canvas} role={label ? "img" : undefined} aria-label={label} {...others} />;
 }
 
 export const Ramp = ({ low, high, colours }: { low: string; high: string; colours: string }) => (
@@ -216,14 +183,16 @@ export const Ramp = ({ low, high, colours }: { low: string; high: string; colour
 );
 
 const GLOSSARY = {
+  token: "What the model reads: a word, a piece of one, or a mark such as [CLS].",
   "mixing ratio":
-    "The length of what other tokens give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
+    "The length of what all other tokens together give to a token's vector, divided by that plus the length of what the token gives itself. 25% of the length is 10% of the squared length at a right angle.",
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
-  "words in random order": "A control: the same text with its words shuffled.",
+  "words in random order": "A control: the same text with its words shuffled, the tokens of a word together.",
   derivative:
     "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
-  "capture point": "A place in the model at which every token's vector is stored, such as a layer's output.",
+  "place in the model":
+    "Where every token's vector is stored, such as a layer's output; a capture point in the documentation.",
   "neighbours kept":
     "The share of a token's 15 nearest in the full space that are also its 15 nearest on the map. Chance: the same map with positions shuffled.",
   interval: "95% bootstrap interval over reviews; not drawn for fewer than eight.",

@@ -1,29 +1,21 @@
 // One weight unfolded: query, key, product, score, softmax, value, and for a short text what follows.
 
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
 import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type Vector } from "./attention";
 import { data, modelText } from "./data";
 import { figures, percent } from "./format";
-import { dark, headsLayer, position, set, shownHead, state } from "./state";
-import { Pane, paintCells, type Rows, Select, Table, Term } from "./ui";
+import { headsLayer, position, set, shownHead, state } from "./state";
+import { Cells, Pane, Term } from "./ui";
 import { nameOf } from "./words";
 
-const LISTED = 9; // sources of a longer text: the strongest, the word itself and the chosen one
+const LISTED = 9; // sources of a longer text: the strongest, the token itself and the chosen one
 const WHOLE = 16; // sources of a short text, all of which are listed
-const TOP = 4; // dimensions
 const USUAL = 0.98; // of a vector's numbers, whose largest has the strongest colour
 
-/** A cell for each dimension: blue above 0, orange below, the stronger the further. */
+/** A cell for each dimension; `most` has the strongest colour. */
 function Strip({ values, most, label }: { values: Vector; most: number; label: string }) {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const night = dark.value;
-  useEffect(() => {
-    const strength = (value: number) => (most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0);
-    paintCells(canvas.current!, [Float64Array.from(values, strength)]);
-  }, [values, most, night]);
-  const title = largestOf([values]) < 0.02 * most ? "almost 0 everywhere" : label;
-  return <canvas ref={canvas} class="strip" role="img" aria-label={label} title={title} />;
+  const strengths = () => [values.map((value) => (most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0))];
+  return <Cells rows={strengths} by={[values, most]} class="strip" label={label} title={label} />;
 }
 
 const usual = (vector: Vector) =>
@@ -74,17 +66,14 @@ function Numbers({ heads }: { heads: Heads }) {
   const mostKeys = largestOf([query, ...listed.map(({ key }) => key)]);
   const mostProducts = largestOf(listed.map(({ product }) => product));
   const mostValues = after ? largestOf(listed.map(({ j }) => after.values[j])) : 0;
-  const size = (n: number) => Math.abs(chosen.product[n]);
-  const decisive = [...chosen.product.keys()].toSorted((a, b) => size(b) - size(a)).slice(0, TOP);
-  const product = (n: number) =>
-    `${n + 1} (${figures(query[n])} × ${figures(chosen.key[n])} = ${figures(chosen.product[n])})`;
-  const sink = after && chosen.weight > 0.3 && largestOf([after.values[chosen.j]]) < 0.1 * largestOf(after.values);
   const where = `${data.labels.layers[layer]}, head ${head + 1}, ${modelText(state.checkpoint.value)}`;
-  const weights = (): Rows => ({
+  const weights = () => ({
     columns: ["position", "token", "q.k", "score", "weight"],
     rows: sources.map(({ j, seen, dot, score, weight }) => [
-      ...[j, name(j)],
-      ...(seen ? [dot, score] : [null, null]),
+      j,
+      name(j),
+      seen ? dot : null,
+      seen ? score : null,
       weight,
     ]),
     note: `query of ${name(i)}, ${where}`,
@@ -92,12 +81,24 @@ function Numbers({ heads }: { heads: Heads }) {
   });
   const parts = Object.entries({ query, key: chosen.key, product: chosen.product });
   const vectors = after ? [...parts, ["value", after.values[chosen.j]] as const, ...after.steps] : parts;
-  const numbers = (): Rows => ({
+  const numbers = () => ({
     columns: ["step", "dimension", "value"],
     rows: vectors.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
     digits: 6,
   });
-  const columns = ["word", `key, ${query.length} numbers`, "query × key", "sum", `score: × ${figures(scaling)}`];
+  const columns = [
+    "token",
+    `key, ${query.length} numbers`,
+    "query × key",
+    "sum",
+    `score: × ${figures(scaling)}`,
+    "weight",
+  ];
+  const strip = (label: string, values: Vector, most: number) => (
+    <td>
+      <Strip values={values} most={most} label={label} />
+    </td>
+  );
   const file = `${text}, query of ${name(i)}, ${where}`;
   return (
     <>
@@ -108,76 +109,52 @@ function Numbers({ heads }: { heads: Heads }) {
             <>
               dot product {figures(chosen.dot)}, scaled by {figures(scaling)} to {figures(chosen.dot * scaling)}
               {softcap ? `, capped to ${figures(chosen.score)}` : ""}, <Term name="softmax" /> weight{" "}
-              <b>{figures(chosen.weight)}</b> = exp({figures(chosen.score)} − {figures(logSum)}). Dimensions that
-              contribute most: {decisive.map(product).join(", ")}.
+              <b>{figures(chosen.weight)}</b> = exp({figures(chosen.score)} − {figures(logSum)}).
             </>
           ) : (
             "the mask hides it, so its weight is 0."
           )}
-          {sink && " Its value is near 0: this weight gives almost nothing (an attention sink)."}
         </p>
-        <div class="controls">
-          <Select
-            choice="source"
-            now={start + chosen.j}
-            label="Key of"
-            options={sources.map(({ j }) => [start + j, `${j} ${name(j)}`] as const)}
-          />
-        </div>
-        <Table
-          id="weight-rows"
-          label="Query, keys, scores and weights"
-          columns={[...columns, "weight", ...(after ? ["value", "weight × value"] : [])]}
-        >
-          <tr>
-            <th scope="row">
-              <bdi>{`query of “${name(i)}”`}</bdi>
-            </th>
-            <td>
-              <Strip values={query} most={mostKeys} label={`Query of ${name(i)}`} />
-            </td>
-            <td colSpan={after ? 6 : 4} class="small">
-              length {figures(lengthOf(query))}
-            </td>
-          </tr>
-          {listed.map((each) => {
-            const { j, seen, weight } = each;
-            return (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Query, keys, scores and weights">
+          <table id="weight-rows">
+            <tr>
+              {[...columns, ...(after ? ["value", "weight × value"] : [])].map((each) => (
+                <th scope="col">{each}</th>
+              ))}
+            </tr>
+            <tr>
+              <th scope="row">
+                <bdi>{`query of “${name(i)}”`}</bdi>
+              </th>
+              {strip(`Query of ${name(i)}`, query, mostKeys)}
+              <td colSpan={after ? 6 : 4} class="small">
+                length {figures(lengthOf(query))}
+              </td>
+            </tr>
+            {listed.map(({ j, seen, key, product, dot, score, weight }) => (
               <tr class={j === chosen.j ? "chosen" : ""}>
                 <th scope="row">
                   <button aria-pressed={j === chosen.j} onClick={() => set({ source: start + j })}>
                     <bdi>{name(j)}</bdi>
                   </button>
                 </th>
-                <td>
-                  <Strip values={each.key} most={mostKeys} label={`Key of ${name(j)}`} />
-                </td>
-                <td>
-                  <Strip values={each.product} most={mostProducts} label={`Product of ${name(j)}`} />
-                </td>
-                <td class="number">{seen ? figures(each.dot) : "–"}</td>
-                <td class="number">{seen ? figures(each.score) : "mask"}</td>
+                {strip(`Key of ${name(j)}`, key, mostKeys)}
+                {strip(`Product of ${name(j)}`, product, mostProducts)}
+                <td class="number">{seen ? figures(dot) : "–"}</td>
+                <td class="number">{seen ? figures(score) : "mask"}</td>
                 <td class="number weighted">
                   <i style={`width: ${100 * weight}%`} aria-hidden="true" />
                   <span>{percent(weight)}</span>
                 </td>
-                {after &&
-                  [after.values[j], after.weighted[j]].map((values, n) => (
-                    <td>
-                      <Strip
-                        values={values}
-                        most={mostValues}
-                        label={`${["Value", "Weighted value"][n]} of ${name(j)}`}
-                      />
-                    </td>
-                  ))}
+                {after && strip(`Value of ${name(j)}`, after.values[j], mostValues)}
+                {after && strip(`Weighted value of ${name(j)}`, after.weighted[j], mostValues)}
               </tr>
-            );
-          })}
-        </Table>
+            ))}
+          </table>
+        </div>
         <p class="small">
           Blue above 0, orange below; strongest ±{figures(mostKeys)} in query and keys, ±{figures(mostProducts)} in
-          products. {sources.length > listed.length && `Of ${sources.length} words the strongest; the csv has all.`}
+          products. {sources.length > listed.length && `Of ${sources.length} tokens the strongest; the csv has all.`}
         </p>
       </Pane>
       <Pane id="steps-of-weight" title="From the weights to the layer's vector" file={file} rows={numbers}>
@@ -200,11 +177,7 @@ function Numbers({ heads }: { heads: Heads }) {
             </p>
           </>
         ) : (
-          <p class="note">
-            The weighted values, through W_O, add up to a vector of length{" "}
-            {figures(heads.given_norms[((layer - 1) * headCount + head) * heads.length + i])}. The remaining steps are
-            shown only for short texts, to keep the file small.
-          </p>
+          <p class="note">The vectors after the softmax are shown only for short texts, to keep the file small.</p>
         )}
       </Pane>
     </>

@@ -1,17 +1,18 @@
-// Words of a text: shaded, found, selected, and marked by what they gave and took.
+// Tokens of a text: shaded, found, selected, and marked by what they gave and took.
 
 import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { data, documentOf, type Maybe, positionOf, range, readingAt, type Share, tokensOf } from "./data";
 import { exchanged, hasSign, shadeKind, shadeOf, shadeRange, shadeText } from "./measures";
 import { dark, hovered, set, state } from "./state";
+import { ARROWS } from "./ui";
 
-const THICKEST = 6; // pixels, of the line at the word that gave or took most
-const SENTENCE = 60; // words at most, where a text has no full stops
+const THICKEST = 6; // pixels, of the line at the token that gave or took most
+const SENTENCE = 60; // tokens at most, where a text has no full stops
 
 export const nameOf = (token: number) => readingAt(state.layer.value).names[token];
 export const limits = computed(shadeRange);
-export const opacity = () => (dark.value ? 0.5 : 0.68); // of the darkest shade, on which a word can still be read
+export const opacity = () => (dark.value ? 0.5 : 0.68); // of the darkest shade, on which a token can still be read
 
 function shade(value: Maybe): string | undefined {
   const [low, high] = limits.value;
@@ -23,34 +24,27 @@ function shade(value: Maybe): string | undefined {
 // Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
 
 const sought = signal("");
-const joined = computed(() => {
-  const { words, apart } = data.readings[0];
-  let text = "";
-  const tokenAt: number[] = [];
-  for (const token of tokensOf(state.document.value)) {
-    if (text && apart[token]) text += " ";
-    text += words[token].toLowerCase();
-    while (tokenAt.length < text.length) tokenAt.push(token);
-  }
-  return { text, tokenAt };
-});
-/** The tokens of each place that is found. */
+/** The tokens of each place in the text that is found. */
 const found = computed(() => {
   const query = sought.value.trim().toLowerCase().replaceAll(/\s+/g, " ");
-  const { text, tokenAt } = joined.value;
-  const places: number[][] = [];
-  if (!query) return places;
+  if (!query) return [];
+  const { words, apart } = data.readings[0];
+  let text = "";
+  const tokenAt: number[] = []; // by letter
+  for (const token of tokensOf(state.document.value)) {
+    text += (text && apart[token] ? " " : "") + words[token].toLowerCase();
+    while (tokenAt.length < text.length) tokenAt.push(token);
+  }
+  const places: Set<number>[] = [];
   for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + query.length))
-    places.push([...new Set(tokenAt.slice(at, at + query.length))]);
+    places.push(new Set(tokenAt.slice(at, at + query.length)));
   return places;
 });
-const foundTokens = computed(() => new Set(found.value.flat()));
 
 export function Find() {
   const next = () => {
     const starts = found.value.map(([first]) => first);
-    if (starts.length === 0) return;
-    set({ token: starts.find((each) => each > (state.token.value ?? -1)) ?? starts[0] });
+    if (starts.length > 0) set({ token: starts.find((each) => each > (state.token.value ?? -1)) ?? starts[0] });
   };
   return (
     <label>
@@ -78,21 +72,22 @@ const widths = (shares: Share[] = []) => {
   return new Map(shares.map(({ token, share }) => [token, `${width(share)}px`]));
 };
 
-/** Words from one token to another, selected by mouse and keys; `prefix` is that of their ids. */
-export function Words(props: { id: string; tokens: number[]; prefix: string; label: string; marks?: boolean }) {
+/** Tokens in a row, selected by mouse and keys; `prefix` is that of their ids. */
+export function Tokens(props: { id: string; tokens: number[]; prefix: string; label: string; marks?: boolean }) {
   const { id, tokens, prefix, label, marks } = props;
   const chosen = state.token.value;
   const exchange = marks && chosen !== null ? exchanged(chosen) : null;
   const [took, gave] = [widths(exchange?.took), widths(exchange?.gave)];
+  const matches = new Set(found.value.flatMap((place) => [...place]));
   const { words, apart } = readingAt(state.layer.value);
   const { direction } = data.documents[documentOf[tokens[0]]];
   const selectByKey = (e: KeyboardEvent) => {
-    const at = chosen === null ? -1 : tokens.indexOf(chosen);
-    const [on, back, last] = [Math.min(at + 1, tokens.length - 1), Math.max(at - 1, 0), tokens.length - 1];
-    const [ArrowRight, ArrowLeft] = direction === "rtl" ? [back, on] : [on, back];
-    const moves: Record<string, number> = { ArrowRight, ArrowLeft, ArrowDown: on, ArrowUp: back, Home: 0, End: last };
+    const [x, y] = ARROWS[e.key] ?? [0, 0];
+    const last = tokens.length - 1;
+    const to = tokens.indexOf(chosen ?? -1) + (direction === "rtl" ? -x : x) + y;
     if (e.key === "Escape") set({ token: null });
-    else if (e.key in moves) set({ token: tokens[moves[e.key]] });
+    else if (e.key === "Home" || e.key === "End") set({ token: tokens[e.key === "Home" ? 0 : last] });
+    else if (x || y) set({ token: tokens[Math.min(Math.max(to, 0), last)] });
     else return;
     e.preventDefault();
   };
@@ -115,11 +110,11 @@ export function Words(props: { id: string; tokens: number[]; prefix: string; lab
       onMouseOver={(e) => (hovered.value = tokenAt(e))}
       onMouseLeave={() => (hovered.value = null)}
     >
-      {/* Elements and no components: of 512 words, components would take longer than what they draw. */}
+      {/* Elements and no components: of 512 tokens, components would take longer than what they draw. */}
       {tokens.map((token) => {
         const value = shadeOf(token);
         const said = value === null ? "" : shadeText(value);
-        const classes = { piece: !apart[token], found: foundTokens.value.has(token), chosen: token === chosen };
+        const classes = { piece: !apart[token], found: matches.has(token), chosen: token === chosen };
         const exchanges = { took: took.has(token), gave: gave.has(token) };
         const names = Object.entries({ ...classes, ...exchanges }).filter(([, is]) => is);
         const style = { "--took-width": took.get(token), "--gave-width": gave.get(token) };
@@ -156,7 +151,7 @@ export const TokenLink = ({ token, name, children }: { token: number; name: stri
   </button>
 );
 
-/** The sentence around the selected word, or the text's first; a short text is whole. */
+/** The sentence around the selected token, or the text's first; a short text is whole. */
 export const sentence = computed(() => {
   const tokens = tokensOf(state.document.value);
   const ends = tokens.filter((token) => /^[.!?…。।]+$/.test(data.readings[0].words[token]));
