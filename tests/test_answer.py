@@ -46,6 +46,7 @@ class PlantedRun:
         parts = [self.curves.assign(control=control, checkpoint=name) for control, name in controls]
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
         self.tables["measure/mixing_controls"] = pd.concat(parts)
+        self.tables["faithfulness/margins"] = pd.DataFrame({"predicted": ["good", "bad", "good", "good"]})
 
     @property
     def mixing(self) -> Any:
@@ -74,6 +75,7 @@ def test_each_outcome_has_its_headline(change: float, share: float, headline: st
     assert f"{100 * share:.0f} % of what other tokens give" in found["sentences"][1]
     assert "In layer 2" in found["sentences"][1] or share == 0
     assert "94 % of them" in found["sentences"][-2]
+    assert "the same answer for every text would keep 75 %" in found["sentences"][-3]
     assert share == 0 or "in layer 2 it is 30 %, and 30 % with one value" in found["sentences"][-1]
     after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")
     assert after["values"] == pytest.approx([share / 10, share])

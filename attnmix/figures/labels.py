@@ -19,15 +19,43 @@ class Mark(NamedTuple):
 
 POINTS_PER_SECOND = 2  # capture points that the animation and the page's play button pass
 
+_LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
 RATIO_MARKS = {
-    "attn_w": Mark("Attention weights", "#56B4E9", "v"),
-    "attnres_w": Mark("Weights + skip", "#0072B2", "s"),
-    "attn_n": Mark("Norm-based", "#E69F00", "^"),
-    "attnres_n": Mark("Norm-based + skip", "#D55E00", "X"),
-    "attnresln_n": Mark("Norm-based + skip + LayerNorm", "#009E73", "h"),
-    "enc_n": Mark("Norm-based, both skips and LayerNorms", "#CC79A7", "D"),
-    "layer_n": Mark("Norm-based, whole layer", "#999999", "P"),
+    "attn_w": Mark(
+        "Attention weights",
+        "#56B4E9",
+        "v",
+        "By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
+    ),
+    "attnres_w": Mark(
+        "Weights + skip",
+        "#0072B2",
+        "s",
+        "By attention weights, the skip connection counted as half, other tokens' part of a token's vector after "
+        "attention of layer {layer} is {share}",
+    ),
+    "attn_n": Mark(
+        "Norm-based",
+        "#E69F00",
+        "^",
+        "In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
+    ),
+    "attnres_n": Mark("Norm-based + skip", "#D55E00", "X", "After attention and skip connection" + _LENGTH_RATIO),
+    "attnresln_n": Mark(
+        "Norm-based + skip + LayerNorm",
+        "#009E73",
+        "h",
+        "After attention, skip connection and LayerNorm" + _LENGTH_RATIO,
+    ),
+    "enc_n": Mark(
+        "Norm-based, both skips and LayerNorms",
+        "#CC79A7",
+        "D",
+        "After both skip connections and LayerNorms" + _LENGTH_RATIO,
+    ),
+    "layer_n": Mark("Norm-based, whole layer", "#999999", "P", "After the whole" + _LENGTH_RATIO),
 }
+"""Ratios; the meaning is that of one value, whose `{layer}` and `{share}` are filled in."""
 _MATRICES = {
     "attention": "Attention",
     "norm": "Norm-based",

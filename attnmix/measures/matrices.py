@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
+if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceBlock

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
-if TYPE_CHECKING:  # parameters and figures read the declarations, and need no torch
+if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
     from attnmix.measures.layers import Block, LayerPass
@@ -36,46 +36,38 @@ class Ratio:
     formula: Callable[[Any], Any]  # from a layer's `Parts` to the ratio `[N]` of N tokens
     definition: str  # the formula, as the documents show it
     source: str
-    sentence: str  # the meaning of one value; `{layer}` and `{share}` are filled in
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer after which it is taken
     points: tuple[str, ...] = ()  # capture points that it needs besides those that all ratios need
     headline: bool = False  # True if its mean is among the metrics
 
 
-_LENGTH_RATIO = " of layer {layer}, the length ratio of other tokens in a token's vector is {share}"
 RATIOS = {
     "attn_w": Ratio(
         formula=lambda parts: parts.mixed_weight,
         definition="1 - mean_h a_ii",
         source="weights only",
-        sentence="By its attention weights, layer {layer} takes {share} of what it adds to a token from other tokens",
         headline=True,
     ),
     "attnres_w": Ratio(
         formula=lambda parts: parts.mixed_weight / 2,
         definition="(1 - mean_h a_ii) / 2",
         source="weights, skip as half",
-        sentence="By attention weights, the skip connection counted as half, other tokens' part of a token's vector "
-        "after attention of layer {layer} is {share}",
     ),
     "attn_n": Ratio(
         formula=lambda parts: parts.attention.share(),
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
-        sentence="In what attention adds to a token's vector in layer {layer}, the length ratio of others is {share}",
         headline=True,
     ),
     "attnres_n": Ratio(
         formula=lambda parts: parts.residual.share(),
-        definition="the same with R",
+        definition="|sum_{j!=i} R_ij| / (|sum_{j!=i} R_ij| + |R_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention and skip connection" + _LENGTH_RATIO,
     ),
     "attnresln_n": Ratio(
         formula=lambda parts: parts.attention_norm.share(),
-        definition="the same with T",
+        definition="|sum_{j!=i} T_ij| / (|sum_{j!=i} T_ij| + |T_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
-        sentence="After attention, skip connection and LayerNorm" + _LENGTH_RATIO,
         headline=True,
     ),
     # The feed-forward network counts in the standard deviation only (section 3.3).
@@ -83,14 +75,12 @@ RATIOS = {
         formula=lambda parts: parts.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
-        sentence="After both skip connections and LayerNorms" + _LENGTH_RATIO,
         covers="layer",
     ),
     "layer_n": Ratio(
         formula=lambda parts: parts.layer.share(),
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
-        sentence="After the whole" + _LENGTH_RATIO,
         covers="layer",
         points=(PREACTIVATION, "cross_attention_output"),
     ),

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.figures.labels import CHECKPOINTS
-from attnmix.measures.ratios import RATIOS, preferred_ratio
+from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
+from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.store.runs import Run
 
@@ -218,14 +218,15 @@ def _needs(run: Run) -> list[str]:
     kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
     sentences = []
     if set(EDITS) <= set(kept):
-        first = len(kept) // 2 + 1
+        first, predicted = len(kept) // 2 + 1, run.table("faithfulness/margins")["predicted"]
+        constant = percent(predicted.value_counts(normalize=True).max())
         text, corpus, other = (
             percent(float(kept[name][first])) for name in ("text_mean", "corpus_mean", "other_class")
         )
         sentences.append(
             f"Does it matter which token gives? With every value vector from layer {first} on replaced by its text's "
             f"mean, {text} of the texts keep their predicted class; with the mean of other texts {corpus} do, with "
-            f"that of texts of the other class {other}."
+            f"that of texts of the other class {other}. One and the same answer for every text would keep {constant}."
         )
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
     if len(lens):
@@ -263,7 +264,7 @@ def headline(curves: pd.DataFrame) -> str:
 def lead(curves: pd.DataFrame) -> str:
     """Return what the headline's ratio measures, for the layer with the highest mean."""
     most, _ = most_and_least(curves)
-    sentence = RATIOS[most["method"]].sentence.format(layer=most["layer"], share=percent(most["mean"]))
+    sentence = RATIO_MARKS[most["method"]].meaning.format(layer=most["layer"], share=percent(most["mean"]))
     return f"{sentence}, the highest of the layers' means over {most['tokens']} tokens."
 
 
