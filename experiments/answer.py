@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -184,13 +185,9 @@ class Study:
         loaded = Model(self.model, self.tokenizer, "classifier")
         logits = []
         for batch in self.batches(rows):
-            inputs = {"input_ids": self.test.ids_NT[batch]}
-            with torch.inference_mode():
-                if edit is None:
-                    logits.append(self.model(**inputs).logits)
-                else:
-                    with loaded.intervene(edit(batch)) as network:
-                        logits.append(network(**inputs).logits)
+            edited = nullcontext(self.model) if edit is None else loaded.intervene(edit(batch))
+            with torch.inference_mode(), edited as network:
+                logits.append(network(input_ids=self.test.ids_NT[batch]).logits)
         return torch.cat(logits).double()
 
     def accuracy(self, rows: Sequence[int]) -> dict[str, float]:
@@ -332,14 +329,13 @@ class Study:
         truth = self.test.labels[self.truth][tokens["review"]]
         rows = []
         for layer, vectors_ND in enumerate(vectors):
-            named = (
-                head_scores(self.model, torch.from_numpy(vectors_ND), self.tokenizer.cls_token_id).argmax(-1).numpy()
-            )
+            scores_NC = head_scores(self.model, torch.from_numpy(vectors_ND), self.tokenizer.cls_token_id)
+            named = scores_NC.argmax(-1).numpy()
             for kind in tokens["kind"].unique():
                 mask = (tokens["kind"] == kind).to_numpy()
-                agreement, right = (named == predicted)[mask].mean(), (named == truth)[mask].mean()
-                rows.append({"layer": layer, "kind": kind, "target": "lens: predicted", "mean": float(agreement)})
-                rows.append({"layer": layer, "kind": kind, "target": "lens: label", "mean": float(right)})
+                for target, classes in (("predicted", predicted), ("label", truth)):
+                    mean = float((named == classes)[mask].mean())
+                    rows.append({"layer": layer, "kind": kind, "target": f"lens: {target}", "mean": mean})
         return rows
 
     def probe_rows(self, vectors: npt.NDArray[np.float32], tokens: pd.DataFrame, classes: Mapping[str, Any]) -> Rows:
