@@ -1,5 +1,6 @@
 // Every attention head's weights, computed from the queries and keys of a text, and a token's way through one head.
 
+import { max, mean, sum } from "d3";
 import { bytes, data, floats, once, range } from "./data";
 import type { Heads as Packed } from "./payload";
 
@@ -59,14 +60,14 @@ export function attentionRow(heads: Heads, layer: number, head: number, i: numbe
   const { width, vectors } = heads.keys(keyHead(heads, layer, head));
   const dots = new Float64Array(last - first + 1);
   for (let j = 0, at = first * width; j < dots.length; j++, at += width) {
-    let sum = 0;
-    for (let n = 0; n < width; n++) sum += query[n] * vectors[at + n];
-    dots[j] = sum;
+    let dot = 0;
+    for (let n = 0; n < width; n++) dot += query[n] * vectors[at + n];
+    dots[j] = dot;
   }
   const scores = dots.map((dot) => (softcap ? softcap * Math.tanh((dot * scaling) / softcap) : dot * scaling));
-  const largest = scores.reduce((most, score) => Math.max(most, score), -Infinity);
+  const largest = max(scores)!;
   const weights = scores.map((score) => Math.exp(score - largest));
-  const total = weights.reduce((sum, each) => sum + each, 0);
+  const total = sum(weights);
   const share = heads.sums ? heads.sums[headAt(layer, head) * heads.length + i] : 1; // an attention sink takes the rest
   const logSum = largest + Math.log(total / share);
   return { first, last, dots, scores, logSum, weights: weights.map((each) => (each * share) / total) };
@@ -90,19 +91,17 @@ export const tellingHead = once((number: number, checkpoint: string, layer: numb
   const heads = headsOf(number, checkpoint);
   if (!heads) return 0;
   const every = Math.ceil(heads.length / 32);
-  const strength = range(headCount).map((head) => {
-    let sum = 0;
-    for (const [n, row] of headRows(heads, layer, head, "weight", every).entries())
-      sum += row.reduce((most, w, j) => ([0, n * every, row.length - 1].includes(j) ? most : Math.max(most, w)), 0);
-    return sum;
-  });
+  const strength = range(headCount).map((head) =>
+    sum(headRows(heads, layer, head, "weight", every), (row, n) =>
+      max(row.filter((_, j) => ![0, n * every, row.length - 1].includes(j))),
+    ),
+  );
   return strength.indexOf(Math.max(...strength));
 });
 
 export type Vector = Float32Array | Float64Array;
 export const lengthOf = (vector: Vector) => Math.hypot(...vector);
-export const largestOf = (vectors: Vector[]) =>
-  vectors.reduce((most, each) => Math.max(most, ...Float64Array.from(each, Math.abs)), 0);
+export const largestOf = (vectors: Vector[]) => max(vectors, (vector) => max(vector, Math.abs)) ?? 0;
 const plus = (one: Vector, other: Vector) => Float64Array.from(one, (each, n) => each + other[n]);
 const farthest = (one: Vector, other: Vector) => largestOf([Float64Array.from(one, (each, n) => each - other[n])]);
 
@@ -125,10 +124,9 @@ export type Meeting = ReturnType<typeof meeting>;
 
 /** A LayerNorm, or an RMSNorm, which does not centre. */
 function normalised(vector: Vector, [eps, centred]: Float32Array, weights: Float32Array): Vector {
-  const all = Float64Array.from(vector);
-  const middle = centred ? all.reduce((sum, each) => sum + each, 0) / all.length : 0;
-  const inner = all.map((each) => each - middle);
-  const deviation = Math.sqrt(inner.reduce((sum, each) => sum + each * each, 0) / inner.length + eps);
+  const middle = centred ? mean(vector)! : 0;
+  const inner = Float64Array.from(vector, (each) => each - middle);
+  const deviation = Math.sqrt(mean(inner, (each) => each * each)! + eps);
   return inner.map((each, n) => (each / deviation) * weights[n] + weights[vector.length + n]);
 }
 

@@ -66,11 +66,6 @@ export function ratioOf(token: number, layer: number, checkpoint: string, method
   return text && layer > 0 ? value(codes(text)[(layer - 1) * tokenCount + token], 0, 1) : null;
 }
 
-export const mean = (values: Maybe[]): Maybe => {
-  const known = values.filter((each) => each !== null);
-  return known.length > 0 ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
-};
-
 /** The mean ratio of each measured review. */
 export function reviewRatios(layer: number, checkpoint: string, method: string): Maybe[] {
   const { names, values } = data.reviews;

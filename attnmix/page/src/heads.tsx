@@ -1,5 +1,6 @@
 // One attention head as lines and as a matrix, and all heads small; a line unfolds into the numbers behind it.
 
+import { linkHorizontal, max } from "d3";
 import { useMemo } from "preact/hooks";
 import { headCount, headRows, headsOf } from "./attention";
 import { data, layers, modelText, once, range } from "./data";
@@ -16,10 +17,10 @@ const FAINT = 0.02; // of the strongest, below which a line is left out
 const ROW = 21; // pixels
 const SMALL_ROWS = 32; // of a small picture
 
+const curve = linkHorizontal();
 type Link = { i: number; j: number; value: number };
 type Weights = Float32Array[];
-const largestIn = (row: Float32Array) => row.reduce((most, value) => Math.max(most, value), 0);
-const largest = (rows: Weights) => rows.reduce((most, row) => Math.max(most, largestIn(row)), 0) || 1;
+const largest = (rows: Weights) => max(rows, (row) => max(row)) || 1;
 
 /** The weights from and to a token, or all, the largest first, without those below a part of the largest. */
 function linksOf(rows: Weights, token: number | null, least: number): Link[] {
@@ -56,9 +57,6 @@ function Lines({ rows }: { rows: Weights }) {
   const names = Math.min(150, width * 0.33);
   const y = (side: number[], each: number) => 24 + ROW * (side.indexOf(each) + 0.5);
   const [x0, x1] = [names + 6, width - names - 6];
-  const bend = (x1 - x0) * 0.42;
-  const curve = ({ i, j }: Link) =>
-    `M${x0},${y(left, i)}C${x0 + bend},${y(left, i)} ${x1 - bend},${y(right, j)} ${x1},${y(right, j)}`;
   const column = (title: string, side: number[], x: number, anchor: "end" | "start") => (
     <g text-anchor={anchor}>
       <text class="axis" x={x} y="10">
@@ -91,7 +89,7 @@ function Lines({ rows }: { rows: Weights }) {
         {links.toReversed().map((link) => (
           <path
             class="link"
-            d={curve(link)}
+            d={curve({ source: [x0, y(left, link.i)], target: [x1, y(right, link.j)] })!}
             stroke={token !== null && link.i !== token ? "var(--after)" : "var(--took)"}
             stroke-width={0.6 + 3.6 * (link.value / links[0].value)}
             stroke-opacity={0.18 + 0.8 * (link.value / links[0].value)}
@@ -111,7 +109,7 @@ function Lines({ rows }: { rows: Weights }) {
 function shades(rows: Weights, columns = rows[0].length): Float32Array[] {
   const [most, wide] = [largest(rows), rows[0].length / columns];
   const cell = (row: Float32Array) => (_: unknown, n: number) =>
-    Math.sqrt(largestIn(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide))) / most);
+    Math.sqrt(max(row.subarray(Math.floor(n * wide), Math.ceil((n + 1) * wide)))! / most);
   return rows.map((row) => Float32Array.from({ length: columns }, cell(row)));
 }
 

@@ -1,8 +1,9 @@
 // Six steps that stay on the screen while they drive the views; each is a link.
 
 import { effect } from "@preact/signals";
+import { mean } from "d3";
 import { useEffect, useRef } from "preact/hooks";
-import { captured, checkpoints, data, layers, mean, type Maybe } from "./data";
+import { captured, checkpoints, data, layers, type Maybe } from "./data";
 import { points, wholePercent } from "./format";
 import type { Series } from "./payload";
 import { type Choice, set, state } from "./state";

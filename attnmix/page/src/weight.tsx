@@ -80,7 +80,7 @@ function Numbers({ heads }: { heads: Heads }) {
     digits: 6,
   });
   const parts = Object.entries({ query, key: chosen.key, product: chosen.product });
-  const vectors = after ? [...parts, ["value", after.values[chosen.j]] as const, ...after.steps] : parts;
+  const vectors = after ? [...parts, ["value", after.values[chosen.j]] as const, ...after.steps] : [];
   const numbers = () => ({
     columns: ["step", "dimension", "value"],
     rows: vectors.flatMap(([step, vector]) => Array.from(vector, (value, n) => [step, n + 1, value])),
@@ -154,32 +154,29 @@ function Numbers({ heads }: { heads: Heads }) {
         </div>
         <p class="small">
           Blue above 0, orange below; strongest ±{figures(mostKeys)} in query and keys, ±{figures(mostProducts)} in
-          products. {sources.length > listed.length && `Of ${sources.length} tokens the strongest; the csv has all.`}
+          products. {sources.length > listed.length && `Of ${sources.length} tokens the strongest; the csv has all. `}
+          {!after && "What follows the softmax is shown only for short texts, to keep the file small."}
         </p>
       </Pane>
-      <Pane id="steps-of-weight" title="From the weights to the layer's vector" file={file} rows={numbers}>
-        {after ? (
-          <>
-            <ol id="flow">
-              {after.steps.map(([step, vector]) => (
-                <li>
-                  <span>{STEPS[step]}</span>
-                  <Strip values={vector} most={usual(vector)} label={STEPS[step]} />
-                  <small>
-                    {vector.length} numbers, length {figures(lengthOf(vector))}
-                  </small>
-                </li>
-              ))}
-            </ol>
-            <p class="small" id="off">
-              Computed here, the gathered vector differs from the model's own by {after.off.attended.toExponential(1)}{" "}
-              at most, the last by {after.off.stored.toExponential(1)}.
-            </p>
-          </>
-        ) : (
-          <p class="note">The vectors after the softmax are shown only for short texts, to keep the file small.</p>
-        )}
-      </Pane>
+      {after && (
+        <Pane id="steps-of-weight" title="From the weights to the layer's vector" file={file} rows={numbers}>
+          <ol id="flow">
+            {after.steps.map(([step, vector]) => (
+              <li>
+                <span>{STEPS[step]}</span>
+                <Strip values={vector} most={usual(vector)} label={STEPS[step]} />
+                <small>
+                  {vector.length} numbers, length {figures(lengthOf(vector))}
+                </small>
+              </li>
+            ))}
+          </ol>
+          <p class="small" id="off">
+            Computed here, the gathered vector differs from the model's own by {after.off.attended.toExponential(1)} at
+            most, the last by {after.off.stored.toExponential(1)}.
+          </p>
+        </Pane>
+      )}
     </>
   );
 }
