@@ -15,7 +15,7 @@ import logging
 import secrets
 import socket
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from attnmix.runs.sentence import TextMeasurer
 
 MAX_BODY_BYTES = 200_000
 MAX_WAITING = 4  # texts, behind the one that is measured
+MAX_PER_MINUTE = 60  # texts
 KEPT_PAGES = 20
 EXAMPLES = (
     "time flies like an arrow",
@@ -88,6 +89,7 @@ class Pages:
         self.measurer, self.subject = measurer, subject
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.turn, self.waiting = asyncio.Lock(), 0
+        self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
     def write(self, text: str) -> str:
         """Return the page of one text."""
@@ -95,8 +97,10 @@ class Pages:
 
     async def add(self, text: str) -> str:
         """Measure a text when its turn comes, keep its page, and return the page's name, which nobody can guess."""
-        if self.waiting > MAX_WAITING:
+        now = time.monotonic()
+        if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
             raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
+        self.times.append(now)
         self.waiting += 1
         try:
             async with self.turn:
