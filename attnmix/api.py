@@ -84,8 +84,7 @@ def measure(
     if absent := sorted(set(methods or ()) - set(present)):
         raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
     with model.observed() as base:
-        label: Any = model.name
-        measurer = BatchMeasurer(base, label, present, model.tokenizer.pad_token_id or 0)
+        measurer = BatchMeasurer(base, present, model.tokenizer.pad_token_id or 0)
         ratios: dict[int, npt.NDArray[np.float32]] = {}
         for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
@@ -172,9 +171,8 @@ class Measures:
         if name not in known:
             matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
             with self.model.observed() as base:
-                label: Any = self.model.name
                 wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
-                measurer = DocumentMeasurer(base, label, self.methods, wanted)
+                measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
             known.update({key: matrix.cpu().numpy() for key, matrix in computed.items()})
         if name not in known:

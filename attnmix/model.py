@@ -128,6 +128,7 @@ def load(
         fetch_model(str(model), checkpoint, revision)
         base: Any = load_base(checkpoint)
         family_of(base.config)
+        base.name_or_path = str(model)  # the folder goes
         return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
 
 

@@ -9,7 +9,6 @@ its peak memory is its own: what more tokens add to it says how it grows.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ def ratios(length: int, identities: bool) -> None:
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import Document
 
-    measurer = BatchMeasurer(_base(), Path("random weights"), SIX, 0)
+    measurer = BatchMeasurer(_base(), SIX, 0)
     words = np.arange(length, dtype=np.int32)
     document = Document("text/0", _ids(length), np.zeros(length, dtype=np.int8), words, measured=False)
     if identities:

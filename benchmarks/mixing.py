@@ -85,7 +85,7 @@ def _ready() -> _Ready:
     )
     kinds = [documents_of(table.assign(measured=measured), tokens) for measured in (False, True)]
     batches = batches_by_tokens([len(document) for document in kinds[0]], parameters.capture.batch_tokens)
-    every, six = (BatchMeasurer(base, FINETUNED, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
+    every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
     return _Ready(every, six, *([[kind[i] for i in batch] for batch in batches] for kind in kinds))
 
 

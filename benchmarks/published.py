@@ -84,7 +84,7 @@ def main() -> None:
     texts = read(arguments.texts, tokenizer, arguments.documents, arguments.max_length)
     if arguments.protocol == "published":
         texts = masked(texts, tokenizer)
-    methods = BatchMeasurer(base, folder, tuple(PUBLISHED), tokenizer.pad_token_id).methods
+    methods = BatchMeasurer(base, tuple(PUBLISHED), tokenizer.pad_token_id).methods
     ratios = measure(base, folder, tokenizer.pad_token_id, methods, texts, arguments.batch_tokens)
     print(f"{folder}: {len(texts)} texts, {ratios.shape[-1]} tokens, {ratios.shape[1]} layers, {arguments.protocol}")
     print(f"{'':12s} {'measured':>30s}   {'BERT-base':>17s}   {'RoBERTa-base':>17s}")
@@ -152,7 +152,7 @@ def measure(
     batch_tokens: int,
 ) -> npt.NDArray[np.float32]:
     """The ratios `[methods, layers, tokens]` of all texts' tokens, special and masked ones included, padding not."""
-    measurer = BatchMeasurer(base, folder, methods, pad_token_id)
+    measurer = BatchMeasurer(base, methods, pad_token_id)
     parts = []
     batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
     for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):
@@ -163,7 +163,7 @@ def measure(
 
         inputs = _inputs(base, [texts[i] for i in batch], pad_token_id)
         with torch.inference_mode():
-            run_layers(base, folder, inputs, visit)
+            run_layers(base, inputs, visit)
             ratios_MLBT = torch.stack(ratios, dim=1)
         parts.append(ratios_MLBT[:, :, inputs["attention_mask"].bool()].cpu().numpy())
     return np.concatenate(parts, axis=-1)
@@ -186,7 +186,7 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
             found["expansion_rate"].append(expansion_rate(value_map(seen), seen.block.output))
 
     with torch.inference_mode():
-        run_layers(base, folder, padded([[1]], 0, base.device), visit)
+        run_layers(base, padded([[1]], 0, base.device), visit)
     return {name: values for name, values in found.items() if values}
 
 

@@ -208,7 +208,7 @@ class Study:
     def measures(self, rows: Sequence[int]) -> list[DocumentMeasures]:
         """Return every measure of some test reviews."""
         self.model.eval()
-        measurer = BatchMeasurer(self.base, self.checkpoint, METHODS, self.tokenizer.pad_token_id)
+        measurer = BatchMeasurer(self.base, METHODS, self.tokenizer.pad_token_id)
         batches = [[self.documents[row] for row in batch] for batch in self.batches(rows)]
         measurer.read_corpus(batches)
         return [each for batch in batches for each in measurer.measures(batch, [False] * len(batch))]
@@ -274,7 +274,7 @@ class Study:
 
     def coherence_rows(self) -> Rows:
         """Return |sum_{j!=i} F_ij| / sum_{j!=i} |F_ij| by layer: 1 where all that others give has one direction."""
-        measurer = DocumentMeasurer(self.base, self.checkpoint, METHODS, ["norm"])
+        measurer = DocumentMeasurer(self.base, METHODS, ["norm"])
         measures = self.measures(range(COURSE_REVIEWS))[:COHERENCE_REVIEWS]
         lengths_L = np.mean([each.counted["lengths"][:, 1] / TOKENS for each in measures], 0)
         sums = []

@@ -117,7 +117,7 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
         ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(torch.stack(norms).sum(-1) < ROUNDING, 0)
         return ratios_CMBT
 
-    ((ratios_MBT, *controls_CMBT),) = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
+    ((ratios_MBT, *controls_CMBT),) = map_layers(measure, base, _batch(ids_BT), POINTS)
     by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
     for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
         for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
@@ -138,7 +138,7 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
     def measure(layer_pass: LayerPass) -> list[dict[str, Tensor]]:
         return [layer_contributions(declared, layer_pass.document(text)) for text in range(len(ids_BT))]
 
-    by_layer = map_layers(measure, base, Path("planted"), _batch(ids_BT), POINTS)
+    by_layer = map_layers(measure, base, _batch(ids_BT), POINTS)
     by_text = []
     for raw in zip(*by_layer, strict=True):
         shares = {

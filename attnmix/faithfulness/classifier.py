@@ -128,13 +128,13 @@ class Classifier:
                 if isinstance(module, Linear):
                     hooks.enter_context(module.register_forward_hook(note))
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self.folder, self._batch_of(ids), visit, points, self.model)
+            output = run_layers(self.base, self._batch_of(ids), visit, points, self.model)
         return results, output.logits[0], calls
 
     @cached_property
     def values(self) -> list[Affine]:
         """x -> x W_V + b_V of each layer."""
-        return map_layers(value_map, self.base, self.folder, self._batch_of([self.tokenizer.pad_token_id]))
+        return map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return what enters the head's second Linear `[width]` if all that leaves the first is `number` `[1]`."""

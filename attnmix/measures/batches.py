@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.geometry import Cloud, Words, geometry, step_measures
 from attnmix.measures.heads import head_factors, head_ratios
 from attnmix.measures.identities import IDENTITIES, embedding_errors, identity_errors, vector_errors
-from attnmix.measures.layers import RATIO_POINTS, LayerPass, map_layers, run_layers
+from attnmix.measures.layers import RATIO_POINTS, LayerPass, checkpoint_name, map_layers, run_layers
 from attnmix.measures.ratios import all_parts, mixing_ratios, ratio_points
 from attnmix.measures.sources import SOURCES, source_sums
 from attnmix.models.capture_points import widths
@@ -92,8 +91,8 @@ def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
 class BatchMeasurer:
     """One checkpoint's model, and what to read from its forward passes."""
 
-    def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], pad_token_id: int) -> None:
-        self.base, self.folder, self.pad_token_id = base, folder, pad_token_id
+    def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
+        self.base, self.pad_token_id = base, pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.sites = list(widths(base))
@@ -102,12 +101,12 @@ class BatchMeasurer:
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Read `corpus` from documents, of which no more than a sample is needed."""
-        self.corpus = CorpusValues.read(self.base, self.folder, batches, self.pad_token_id)
+        self.corpus = CorpusValues.read(self.base, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
         """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
         ratios, points = partial(mixing_ratios, self.methods), (*RATIO_POINTS, *ratio_points(self.methods))
-        return torch.stack(map_layers(ratios, self.base, self.folder, self.batch(documents), points))
+        return torch.stack(map_layers(ratios, self.base, self.batch(documents), points))
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[dict[str, npt.NDArray[Any]]]:
         """Return what `DocumentMeasures.sums` would hold of a control that is a forward pass of other `documents`."""
@@ -121,7 +120,7 @@ class BatchMeasurer:
     def value_biases(self) -> list[Tensor]:
         """b_V of each layer `[E]`."""
         one_token = padded([[1]], self.pad_token_id, self.base.device)
-        return map_layers(lambda each: each.value_bias, self.base, self.folder, one_token)
+        return map_layers(lambda each: each.value_bias, self.base, one_token)
 
     def measures(self, documents: Sequence[Document], sampled: Sequence[bool] | None = None) -> list[DocumentMeasures]:
         """Return everything for each document of one padded batch; of those `sampled`, all identities are checked.
@@ -131,7 +130,7 @@ class BatchMeasurer:
         with torch.inference_mode():
             work = _BatchPass(self, documents, sampled)
             points = (*POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self.folder, work.batch, work.visit, points, output_hidden_states=True)
+            output = run_layers(self.base, work.batch, work.visit, points, output_hidden_states=True)
             return work.results(output)
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
@@ -166,7 +165,9 @@ class _BatchPass:
         broken_B = (~self.ratios[-1].isfinite() & self.mask_BT).any(0).any(-1)
         if broken_B.any():
             place = f"layer {number} of {self.documents[int(broken_B.nonzero()[0])].name}"
-            raise InputError(f"{self.measurer.folder}: {place} holds NaN or infinite values; the weights are broken")
+            raise InputError(
+                f"{checkpoint_name(self.measurer.base)}: {place} holds NaN or infinite values; the weights are broken"
+            )
         self.errors.append(self._checked(number, identity_errors(layer_pass, self.mask_BT, self.sampled)))
         if not self.counted:
             return
@@ -245,7 +246,7 @@ class _BatchPass:
             worst = int(errors_B.nan_to_num(nan=-1).argmax())
             if (error := float(errors_B[worst])) > IDENTITY_TOLERANCE:
                 raise InputError(
-                    f"{self.measurer.folder}: the identity {identity} fails in layer {layer} of "
+                    f"{checkpoint_name(self.measurer.base)}: the identity {identity} fails in layer {layer} of "
                     f"{self.documents[worst].name} ({meaning}): relative error {error:.3g}, "
                     f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
                     "attnmix/models/families.yaml does not hold for this model"

@@ -7,7 +7,6 @@ T tokens, J sources of a block, D hidden.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -146,9 +145,9 @@ class SourceBlock:
 class DocumentMeasurer:
     """One checkpoint's model, in float64 for the matrices, in float32 for derivatives."""
 
-    def __init__(self, base: PreTrainedModel, folder: Path, methods: Sequence[str], matrices: Sequence[str]) -> None:
+    def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str]) -> None:
         family = family_of(base.config)
-        self.base, self.folder, self.base_32 = copy.deepcopy(base).double(), folder, base
+        self.base, self.base_32 = copy.deepcopy(base).double(), base
         self.methods, self.matrices = family.present(methods), family.present(matrices)
         self.declared = [LAYER_MATRICES[name] for name in self.matrices]
         sites = widths(base)
@@ -228,7 +227,7 @@ class DocumentMeasurer:
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return what `function` makes of each layer of the document, without the axis of a batch."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(lambda each: function(each.document(0)), self.base, self.folder, self._batch(ids), points)
+        return map_layers(lambda each: function(each.document(0)), self.base, self._batch(ids), points)
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         return padded([ids.tolist()], 0, self.base.device)

@@ -64,14 +64,14 @@ class CorpusValues:
         self.values_LGE, self.counts_G, self.names = values_LGE, counts_G, names
 
     @classmethod
-    def read(cls, base: PreTrainedModel, folder: Path, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
+    def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Return them from the forward passes of `batches` of documents; None without any."""
         sums: list[Tensor] = []
         counts_G, names = torch.zeros(len(CLASSES) * len(POSITIONS), dtype=torch.float64), set()
         for documents in batches:
             memberships = [_membership(document).to(base.device) for document in documents]
             inputs = padded([document.ids.tolist() for document in documents], pad, base.device)
-            for layer, value_BTE in enumerate(map_layers(lambda layer_pass: layer_pass.value, base, folder, inputs)):
+            for layer, value_BTE in enumerate(map_layers(lambda layer_pass: layer_pass.value, base, inputs)):
                 tokens = zip(memberships, value_BTE, strict=True)
                 sum_GE = torch.stack([each.T @ value_TE[: len(each)].double() for each, value_TE in tokens]).sum(0)
                 sums[layer:] = [sums[layer] + sum_GE if layer < len(sums) else sum_GE, *sums[layer + 1 :]]

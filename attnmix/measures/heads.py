@@ -11,7 +11,6 @@ vector, in float64; `attnmix/store/heads.py` names the parts.
 Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnmix.core.errors import InputError
-from attnmix.measures.layers import Block, LayerPass, map_layers
+from attnmix.measures.layers import Block, LayerPass, checkpoint_name, map_layers
 from attnmix.measures.ratios import Split
 from attnmix.models.attention import AttentionCall
 from attnmix.models.encoding import padded
@@ -52,12 +51,10 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
     return Split(*through).share()
 
 
-def record_heads(
-    base: PreTrainedModel, folder: Path, ids: npt.NDArray[np.int32], layers: int
-) -> dict[str, npt.NDArray[Any]]:
+def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
     """Return every part of one text by its name, of all `layers`; none of a family without queries and keys.
 
-    `InputError` naming `folder` for scores that hold a bias.
+    `InputError` for scores that hold a bias.
     """
     if HEADS in family_of(base.config).absent():
         return {}
@@ -67,14 +64,14 @@ def record_heads(
     def layer_parts(layer_pass: LayerPass) -> dict[str, Tensor]:
         document = layer_pass.document(0)
         key_heads = getattr(base.config, "num_key_value_heads", None) or len(document.attention.query)
-        return _layer_parts(document, folder, key_heads, layers)
+        return _layer_parts(document, checkpoint_name(base), key_heads, layers)
 
-    by_layer = map_layers(layer_parts, base, folder, batch, points)
+    by_layer = map_layers(layer_parts, base, batch, points)
     stacked = {name: torch.stack([layer[name] for layer in by_layer]).cpu().numpy() for name in by_layer[0]}
     return {name: array.astype(np.int32 if name == "reach" else np.float32) for name, array in stacked.items()}
 
 
-def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int, layers: int) -> dict[str, Tensor]:
+def _layer_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
     call, block, features = layer_pass.attention, layer_pass.block, layer_pass.features
     heads = len(call.query)
     first_of_group = slice(None, None, heads // key_heads)
@@ -85,7 +82,7 @@ def _layer_parts(layer_pass: LayerPass, folder: Path, key_heads: int, layers: in
         "query": call.query,
         "key": call.key[first_of_group],
         "log_sums": call.log_sums,
-        "reach": _reach(call, f"{folder}: layer {layer_pass.call.number}"),
+        "reach": _reach(call, f"{model}: layer {layer_pass.call.number}"),
         "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
         "source_norms": (call.value @ W_HdD).norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),

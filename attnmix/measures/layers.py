@@ -11,7 +11,6 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -260,7 +259,6 @@ def mean_on_way(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tenso
 
 def run_layers(
     base: PreTrainedModel,
-    folder: Path,
     batch: Mapping[str, Tensor],
     visit: Callable[[LayerPass, Mapping[Site, Tensor]], None],
     points: Collection[str] = RATIO_POINTS,
@@ -270,16 +268,16 @@ def run_layers(
     """Run one forward pass, which shows each layer to `visit` as soon as it is through, with the features so far.
 
     `model` is run in place of `base` where it is given. Of earlier layers only their output is kept.
-    `InputError` naming the checkpoint's `folder` where a layer does not attend by the library's function.
+    `InputError` where a layer does not attend by the library's function.
     """
     attentions, attention_calls = attention_modules(base), list[AttentionCall]()
 
     def finished(call: LayerCall) -> None:
         if not attention_calls:
             raise InputError(
-                f"{folder}: layer {call.number} did not call the library's attention function; without its query, "
-                "key and value nothing can be measured (own_attention of the family in attnmix/models/families.yaml "
-                "says whose function it should call)"
+                f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function; without "
+                "its query, key and value nothing can be measured (own_attention of the family in "
+                "attnmix/models/families.yaml says whose function it should call)"
             )
         block, attention = Block(call.module, call.stack), attention_calls.pop()
         layer_features = {site.point: feature for site, feature in features.items() if site.layer == call.number}
@@ -295,17 +293,21 @@ def run_layers(
         return (model or base)(**batch, **options)
 
 
+def checkpoint_name(base: PreTrainedModel) -> str:
+    """Return what the model was loaded from, for messages; of one made in memory its class."""
+    return str(base.name_or_path or type(base).__name__)
+
+
 def map_layers(
     function: Callable[[LayerPass], Result],
     base: PreTrainedModel,
-    folder: Path,
     batch: Mapping[str, Tensor],
     points: Collection[str] = RATIO_POINTS,
 ) -> list[Result]:
     """Return what `function` makes of each layer of one forward pass, without derivatives."""
     results: list[Result] = []
     with torch.inference_mode():
-        run_layers(base, folder, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
+        run_layers(base, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
     return results
 
 

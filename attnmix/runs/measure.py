@@ -103,18 +103,18 @@ def measure(
         size = len(checkpoints) * _kept_bytes(base, methods, matrices, corpus)
         check_disk(demand, size, folder, SIZE_PARAMETERS, copies)
         work = works[name] = CheckpointWork(folder, name, *share)
-        batches = BatchMeasurer(base, path, methods, tokenizer.pad_token_id)
+        batches = BatchMeasurer(base, methods, tokenizer.pad_token_id)
         batches.read_corpus(_corpus_batches(corpus, reviews, batch_tokens, seed))
         work.measure(batches, sampled)
         work.control("shuffled_words", batches, partial(shuffled_words, seed=seed))
-        documents = DocumentMeasurer(base, path, methods, matrices)
+        documents = DocumentMeasurer(base, methods, matrices)
         work.captured_texts(documents)
         work.gradients(documents, gradient_reviews, parameters.gradient_max_length, seed)
         gains[name] = documents.gains()
     random_model = random_base(first, seed).to(state.device)
     read_segments(random_model, tokenizer, run.pairs)
     random = CheckpointWork(folder, RANDOM, *share)
-    random.control("random_weights", BatchMeasurer(random_model, first, methods, tokenizer.pad_token_id))
+    random.control("random_weights", BatchMeasurer(random_model, methods, tokenizer.pad_token_id))
     state.wait_for_everyone()
     if not state.is_main_process:
         return
@@ -212,7 +212,7 @@ class CheckpointWork:
                 array = matrix.float().cpu().numpy()
                 writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
             part = folder.with_name(f"{folder.name}.part")
-            writers.write_heads(part, record_heads(measurer.base, measurer.folder, document.ids, measurer.layers))
+            writers.write_heads(part, record_heads(measurer.base, document.ids, measurer.layers))
             part.rename(folder)  # once both are whole
 
     def gradients(self, measurer: DocumentMeasurer, numbers: Sequence[int], max_length: int, seed: int) -> None:

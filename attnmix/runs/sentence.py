@@ -141,11 +141,11 @@ class TextMeasurer:
         self.checkpoints: dict[str, _Checkpoint] = {}
         for name, folder in checkpoints.items():
             base: Any = load_base(folder)
-            batches = BatchMeasurer(base.to(device), folder, self.methods, self.tokenizer.pad_token_id)
-            texts = DocumentMeasurer(batches.base, folder, self.methods, matrices)
+            batches = BatchMeasurer(base.to(device), self.methods, self.tokenizer.pad_token_id)
+            texts = DocumentMeasurer(batches.base, self.methods, matrices)
             self.checkpoints[name] = _Checkpoint(batches, texts, texts.gains())
         random: Any = random_base(first, SEED)
-        self.random = BatchMeasurer(random.to(device), first, self.methods, self.tokenizer.pad_token_id)
+        self.random = BatchMeasurer(random.to(device), self.methods, self.tokenizer.pad_token_id)
         self.classifier: Classifier | None = None
         if CAPTURED_CHECKPOINT in checkpoints:
             self.classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, MAX_TOKENS)
@@ -204,7 +204,7 @@ class TextMeasurer:
             measures.sums() | control,
             np.stack([errors, (~np.isnan(errors)).astype(np.float64)]),
             {method: each.float().cpu().numpy() for method, each in texts.contributions(document.ids).items()},
-            record_heads(texts.base, batches.folder, document.ids, texts.layers),
+            record_heads(texts.base, document.ids, texts.layers),
         )
 
     def _capture(self, run: TextRun, document: Document) -> None:
