@@ -16,8 +16,8 @@ from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
 from attnmix.store.runs import Run
 
-RATIO_LABELS = {
-    "attn_w": "Attention weights",
+# Figures have short labels; the page has room to say how the ratios differ.
+RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()} | {
     "attnres_w": "Attention weights, skip as half",
     "attn_n": "Norm-based, attention alone",
     "attnres_n": "Norm-based, with skip",
