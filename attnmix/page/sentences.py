@@ -65,7 +65,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
             "checkpoints": dict(CHECKPOINTS) if len(differences) else {"pretrained": "The model as it is"},
             "facts": {f"text{plural}": str(texts), "tokens": str(len(tokens)), "layers": str(curves["layer"].max())},
             "measured": f"All numbers and maps are of the text{plural} below.",
-            "intervals": plural and ", with 95 % intervals over texts",
+            "intervals": plural and ", with 95% intervals over texts",
             "findings": _controls(run),
             "cautions": _cautions(subject, "Other texts have other numbers.", run),
             "computed_on": {"measures": measure["computed_on"]},
@@ -73,7 +73,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
     finetune, download = run.metrics("finetune"), run.metrics("download")
     test = finetune["test"]
     low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
-    accuracy = f"The 95 % interval of the classifier's test accuracy is {low} to {high}."
+    accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
     return words | {
         "checkpoints": CHECKPOINTS,
         "facts": {
@@ -85,7 +85,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
         },
         "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
         f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
-        "intervals": ", with 95 % intervals over reviews",
+        "intervals": ", with 95% intervals over reviews",
         "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
@@ -93,8 +93,8 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Return `0.2426` as `24 %`."""
-    return f"{100 * share:.{digits}f} %"
+    """Return `0.2426` as `24%`."""
+    return f"{100 * share:.{digits}f}%"
 
 
 def _signed(number: float, form: str = ".2f") -> str:
@@ -151,7 +151,7 @@ def answer(run: Run) -> dict[str, Any]:
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (
         "The mixing ratio, the length of what other tokens give a token as a share of that and its own part together, "
-        f"{verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all layers (95 % interval "
+        f"{verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all layers (95% interval "
         f"of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage points)."
     )
     plain = {"rises": "makes tokens mix more", "falls": "makes tokens mix less"}.get(verb)
@@ -255,7 +255,7 @@ def headline(curves: pd.DataFrame) -> str:
     """Return the main result as one line, with as many digits as tell the two ratios apart and from 0."""
     most, least = most_and_least(curves)
     pairs = [(percent(most["mean"], digits), percent(least["mean"], digits)) for digits in (0, 1, 2)]
-    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].split()[0])), pairs[0])
+    high, low = next((pair for pair in pairs if pair[0] != pair[1] and float(pair[1].rstrip("%"))), pairs[0])
     if most["layer"] == least["layer"]:
         return f"The one layer mixes tokens at a ratio of {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
@@ -342,7 +342,7 @@ def _controls(run: Run) -> list[str]:
     if largest is None:
         return sentences
     interval = f"{_points(largest['simultaneous_low'])} to {_points(largest['simultaneous_high'])}"
-    bounds = "" if pd.isna(largest["simultaneous_low"]) else f" (95 % interval for all layers at once: {interval})"
+    bounds = "" if pd.isna(largest["simultaneous_low"]) else f" (95% interval for all layers at once: {interval})"
     change = differences.loc[differences["method"] == method, "mean"].mean()
     sentences += [
         f"The largest change of the ratio by fine-tuning is {_points(largest['mean'])} percentage points, in layer "
@@ -354,7 +354,7 @@ def _controls(run: Run) -> list[str]:
     contrast = in_layer[in_layer["checkpoint"] == "difference"].iloc[0]
     if pd.notna(contrast["below_low"]):
         sentences.append(
-            f"In layer {contrast['layer']} the first change less the second has a 95 % interval of "
+            f"In layer {contrast['layer']} the first change less the second has a 95% interval of "
             f"{_points(contrast['below_low'])} to {_points(contrast['below_high'])} percentage points."
         )
     return sentences

@@ -18,8 +18,6 @@ const GREY = "var(--before)";
 const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
 const MAX_DOTS = 150; // reviews in the chart
 
-/** A sentence whose numbers stay with their signs. */
-const unbroken = (text: string) => text.replaceAll(" %", "\u00a0%");
 const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
 /** Lines by their names; what is named `… : …` is a control of the line before. */
 const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
@@ -58,12 +56,12 @@ export function Answer() {
   const token = state.token.value;
   return (
     <section id="answer" aria-labelledby="headline">
-      <h1 id="headline">{unbroken(headline)}</h1>
+      <h1 id="headline">{headline}</h1>
       <div class="first">
         <div>
           <ul class="lead">
             {sentences.map((each) => (
-              <li>{unbroken(each)}</li>
+              <li>{each}</li>
             ))}
           </ul>
           <p class="noprint">
