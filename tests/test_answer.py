@@ -20,9 +20,8 @@ class PlantedRun:
         self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8)
         self.curves = self.curves.assign(ci_low=0.1, ci_high=0.4)
         self.differences = layers.assign(checkpoint="difference", mean=change)
-        weighted = pd.DataFrame(
-            {"checkpoint": ["pretrained", "finetuned", "difference"], "mean": [0.25, 0.25 + change, change]}
-        )
+        means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
+        weighted = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
         weighted = weighted.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
         weighted = weighted.assign(weight="token", tokens_of="all", layer="all")
         rows = [
@@ -36,12 +35,10 @@ class PlantedRun:
             )
         ]
         geometry = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
-        kept = [
-            ("class_kept", name, layer, 0.9) for name in ("text_mean", "corpus_mean", "other_class") for layer in (1, 2)
-        ]
-        use = pd.DataFrame(
-            [*kept, ("lens_agreement", "others", 2, 0.94)], columns=["quantity", "group", "layer", "mean"]
-        )
+        edits = ("text_mean", "corpus_mean", "other_class")
+        rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
+        rows.append(("lens_agreement", "others", 2, 0.94))
+        use = pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
         controls = [("text_mean_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
         parts = [self.curves.assign(control=control, checkpoint=name) for control, name in controls]
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
