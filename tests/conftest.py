@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
@@ -43,7 +44,6 @@ from attnmix.store import features as store
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import read_split, write_tokenized
-from attnmix.store.writers import write_metrics
 from stages import tokenize
 from stages.common.parameters import read_parameters
 
@@ -76,9 +76,10 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.copy_(("LayerNorm.weight" in name) + 0.25 * noise)
 
 
-def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3) -> Path:
-    """Write a randomly initialised BERT classifier with 4 heads and hidden size 24."""
-    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, max_position_embeddings=64, **TINY))
+def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: int) -> Path:
+    """Write a randomly initialised BERT classifier, by default with 4 heads, hidden size 24 and 64 positions."""
+    sizes = TINY | {"num_hidden_layers": layers, "max_position_embeddings": 64} | sizes
+    model = BertForSequenceClassification(BertConfig(**sizes))
     write_tokenizer(folder)
     randomise(model, seed)
     model.save_pretrained(folder)
@@ -114,15 +115,6 @@ def write_captured_texts(documents: Sequence[str]) -> None:
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
 
 
-COMMIT = "c" * 40
-
-
-def write_download_metrics() -> None:
-    """Write `download`'s metrics into the current folder, of a model of the hub and a folder of reviews."""
-    counts = {"train": 277, "validation": 49, "test": 101}
-    write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts}, Run(Path()).metrics_folder)
-
-
 def write_reviews(folder: Path, test: int = 12) -> None:
     """Write `data/reviews/` as the stage `download` does."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +126,8 @@ def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
     """Write what `capture` reads into a folder that has parameters: reviews, a fine-tuned model, and tokens."""
     write_reviews(folder / "data/reviews")
     shutil.copytree(checkpoint, folder / "models/finetuned", dirs_exist_ok=True)
-    tokenize_in(folder)
+    with chdir(folder):
+        run_tokenized()
     return folder
 
 
@@ -145,12 +138,6 @@ def digest(folder: Path) -> str:
         if path.is_file():
             sha256.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return sha256.hexdigest()
-
-
-def tokenize_in(folder: Path) -> None:
-    """Run the stage `tokenize` in `folder`."""
-    with chdir(folder):
-        run_tokenized()
 
 
 def run_tokenized(*stages: Any) -> None:
@@ -209,15 +196,9 @@ def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: st
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
     """Write what `tokenize` and `capture` leave of captured texts in `folder`: tables of texts and tokens."""
     run = Run(folder or Path())
-    captured = {
-        "captured": True,
-        "measured": False,
-        "removed": False,
-        "label": -1,
-        "label_name": None,
-        "predicted_label": -1,
-    }
-    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured, unknown_tokens=0)
+    captured = {"captured": True, "measured": False, "removed": False, "label_name": None}
+    table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**captured)
+    table[["label", "predicted_label", "unknown_tokens"]] = -1, -1, 0
     table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
     missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
     missing["token_class"] = "word"
@@ -243,7 +224,7 @@ LITTLE: dict[str, dict[str, Any]] = {
 def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
     """Run stages, by default all, in `folder` with the parameters of `LITTLE` and changes of them; return `folder`.
 
-    `render` leaves out the animation, and all matrices but those of text/0 in the fine-tuned model.
+    `render` leaves out the animation, and most figures of single texts.
     """
     sections = LITTLE.keys() | changes.keys()
     write_parameters(folder, **{name: LITTLE.get(name, {}) | changes.get(name, {}) for name in sections})
@@ -258,9 +239,9 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 
 def draw_few(draw_all: Callable[..., None], drawings: list[Any], *others: Any) -> None:
-    """Draw the matrices of one text and model; those of others take most of the time."""
-    few = [each for each in drawings if each[1].__name__ != "draw_matrices" or "text_0_finetuned" in each[0].name]
-    draw_all(few, *others)
+    """Draw one text of each kind, and the matrices of one in the fine-tuned model; the others take most of the time."""
+    left_out = re.compile(r"rollouts|pretrained|test_0_fine|t_[1-9]")
+    draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
 
 
 Workspace = Callable[..., Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from conftest import WORDS, run_stages, toy_reviews
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from attnmix.core.names import LAYOUTS, MATRIX_NAMES, POINTS
+from attnmix.core.names import MATRIX_NAMES, POINTS
 
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
@@ -122,15 +123,18 @@ ARABIC = "الفيلم رائع IMAX"
 TEXTS = ["the film was very good , the film", ARABIC, "a"]
 
 
-def run_family(folder: Path) -> None:
-    """Run the pipeline in `folder`, which holds `model`, on toy reviews, with all points and layouts."""
-    toy_reviews(24, 0).to_csv(folder / "reviews.csv", index=False)
+def run_family(folder: Path, layouts: Sequence[str] = ("aligned", "separate")) -> None:
+    """Run the pipeline in `folder`, which holds `model`, with all points, on reviews that name special tokens."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
+    special, reviews = " ".join(tokenizer.all_special_tokens), toy_reviews(24, 0)
+    reviews["text"] = f"{special} " + reviews["text"]
+    reviews.to_csv(folder / "reviews.csv", index=False)
     run_stages(
         folder,
         dataset={"name": "reviews.csv", "validation_fraction": 0.25},
         capture={"documents": [], "texts": TEXTS, "max_length": 40, "points": list(POINTS), "dtype": "float32"},
         measure={"documents": 2, "matrices": list(MATRIX_NAMES), "gradient_documents": 1, "gradient_max_length": 8},
-        umap={"layouts": list(LAYOUTS)},
+        umap={"layouts": list(layouts)},
     )
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ def run_stage(
     launcher must fail.
     """
     if stage in ("capture", "measure"):
-        from conftest import tokenize_in  # not in the stage's own process, which must set itself up first
+        from conftest import run_tokenized  # not in the stage's own process, which must set itself up first
 
-        tokenize_in(folder)
+        with chdir(folder):
+            run_tokenized()
     launcher = [sys.executable]
     if processes > 1:
         # A port that is free, not the launcher's own default, which a second run of the tests would take as well.

@@ -20,9 +20,8 @@ class PlantedRun:
         self.curves = layers.assign(checkpoint="finetuned", mean=[0.2, 0.3], documents=8)
         self.curves = self.curves.assign(ci_low=0.1, ci_high=0.4)
         self.differences = layers.assign(checkpoint="difference", mean=change)
-        weighted = pd.DataFrame(
-            {"checkpoint": ["pretrained", "finetuned", "difference"], "mean": [0.25, 0.25 + change, change]}
-        )
+        means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
+        weighted = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
         weighted = weighted.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
         weighted = weighted.assign(weight="token", tokens_of="all", layer="all")
         rows = [
@@ -36,12 +35,10 @@ class PlantedRun:
             )
         ]
         geometry = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
-        kept = [
-            ("class_kept", name, layer, 0.9) for name in ("text_mean", "corpus_mean", "other_class") for layer in (1, 2)
-        ]
-        use = pd.DataFrame(
-            [*kept, ("lens_agreement", "others", 2, 0.94)], columns=["quantity", "group", "layer", "mean"]
-        )
+        edits = ("text_mean", "corpus_mean", "other_class")
+        rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
+        rows.append(("lens_agreement", "others", 2, 0.94))
+        use = pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
         controls = [("text_mean_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
         parts = [self.curves.assign(control=control, checkpoint=name) for control, name in controls]
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
@@ -71,12 +68,12 @@ def test_each_outcome_has_its_headline(change: float, share: float, headline: st
     found = answer(PlantedRun(change, share))  # type: ignore[arg-type]  # it stands in for a run
     assert found["headline"] == headline
     assert f"{verb}" in found["sentences"][0]
-    assert f"from 25.0 % to {25 + 100 * change:.1f} %" in found["sentences"][0]
-    assert f"{100 * share:.0f} % of what other tokens give" in found["sentences"][1]
+    assert f"from 25.0% to {25 + 100 * change:.1f}%" in found["sentences"][0]
+    assert f"{100 * share:.0f}% of what other tokens give" in found["sentences"][1]
     assert "In layer 2" in found["sentences"][1] or share == 0
-    assert "94 % of them" in found["sentences"][-2]
-    assert "the same answer for every text would keep 75 %" in found["sentences"][-3]
-    assert share == 0 or "in layer 2 it is 30 %, and 30 % with one value" in found["sentences"][-1]
+    assert "94% of them" in found["sentences"][-2]
+    assert "the same answer for every text would keep 75%" in found["sentences"][-3]
+    assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in found["sentences"][-1]
     after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")
     assert after["values"] == pytest.approx([share / 10, share])
 

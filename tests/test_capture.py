@@ -117,7 +117,7 @@ def test_bf16_forward_pass_stays_near_the_exact_one(workspace: Workspace, tiny_b
     assert 0 < np.abs(half - exact).max() < 0.1
 
 
-def test_texts_that_are_cut_or_unknown_are_named(
+def test_documents_that_do_not_exist_and_texts_that_are_cut_or_unknown_are_named(
     workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = ["film " * 30, "\u4e2d \u6587 \u5b57", "the film was great ."]
@@ -127,6 +127,14 @@ def test_texts_that_are_cut_or_unknown_are_named(
         "truncated to capture.max_length: text/0 (32 tokens)",
         "mostly tokens that the model does not know: text/1 (5 tokens)",
     ]
+    shutil.rmtree(ACTIVATIONS)
+    for impossible, expected in (
+        ({"documents": [12]}, r"capture\.documents: there is no test review 12; rows 0 to 11"),
+        ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            run_capture(workspace(capture={"max_length": 40} | impossible), tiny_bert)
+        assert not ACTIVATIONS.exists()
 
 
 def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
@@ -142,21 +150,6 @@ def test_drawn_reviews_follow_the_named_ones_with_each_class_in_its_share(
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
     assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"documents": [12]}, r"capture\.documents: there is no test review 12; rows 0 to 11"),
-        ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
-    ],
-)
-def test_impossible_choice_is_one_error(
-    workspace: Workspace, tiny_bert: Path, changes: dict[str, Any], expected: str
-) -> None:
-    with pytest.raises(InputError, match=expected):
-        run_capture(workspace(capture={"max_length": 40} | changes), tiny_bert)
-    assert not ACTIVATIONS.exists()
 
 
 def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) -> Path:

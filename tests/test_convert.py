@@ -152,18 +152,6 @@ def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Pa
     assert np.abs(merged_ratios - without).max() > 1e-3
 
 
-def test_an_adapter_of_zeros_changes_nothing(tmp_path: Path) -> None:
-    base = write_family("bert", tmp_path / "base")
-    _, folder = write_adapter(base, tmp_path / "adapter", 0)
-    models = [attnmix.load(str(each)) for each in (folder, base)]
-    weights = [dict(each.network.base_model.state_dict()) for each in models]
-    for name in weights[0].keys() & weights[1].keys():
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=0)
-    assert len(weights[0].keys() & weights[1].keys()) > 30
-    adapted, without = (attnmix.measure(each, [TEXT]).by_layer()["mean"].to_numpy() for each in models)
-    np.testing.assert_array_equal(adapted, without)
-
-
 @pytest.mark.parametrize(
     ("changes", "remove", "expected"),
     [

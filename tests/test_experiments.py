@@ -180,6 +180,14 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
             command.main(["run", "--dataset", "x", "--seeds", seeds])
 
 
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
+    """The table of layers of the committed run."""
+    path = tmp_path_factory.mktemp("layers") / "layers.csv"
+    command.main(["layers", str(REPOSITORY), "--to", str(path)])
+    return pd.read_csv(path).set_index(["checkpoint", "measure", "layer"])["mean"]
+
+
 @pytest.mark.parametrize(
     ("csv", "rows", "measure"),
     [
@@ -189,12 +197,12 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
         ("faithfulness/class_use", {"quantity": "class_kept", "group": "text_mean"}, "class_kept text_mean"),
     ],
 )
-def test_layers_of_a_run_are_those_of_its_tables(csv: str, rows: dict[str, str], measure: str, tmp_path: Path) -> None:
-    command.main(["layers", str(REPOSITORY), "--to", str(tmp_path / "layers.csv")])
-    table = pd.read_csv(tmp_path / "layers.csv").set_index(["checkpoint", "measure", "layer"])["mean"]
-    assert table.index.is_unique
+def test_layers_of_a_run_are_those_of_its_tables(
+    layers: pd.Series, csv: str, rows: dict[str, str], measure: str
+) -> None:
+    assert layers.index.is_unique
     source = pd.read_csv(REPOSITORY / f"reports/plots/{csv}.csv").dropna(subset="mean")
     source = source[(source[list(rows)] == pd.Series(rows)).all(axis=1)].set_index(["checkpoint", "layer"])["mean"]
     assert len(source) >= 6
     for (checkpoint, layer), mean in source.items():
-        assert table[checkpoint, measure, layer] == pytest.approx(mean, abs=1e-4)
+        assert layers[checkpoint, measure, layer] == pytest.approx(mean, abs=1e-4)

@@ -55,6 +55,9 @@ DECOMPOSED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert"
 DECOMPOSED += ("gpt2", "opt", "bloom", "llama", "phi3", "gemma3_text", "olmo2")
 
 
+BY_HAND = ("bert", "gpt2", "llama", "gemma3_text")
+
+
 def reviewed(folder: Path) -> Review:
     classifier = Classifier(folder, torch.device("cpu"), 400)
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 60)
@@ -123,27 +126,20 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
     return np.array([part[-1] @ state["score.weight"].T for part in normed(last, "norm", parts, sum(parts))])
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3_text"])
-def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path) -> None:
-    folder = write_family(name, tmp_path)
-    review, model = reviewed(folder), library(folder)
-    expected = decomposed_by_hand(model, review.ids)
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_the_class_score_is_taken_apart_as_by_hand(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    review, model = reviewed(write_family(name, tmp_path)), library(tmp_path)
     with torch.no_grad():
         logits = model(torch.tensor([review.ids])).logits[0].numpy()
-    np.testing.assert_allclose(expected.sum(0), logits, atol=1e-6)
-    parts = review.layer_results[1]
-    assert parts is not None
-    np.testing.assert_allclose(parts.numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    np.testing.assert_array_equal(review.decomposed(), parts[:-1, review.predicted].double().numpy())
     assert review.predicted == int(logits.argmax())
-
-
-@pytest.mark.parametrize("name", DECOMPOSED)
-def test_parts_of_the_logits_sum_to_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    review = reviewed(write_family(name, tmp_path))
     parts = review.layer_results[1]
     assert parts is not None
-    np.testing.assert_allclose(parts.sum(0).numpy(), review.logits_C, rtol=0, atol=1e-4 * np.abs(review.logits_C).max())
+    np.testing.assert_allclose(parts.sum(0).numpy(), logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+    np.testing.assert_array_equal(review.decomposed(), parts[:-1, review.predicted].double().numpy())
+    if name in BY_HAND:
+        expected = decomposed_by_hand(model, review.ids)
+        np.testing.assert_allclose(expected.sum(0), logits, atol=1e-6)
+        np.testing.assert_allclose(parts.numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     # Blocks of rows give the same.
     monkeypatch.setattr(classifiers, "BLOCK_NUMBERS", 3 * 40 * (len(review.ids) + 1))
     blocks = Review(review.classifier, review.document, np.random.default_rng(0)).layer_results[1]
@@ -346,10 +342,8 @@ def test_interventions_and_lens_are_those_of_hooks_on_the_model_s_own_modules(tm
     folder = tmp_path / "model"
     write_tiny_bert(folder, seed=3)
     classifier = Classifier(folder, torch.device("cpu"), 60)
-    texts = {
-        f"test/{n}": text for n, text in enumerate(["the film was good .", "time flies", "so good", "an arrow flies ."])
-    }
-    documents = tokenized_documents(classifier.tokenizer, {f"test/{n}": text for n, text in texts.items()}, 16)
+    texts = ("the film was good .", "time flies", "so good", "an arrow flies .")
+    documents = tokenized_documents(classifier.tokenizer, {f"test/{n}": text for n, text in enumerate(texts)}, 16)
     model: Any = library(folder)
     modules = [layer.attention.self.value for layer in model.bert.encoder.layer]
     inputs = [{"input_ids": torch.tensor(document.ids[None].astype(np.int64))} for document in documents]
@@ -445,9 +439,8 @@ def test_probe_accuracy_is_that_of_a_regression_on_the_models_own_states(small_c
     for texts in (training, tested):
         with torch.no_grad():
             inputs = [{"input_ids": torch.tensor(text.ids[None].astype(np.int64))} for text in texts]
-            states.append(
-                [model.bert(**each, output_hidden_states=True).hidden_states[2][0].numpy() for each in inputs]
-            )
+            outputs = [model.bert(**each, output_hidden_states=True).hidden_states for each in inputs]
+            states.append([hidden[2][0].numpy() for hidden in outputs])
     labels = [[text.label for text in texts] for texts in (training, tested)]
 
     def named(known: Array, classes: list[int], asked: Array) -> Array:

@@ -7,17 +7,21 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from browser import Opened
-from families import TEXTS, each_family, run_family, write_family
+from conftest import plain_logits
+from families import KINDS, TEXTS, each_family, run_family, write_family
 from page_run import choose
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from attnmix.core.names import ACTIVATIONS, EMBEDDING_POINTS, LAYER_POINTS, LAYOUTS, ONE_PLANE, POINTS, Site
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
+from attnmix.models.loading import load_base, load_classifier
 from attnmix.store.features import open_store, stored_sites
 from attnmix.store.runs import Run, map_sites
 
@@ -32,7 +36,7 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
     """A family whose run is in the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    run_family(folder)
+    run_family(folder, *([LAYOUTS] if name in KINDS else []))  # a map of each kind is enough of most
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
 
@@ -73,6 +77,23 @@ def test_every_stage_makes_what_the_family_has(name: str, family: Family) -> Non
     assert set(run.matrices("finetuned", "text/0")) & set(LAYER_MATRICES) == set(family.present(LAYER_MATRICES))
 
 
+def test_the_classifier_is_tested_as_anyone_would_use_it(name: str, family: Family) -> None:
+    run = Run(Path())
+    reviews, tested = pd.read_parquet(run.reviews / "test.parquet"), run.metrics("finetune")["test"]
+    logits, before = (plain_logits(folder, reviews["text"]) for folder in (run.finetuned, Path("model")))
+    labels = torch.tensor(reviews["label"].to_numpy())
+    assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
+    assert tested["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels).double().mean()), abs=1e-6)
+    assert not np.allclose(before, logits, atol=1e-4)  # it was trained
+    # The base model that is measured is the classifier's.
+    classifier, tokenizer = load_classifier(run.finetuned), AutoTokenizer.from_pretrained(run.finetuned)
+    assert AutoConfig.from_pretrained(run.finetuned).pad_token_id == tokenizer.pad_token_id
+    ids = tokenizer(reviews["text"][0], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        vectors = [base(ids).last_hidden_state for base in (load_base(run.finetuned), classifier.base_model)]
+    torch.testing.assert_close(*vectors, atol=1e-4, rtol=0)
+
+
 def test_figures_name_what_the_family_has(family: Family) -> None:
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in Run(Path()).figures.glob("*.svg")}
     assert not [mark for mark in ("Ġ", "▁", "##") if mark in "".join(drawn.values())]
@@ -83,8 +104,6 @@ def test_figures_name_what_the_family_has(family: Family) -> None:
     assert (">Skip<" in drawn["mixing_steps"]) == ("attention_residual" in present)
     assert (">Attention heads<" in drawn["mixing_steps"]) == ("attention_heads" not in points_of_other_widths())
     assert ">the<" in drawn["atlas"]
-    pages = list((Run(Path()).figures / "joint").glob("*.svg"))
-    assert len(pages) == len([site for site in stored_sites(ACTIVATIONS) if site.point not in points_of_other_widths()])
 
 
 def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> None:
@@ -101,7 +120,7 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
         page.locator(f"[data-measure={measure}]").click()
         assert page.locator("#layers-chart g[aria-label=line] path:not([d=''])").count() > 0
     assert sites == stored_sites(ACTIVATIONS)
-    for layout in LAYOUTS:
+    for layout in options(page, "layout"):
         choose(page, "layout", layout)
         for number, site in enumerate(sites):
             page.locator("#point").fill(str(number))
@@ -115,13 +134,14 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
 
 
 @pytest.mark.parametrize("name", ["qwen3"], indirect=True)
-def test_points_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened) -> None:
+def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, shown: Opened) -> None:
     run, sites = Run(Path()), stored_sites(ACTIVATIONS)
     assert points_of_other_widths() == {"attention_heads"}
     in_stream = [site for site in sites if site.point != "attention_heads"]
     assert map_sites(run.map("separate")) == sites
     for layout in ONE_PLANE:
         assert map_sites(run.map(layout)) == in_stream
+    assert len(list((run.figures / "joint").glob("*.svg"))) == len(in_stream)
     counts = run.table("reduce/map_quality").groupby("layout")["points"].unique().map(list).to_dict()
     assert counts == {layout: [len(in_stream if layout in ONE_PLANE else sites)] for layout in LAYOUTS}
     notes = shown.page.locator("main > .note").all_inner_texts()

@@ -1,22 +1,18 @@
-"""Every family is padded, cut, classified and fine-tuned alike, whatever its tokenizer and its positions are like."""
+"""Every family is padded, cut and classified alike, whatever its tokenizer and its positions are like."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from conftest import SHORT, Workspace, toy_reviews
 from families import EACH_FAMILY, TOKENS, corpus, make_tokenizer, write_family
 from tokenizers import processors
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
@@ -26,8 +22,6 @@ from attnmix.core.errors import InputError
 from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import encode, padded, tokenize_texts
 from attnmix.models.loading import load_base, load_classifier
-from stages import finetune
-from stages.common.parameters import read_parameters
 
 ROTARY = (
     *("nomic_bert", "modernbert", "gte", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"),
@@ -211,32 +205,3 @@ def test_token_classes_follow_the_words_of_the_text_in_any_tokenizer(family: tup
         reached.append({word_at[i] for i in range(start, end + leads) if i in word_at})
     assert classes[inner] == [expected_class(reached, position) for position in range(len(reached))]
     assert {"punctuation", "word"} <= set(classes)
-
-
-def test_fine_tuned_classifier_is_reloaded_as_it_was(family: tuple[str, Path], workspace: Workspace) -> None:
-    _, checkpoint = family
-    folder = workspace(finetune={"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "max_length": 60}, **SHORT)
-    shutil.copytree(checkpoint, folder / "models/pretrained")
-    (folder / "data/reviews").mkdir(parents=True)
-    texts = texts_for(checkpoint)
-    for seed, split in enumerate(("train", "validation", "test")):
-        reviews = toy_reviews(8, seed)
-        reviews.loc[: len(texts) - 1, "text"] = texts
-        reviews.to_parquet(folder / f"data/reviews/{split}.parquet", index=False)
-    finetune.main(read_parameters())
-    # As anyone loads it who knows nothing of this project.
-    tokenizer = AutoTokenizer.from_pretrained(folder / "models/finetuned")
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "models/finetuned").eval()
-    assert model.config.pad_token_id == tokenizer.pad_token_id
-    ids = tokenizer(reviews["text"].tolist(), truncation=True, max_length=60)["input_ids"]
-    logits = torch.cat([logits_of(model, [text], tokenizer.pad_token_id) for text in ids])
-    labels = torch.tensor(reviews["label"].to_numpy())
-    tested = json.loads((folder / "reports/metrics/finetune.json").read_text())["test"]
-    assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
-    assert tested["accuracy"] == float((logits.argmax(-1) == labels).double().mean())
-    # It was trained, and the base model that is measured is the classifier's.
-    assert not np.allclose(logits_of(load_classifier(checkpoint), ids, tokenizer.pad_token_id), logits, atol=1e-4)
-    models = load_base(folder / "models/finetuned"), load_classifier(folder / "models/finetuned").base_model
-    with torch.no_grad():
-        vectors = [each(torch.tensor(ids[:1])).last_hidden_state for each in models]
-    torch.testing.assert_close(*vectors, atol=1e-4, rtol=0)

@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification, TrainingArguments
 from attnmix.core.errors import InputError
 from stages import finetune
 from stages.common.parameters import read_parameters
-from stages.common.resume import UNFINISHED
+from stages.common.resume import UNFINISHED, lock_stage
 
 RECIPE: dict[str, Any] = {"epochs": 8, "batch_size": 8, "learning_rate": 5e-3, "max_length": 40}
 OUTPUTS = ("models/finetuned", "reports")
@@ -33,15 +33,20 @@ def prepared(folder: Path, checkpoint: Path) -> Path:
     return folder
 
 
+def tuned(folder: Path) -> Path:
+    """Run the stage in this process in a folder, which it returns."""
+    with chdir(folder), lock_stage("finetune"):
+        finetune.main(read_parameters())
+    assert not (folder / UNFINISHED).exists()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     """A folder in which the stage ran."""
     folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
     write_parameters(folder, finetune=RECIPE, **SHORT)
-    with chdir(folder):
-        finetune.main(read_parameters())
-    assert not (folder / UNFINISHED).exists()
-    return folder
+    return tuned(folder)
 
 
 def test_it_learns_and_its_test_scores_are_those_of_the_model_it_keeps(finetuned: Path) -> None:
@@ -98,7 +103,10 @@ def test_two_processes_train_as_one_does(tmp_path: Path, tiny_bert: Path) -> Non
         plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # which differs between processes
         config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | plain), encoding="utf-8")
         write_parameters(folder, finetune=RECIPE | {"epochs": 3}, **SHORT)
-        run_stage(folder, "finetune", processes=processes)
+        if processes == 1:
+            tuned(folder)
+        else:
+            run_stage(folder, "finetune", processes=processes)
         weights.append(load_file(folder / "models/finetuned/model.safetensors"))
     curves = [pd.read_csv(tmp_path / f"{processes}/reports/plots/finetune/finetune.csv") for processes in (1, 2)]
     pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)

@@ -60,9 +60,8 @@ def test_every_part_is_that_of_a_computation_from_the_weights(name: str, tmp_pat
         np.testing.assert_allclose(parts["input"][number], layer.x, **close)
         result = next(points[point] for point in RESULTS if point in points)
         np.testing.assert_allclose(parts["result"][number], result, **close)
-        np.testing.assert_allclose(
-            given.sum(0) + parts["output_bias"][number], w.linear("out", points["attention_heads"]), **close
-        )
+        output = given.sum(0) + parts["output_bias"][number]
+        np.testing.assert_allclose(output, w.linear("out", points["attention_heads"]), **close)
 
 
 def test_keys_that_heads_share_are_kept_once_and_softcap_and_windows_are_kept(tmp_path: Path) -> None:

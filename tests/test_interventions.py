@@ -132,12 +132,12 @@ def test_values_are_recorded_replaced_and_mapped_as_a_hook_on_their_module_does(
 
     donors = torch.randn(2, heads, 1, seen[0].shape[-1] // heads, dtype=torch.float64)
     mapping = torch.randn(seen[0].shape[-1], seen[0].shape[-1], dtype=torch.float64)
+    side_by_side = donors.transpose(1, 2).flatten(-2)
+    replaced, mapped = replaced_values({2: donors}), mapped_values({2: lambda value: value @ mapping})
     by_hand = {
-        replaced_values({2: donors}): lambda value: donors.transpose(1, 2).flatten(-2).expand_as(value),
-        mapped_values({2: lambda value: value @ mapping}): lambda value: value @ mapping,
-        chained(replaced_values({2: donors}), mapped_values({2: lambda value: value @ mapping})): (
-            lambda value: donors.transpose(1, 2).flatten(-2).expand_as(value) @ mapping
-        ),
+        replaced: lambda value: side_by_side.expand_as(value),
+        mapped: lambda value: value @ mapping,
+        chained(replaced, mapped): lambda value: side_by_side.expand_as(value) @ mapping,
     }
     for edit, change in by_hand.items():
         with model.intervene(edit) as network:

@@ -109,17 +109,8 @@ def test_a_corpus_gives_back_its_documents(tmp_path: Path, tiny_bert: Path, monk
     generator, texts = np.random.default_rng(0), []
     for number in range(11):
         text = " ".join(generator.choice(["film", "good", "flies"], generator.integers(1, 9)))
-        flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10}
-        texts.append(
-            {
-                "document": f"test/{number}",
-                "text": text,
-                "label": number % 3,
-                "label_name": "a",
-                "predicted_label": 0,
-                **flags,
-            }
-        )
+        flags = {"captured": number == 0, "measured": number != 5, "removed": number == 10, "label_name": "a"}
+        texts.append({"document": f"test/{number}", "text": text, "label": number % 3, "predicted_label": 0} | flags)
     texts[5]["captured"] = True
     monkeypatch.chdir(tmp_path)
     write_tokens(iter([*texts, texts[0] | {"captured": False, "measured": False}]), 20, tiny_bert, Run(tmp_path))

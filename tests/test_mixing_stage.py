@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import chdir
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Workspace, run_tokenized, write_parameters, write_reviews, write_tiny_bert
+from conftest import run_tokenized, write_parameters, write_reviews, write_tiny_bert
 from family_reference import run_reference
 
 from attnmix.core.errors import InputError
@@ -32,18 +34,21 @@ from stages.common.parameters import read_parameters
 OUTPUTS = ("features/measure", "reports")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
+    """Write parameters, reviews, some of which are long, and two models into `folder`, and return it."""
+    folder.mkdir(exist_ok=True)
+    sections: dict[str, dict[str, Any]] = {
+        "measure": {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9},
+        "capture": {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 40, "batch_tokens": 80},
+        "finetune": {},
+    }
+    write_parameters(folder, **{section: keys | changes.get(section, {}) for section, keys in sections.items()})
     write_reviews(folder / "data/reviews")
-    write_tiny_bert(folder / "models/pretrained", seed=0)
-    write_tiny_bert(folder / "models/finetuned", seed=1)
-
-
-def small(workspace: Workspace, name: str = "workspace", **changes: Any) -> Path:
-    mixing = {"documents": 6, "gradient_documents": 2, "gradient_max_length": 9}
-    capture = {"documents": [3], "texts": ["time flies like an arrow ."], "max_length": 20, "batch_tokens": 80}
-    sections = {"measure": mixing, "capture": capture, "finetune": {}}
-    folder = workspace(name, **{section: keys | changes.get(section, {}) for section, keys in sections.items()})
-    prepare(folder)
+    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
+    reviews["text"] = reviews["text"].mask(reviews.index > 6, reviews["text"] + " it was not so dull ." * 5)
+    reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
+    for seed, checkpoint in enumerate(("pretrained", "finetuned")):
+        write_tiny_bert(folder / "models" / checkpoint, seed=seed)
     return folder
 
 
@@ -57,26 +62,12 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, to look at."""
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-
-        def workspace(_name: str, **changes: dict[str, Any]) -> Path:
-            write_parameters(folder, **changes)
-            patch.chdir(folder)
-            return folder
-
-        small(workspace)
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished run, in the current folder, to look at."""
+    folder = prepare(tmp_path_factory.mktemp("finished"))
+    with chdir(folder):
         run_tokenized(measure)
-    return folder
-
-
-@pytest.fixture
-def finished(finished_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the working folder."""
-    monkeypatch.chdir(finished_once)
-    return finished_once
+        yield folder
 
 
 def test_the_tokens_table_has_a_row_for_each_checkpoint_document_position_and_layer(finished: Path) -> None:
@@ -239,7 +230,7 @@ def test_the_geometry_table_has_every_site_step_and_layer(finished: Path) -> Non
 
 
 def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_twice(
-    finished: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = BatchMeasurer.measures
     batches: list[tuple[Any, ...]] = []
@@ -251,7 +242,8 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
         return original(self, documents, sampled)
 
     monkeypatch.setattr(BatchMeasurer, "measures", measures)
-    folder, resumed = small(workspace), False
+    folder, resumed = prepare(tmp_path), False
+    monkeypatch.chdir(folder)
     with pytest.raises(KeyboardInterrupt):
         run_tokenized(measure)
     assert not (folder / "features/measure").exists()
@@ -261,19 +253,13 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     assert bytes_of(folder) == bytes_of(finished)
 
 
-def test_lengths_are_split_where_they_double(workspace: Workspace) -> None:
+def test_lengths_are_split_where_they_double(finished: Path) -> None:
     names = {1: "1-32", 32: "1-32", 33: "33-64", 64: "33-64", 65: "65-128", 512: "257-512", 513: "513-1024"}
     assert [LENGTHS[number] for number in length_class(list(names))] == list(names.values())
-    few = {"documents": 12, "matrices": [], "gradient_documents": 0}
-    folder = small(workspace, measure=few, capture={"max_length": 40})
-    reviews = pd.read_parquet(folder / "data/reviews/test.parquet")
-    reviews["text"] = reviews["text"].mask(reviews.index < 5, reviews["text"] + " it was not so dull ." * 5)
-    reviews.to_parquet(folder / "data/reviews/test.parquet", index=False)
-    run_tokenized(measure)
-    table = Run(Path()).ratios().query("in_statistics")
+    table = Run(finished).ratios().query("in_statistics")
     sizes = table.query("layer == 1 and checkpoint == 'finetuned'").groupby("document").size()
-    by_length = Run(Path()).table("measure/mixing_by_group").query("grouping == 'length'")
-    assert 0 < (sizes > 32).sum() < 12
+    by_length = Run(finished).table("measure/mixing_by_group").query("grouping == 'length'")
+    assert 0 < (sizes > 32).sum() < 6
     assert len(by_length) == 2 * 3 * 2 * len(RATIOS)
     groups = table.assign(group=np.where(table["document"].map(sizes) > 32, "33-64", "1-32"))
     keys = ["group", "checkpoint", "layer"]
@@ -289,7 +275,7 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
     names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     clouds = []
     for name in names:
-        batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=20, return_tensors="pt")
+        batch = tokenizer(texts[int(name.removeprefix("test/"))], truncation=True, max_length=40, return_tensors="pt")
         with torch.no_grad():
             states = base(**batch, output_hidden_states=True).hidden_states
         clouds.append([torch.nn.functional.normalize(state[0].double(), dim=-1).numpy() for state in states])
@@ -303,12 +289,8 @@ def test_mean_cosine_across_is_that_of_tokens_of_different_reviews(finished: Pat
 
 
 def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(finished: Path) -> None:
-    rows = (
-        Run(Path())
-        .table("measure/geometry")
-        .query("point == 'attention'")
-        .pivot(index=["checkpoint", "layer"], columns="measure", values="mean")
-    )
+    rows = Run(finished).table("measure/geometry").query("point == 'attention'")
+    rows = rows.pivot(index=["checkpoint", "layer"], columns="measure", values="mean")
     shares = rows[[f"share_{part}" for part in PARTS]]
     np.testing.assert_allclose(shares.loc[["pretrained", "finetuned"]].sum(axis=1), 1, atol=4e-6)
     np.testing.assert_allclose(shares.loc["difference"].sum(axis=1), 0, atol=4e-6)
@@ -317,7 +299,7 @@ def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(fini
     names, means, squares, within = Run(Path()).table("measure/mixing_by_review")["document"].unique(), [], [], []
     numbers = [int(name.removeprefix("test/")) for name in names]
     for number in numbers:
-        ids = tokenizer(reviews["text"][number], truncation=True, max_length=20)["input_ids"]
+        ids = tokenizer(reviews["text"][number], truncation=True, max_length=40)["input_ids"]
         F_ijD = run_reference("bert", base, ids).layers[1].F
         others = F_ijD.sum(1) - F_ijD[np.arange(len(ids)), np.arange(len(ids))]
         means.append(others.mean(0))
@@ -333,22 +315,9 @@ def test_shares_of_what_others_give_sum_to_one_and_are_those_of_the_library(fini
     assert shares.loc[("finetuned", 2), ["share_token", "share_text"]].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_one_checkpoint_and_no_gradient_documents(workspace: Workspace) -> None:
-    few = {"gradient_documents": 0, "methods": ["attn_w", "attn_n"], "matrices": []}
-    small(workspace, measure=few, finetune={"epochs": 0})
-    shutil.rmtree("models/pretrained")
-    run_tokenized(measure)
-    assert set(Run(Path()).metrics("measure")) == {"finetuned", "documents", "computed_on"}
-    assert set(Run(Path()).metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
-    assert Run(Path()).table("measure/derivatives").empty
-    assert Run(Path()).matrices("finetuned", "test/3") == []
-    assert set(Run(Path()).table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
-    assert set(Run(Path()).table("measure/mixing")["checkpoint"]) == {"finetuned"}
-
-
-def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Workspace) -> None:
-    run = Run(Path())
+def test_what_parameters_leave_out_is_not_made(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = read_parameters().measure.matrices
+    run = Run(finished)
     assert set(run.matrices("finetuned", "test/3")) == set(with_rollouts(chosen)) < set(with_rollouts(LAYER_MATRICES))
     for checkpoint, document in product(("pretrained", "finetuned"), ("test/3", "text/0")):
         tokens = len(run.ratios().query(f"document == '{document}' and checkpoint == '{checkpoint}'")) // 3
@@ -356,13 +325,20 @@ def test_matrices_are_switched_off_by_parameter(finished: Path, workspace: Works
             matrix = run.matrix(checkpoint, document, method)
             assert (matrix.shape, matrix.dtype) == ((3, tokens, tokens), np.float32)
             np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-5)
-    alti = run.matrix("finetuned", "test/3", "alti_rollout")
-    small(workspace, measure={"matrices": ["norm", "alti"], "gradient_documents": 1})
+    few = {"methods": ["attn_w", "attn_n"], "matrices": ["norm", "alti"], "gradient_documents": 1}
+    monkeypatch.chdir(prepare(tmp_path, measure=few, finetune={"epochs": 0}))
+    shutil.rmtree("models/pretrained")
     run_tokenized(measure)
-    assert set(Run(Path()).matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
-    np.testing.assert_array_equal(Run(Path()).matrix("finetuned", "test/3", "alti_rollout"), alti)
-    agreement = Run(Path()).table("measure/derivatives").query("quantity == 'agreement'")
-    assert set(agreement["method"]) == {*RATIOS, "norm", "alti", "alti_rollout"}
+    other = Run(tmp_path)
+    assert set(other.metrics("measure")) == {"finetuned", "documents", "computed_on"}
+    assert set(other.metrics("measure")["finetuned"]) == {"attn_w", "attn_n", "identity_error"}
+    assert set(other.table("measure/mixing")["method"]) == {"attn_w", "attn_n"}
+    assert set(other.table("measure/mixing")["checkpoint"]) == {"finetuned"}
+    assert set(other.matrices("finetuned", "test/3")) == {"norm", "alti", "alti_rollout"}
+    alti = run.matrix("finetuned", "test/3", "alti_rollout")
+    np.testing.assert_array_equal(other.matrix("finetuned", "test/3", "alti_rollout"), alti)
+    agreement = other.table("measure/derivatives").query("quantity == 'agreement'")
+    assert set(agreement["method"]) == {"attn_w", "attn_n", "norm", "alti", "alti_rollout"}
 
 
 def test_derivative_tables_are_of_the_same_reviews_in_both_checkpoints(finished: Path) -> None:

@@ -49,9 +49,8 @@ def planted(lengths: list[int], moves: Any, full: Any, ratio: Any) -> pd.DataFra
         for seed, lengths_of_seed in enumerate(np.atleast_2d(moves), 2)
     }
     features = {BEFORE: start, MIDDLE: moved_by(full, start, generator)}
-    return movement_table(
-        {"joint": maps}, features, tokens, pd.DataFrame({"layer": 1, "attn_n": ratio}), "euclidean", 2
-    )
+    ratios = pd.DataFrame({"layer": 1, "attn_n": ratio})
+    return movement_table({"joint": maps}, features, tokens, ratios, "euclidean", 2)
 
 
 def row_of(table: pd.DataFrame, measure: str, against: str = "attn_n") -> Any:

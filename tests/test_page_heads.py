@@ -14,7 +14,7 @@ import pytest
 from browser import Opened
 from families import write_family
 from family_reference import Reference, first_of, rotated, run_reference
-from page_run import random_parts
+from page_run import save_page
 
 import attnmix
 from attnmix.measures.heads import RESULTS
@@ -22,9 +22,10 @@ from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.loading import load_base
 from attnmix.page import arrays
 from attnmix.page.arrays import encode_8_bits, encode_heads
-from attnmix.store.heads import weights
+from attnmix.store.heads import scores, weights
 
 TEXT = "time flies like an arrow"
+NORMS = ("source_norms", "given_norms")
 FAMILIES = ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "llama"))]
 OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox", "gemma3_text", "olmo2", "modernbert")]
 
@@ -41,14 +42,19 @@ def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 @pytest.fixture
 def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
     """Two checkpoints' heads of one text; scores are far apart."""
-    generator = np.random.default_rng(0)
-    checkpoints = {}
+    generator, checkpoints = np.random.default_rng(0), {}
     for checkpoint in ("pretrained", "finetuned"):
-        parts = checkpoints[checkpoint] = random_parts(generator, (2, 4, 50, 32), key_heads=2)
-        parts["query"] *= 3
+        query, key = (generator.normal(size=(2, heads, 50, 32)).astype(np.float32) for heads in (4, 2))
+        parts = checkpoints[checkpoint] = {
+            "query": 3 * query,
+            "key": key,
+            "log_sums": np.zeros((2, 4, 50), np.float32),
+            "reach": np.tile(np.array([0, 49], np.int32), (2, 50, 1)),
+            "scores": np.tile(np.array([32**-0.5, 0], np.float32), (2, 1)),
+            **{name: generator.uniform(0.5, 2, size=(2, 4, 50)).astype(np.float32) for name in NORMS},
+        }
         for layer, head in np.ndindex(2, 4):
-            scores = np.log(weights({**parts, "log_sums": np.zeros((2, 4, 50))}, layer, head))
-            parts["log_sums"][layer, head] = np.log(np.exp(scores).sum(-1))
+            parts["log_sums"][layer, head] = np.log(np.exp(scores(parts, layer, head)).sum(-1))
     return checkpoints
 
 
@@ -104,7 +110,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     def page_of(name: str) -> tuple[Path, Reference]:
         folder = tmp_path_factory.mktemp(name)
         model = write_family(name, folder / "model")
-        page = attnmix.measure(attnmix.load(str(model)), TEXT).save(folder / "page.html")
+        page = save_page(attnmix.measure(attnmix.load(str(model)), TEXT), folder)
         ids = load_tokenizer(model)(TEXT)["input_ids"]
         return page, run_reference(name, load_base(model).double(), ids)
 

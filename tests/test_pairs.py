@@ -54,8 +54,7 @@ def document_of(tokenizer: Any, pair: tuple[str, str], max_length: int | None = 
     (tokenized,) = tokenize_texts(tokenizer, ["test/0"], [pair], max_length)
     table = tokenized.table
     classes = np.array([CLASSES.index(name) for name in table["token_class"]], np.int8)
-    arrays = (np.array(table[name], kind) for name, kind in (("token_id", np.int32), ("word", np.int32)))
-    ids, words = arrays
+    ids, words = (np.array(table[name], np.int32) for name in ("token_id", "word"))
     return Document("test/0", ids, classes, words, segments=np.array(table["segment"], np.int8))
 
 
@@ -242,9 +241,7 @@ def test_single_texts_beside_pairs_are_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=problem):
         read_parameters(tmp_path / "params.yaml")
     write_parameters(tmp_path, capture=texts)
-    with pytest.raises(
-        InputError, match=r"capture\.texts\[0\]: \['a', 'b'\] is a pair of texts, but each review is one"
-    ):
+    with pytest.raises(InputError, match=r"texts\[0\]: \['a', 'b'\] is a pair of texts, but each review is one"):
         read_parameters(tmp_path / "params.yaml")
 
 

@@ -202,6 +202,5 @@ def test_numbers_are_those_of_the_library(tiny_bert: Path) -> None:
         computed = run.captured_ratios()[method].to_numpy().reshape(ratios_MLT[number].shape)
         np.testing.assert_allclose(computed, ratios_MLT[number], rtol=1e-5, atol=1e-6)
     for name in run.matrices("pretrained", "text/0"):
-        np.testing.assert_allclose(
-            run.matrix("pretrained", "text/0", name), result.matrix(name).to_numpy(), rtol=1e-5, atol=1e-6
-        )
+        matrix = run.matrix("pretrained", "text/0", name)
+        np.testing.assert_allclose(matrix, result.matrix(name).to_numpy(), rtol=1e-5, atol=1e-6)

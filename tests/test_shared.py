@@ -120,11 +120,8 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
     generator = torch.Generator().manual_seed(0)
     classes = torch.arange(90) % 3
     directions = torch.randn(3, 12, generator=generator, dtype=torch.float64)
-    vectors = (
-        torch.randn(90, 12, generator=generator, dtype=torch.float64)
-        @ torch.randn(12, 12, generator=generator).double()
-    )
-    vectors += 2 * directions[classes]
+    vectors = torch.randn(90, 12, generator=generator, dtype=torch.float64)
+    vectors = vectors @ torch.randn(12, 12, generator=generator).double() + 2 * directions[classes]
     erased = class_eraser(vectors, classes)(vectors)
     means = torch.stack([erased[classes == each].mean(0) for each in range(3)])
     torch.testing.assert_close(means, means[:1].expand(3, -1), atol=1e-9, rtol=0)  # so no line tells them apart
@@ -145,16 +142,11 @@ def test_erased_classes_cannot_be_read_by_any_line_and_nothing_else_moves() -> N
         other = remaining_eraser(vectors, class_eraser(vectors, classes), seed)(vectors)
         torch.testing.assert_close((other - vectors).var(0).sum(), moved.var(0).sum(), atol=1e-9, rtol=1e-9)
         np.testing.assert_allclose((other - vectors).T.numpy() @ (onehot - onehot.mean(0)), 0, atol=1e-9)
-        np.testing.assert_allclose(
-            (other.numpy() - vectors.mean(0).numpy()) @ inverse @ crossed, centred @ inverse @ crossed
-        )
+        moved_centred = other.numpy() - vectors.mean(0).numpy()
+        np.testing.assert_allclose(moved_centred @ inverse @ crossed, centred @ inverse @ crossed)
     largest = np.linalg.svd((erased - vectors.mean(0)).numpy())[2][:1]
-    assert (
-        np.linalg.norm(
-            largest @ (remaining_eraser(vectors, class_eraser(vectors, classes))(vectors) - vectors).T.numpy()
-        )
-        > 0.5
-    )
+    change = remaining_eraser(vectors, class_eraser(vectors, classes))(vectors) - vectors
+    assert np.linalg.norm(largest @ change.T.numpy()) > 0.5
     with pytest.raises(InputError, match="a single class"):
         class_eraser(vectors, torch.zeros(90))
 

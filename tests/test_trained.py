@@ -101,31 +101,33 @@ def test_classes_of_other_names_are_taken_in_their_order_and_it_is_said(
     assert load_classifier(kept).config.id2label == NAMES
 
 
+def write_classifier(folder: Path, **changes: Any) -> None:
+    BertForSequenceClassification(BertConfig.from_pretrained(folder, **changes)).save_pretrained(folder)
+
+
 def write_headless(folder: Path) -> None:
     AutoModelForSequenceClassification.from_pretrained(folder).base_model.save_pretrained(folder)
 
 
-def write_three_classes(folder: Path) -> None:
-    config = BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "so so", 2: "good"})
-    BertForSequenceClassification(config).save_pretrained(folder)
-
-
-def write_many_labels(folder: Path) -> None:
-    BertConfig.from_pretrained(folder, problem_type="multi_label_classification").save_pretrained(folder)
-
-
-def write_regression(folder: Path) -> None:
-    config = BertConfig.from_pretrained(folder, num_labels=1)
-    BertForSequenceClassification(config).save_pretrained(folder)
+THREE = {"id2label": {0: "bad", 1: "so so", 2: "good"}}
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (write_headless, r"has no trained classification head \(classifier\.bias, classifier\.weight are not in it"),
-        (write_three_classes, r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)"),
-        (write_many_labels, "is made for multi_label_classification with 2 classes"),
-        (write_regression, r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes"),
+        (
+            lambda folder: write_classifier(folder, **THREE),
+            r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)",
+        ),
+        (
+            lambda folder: write_classifier(folder, problem_type="multi_label_classification"),
+            "is made for multi_label_classification with 2 classes",
+        ),
+        (
+            lambda folder: write_classifier(folder, num_labels=1),
+            r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_taken_as_it_is_is_one_error(prepared: Path, change: Any, expected: str) -> None:
@@ -139,7 +141,7 @@ def test_a_head_of_another_number_of_classes_is_replaced_where_it_is_trained(
     prepared: Path, workspace: Workspace
 ) -> None:
     workspace(finetune={"epochs": 1, "max_length": 40}, **SHORT)
-    write_three_classes(prepared)
+    write_classifier(prepared, **THREE)
     finetune.main(read_parameters())
     assert load_classifier(Path("models/finetuned")).config.id2label == NAMES
 
