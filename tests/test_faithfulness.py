@@ -165,7 +165,7 @@ def test_gradients_are_the_librarys(review: Review, model: Any) -> None:
 def test_rows_are_those_of_the_token_that_the_classifier_reads(review: Review, tmp_path: Path) -> None:
     assert review.gradients.read_T.nonzero().flatten().tolist() == [0]
     folder = review.classifier.folder
-    measurer = DocumentMeasurer(load_base(folder), folder, ["attn_n"], list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(load_base(folder), ["attn_n"], list(LAYER_MATRICES))
     matrices = measurer.contributions(review.document.ids)
     for name in MATRIX_NAMES:
         np.testing.assert_allclose(review.matrix_row(name), matrices[name][-1, 0].numpy(), atol=1e-4)

@@ -64,7 +64,7 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
-    measurer = BatchMeasurer(base, folder, list(RATIOS), base.config.pad_token_id or 0)
+    measurer = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id or 0)
     documents = []
     for number, ids in enumerate(texts):
         words, classes = np.arange(len(ids), dtype=np.int32), np.zeros(len(ids), np.int8)
@@ -180,7 +180,7 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
 def test_matrices_follow_their_definition(
     base: Any, folder: Path, texts: list[list[int]], references: list[Reference]
 ) -> None:
-    measurer = DocumentMeasurer(base, folder, list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
     ids, reference = np.array(texts[1], np.int32), references[1]
     values = measurer.contributions(ids)
     for number, layer in enumerate(reference.layers):
@@ -275,4 +275,4 @@ def test_attention_of_its_own_that_no_entry_names_is_one_error(
     base = load_base(folder)
     monkeypatch.setitem(families.FAMILIES, model_type, families.FAMILIES[model_type] | {"own_attention": False})
     with pytest.raises(InputError, match=r"layer 1 did not call .* \(own_attention of the family in attnmix/models/"):
-        run_layers(base, folder, padded([[5, 6, 7]], 0), lambda *_: None)
+        run_layers(base, padded([[5, 6, 7]], 0), lambda *_: None)

@@ -31,7 +31,7 @@ def recorded(name: str, folder: Path) -> tuple[dict[str, Any], Reference]:
     base = load_base(folder).double()
     ids = load_tokenizer(folder)(TEXT)["input_ids"]
     layers = max(site.layer for site in widths(base))
-    return record_heads(base, folder, np.array(ids, np.int32), layers), run_reference(name, base, ids)
+    return record_heads(base, np.array(ids, np.int32), layers), run_reference(name, base, ids)
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)

@@ -137,7 +137,7 @@ def test_a_wrong_part_breaks_the_identities(block: Block, x: torch.Tensor, value
 
 
 def test_padding_and_batch_size_change_nothing(tiny_bert: Path) -> None:
-    measurer = BatchMeasurer(load_base(tiny_bert), tiny_bert, list(RATIOS), 0)
+    measurer = BatchMeasurer(load_base(tiny_bert), list(RATIOS), 0)
     generator = np.random.default_rng(0)
     lengths = (3, 9, 20, 33, 40, 41, 50, 64)
     documents = [plain_document(generator.integers(5, 30, length)) for length in lengths]
@@ -171,15 +171,15 @@ def test_a_model_whose_numbers_mean_something_else_is_one_error(tiny_bert: Path,
     base = load_base(tiny_bert)
     change(base)
     with pytest.raises(InputError, match=message):
-        BatchMeasurer(base, tiny_bert, list(RATIOS), 0).measures([plain_document(range(5, 14))])
+        BatchMeasurer(base, list(RATIOS), 0).measures([plain_document(range(5, 14))])
 
 
 def test_all_measures_of_the_default_model_are_those_of_explicit_sums(default_weights: Path) -> None:
     text = "Time flies like an arrow; fruit flies like bananas, and unforgettably so."
     (document,) = tokenized_documents(load_tokenizer(default_weights), {"text/0": text}, 64)
     base = load_base(default_weights)
-    (measures,) = BatchMeasurer(base, default_weights, list(RATIOS), base.config.pad_token_id).measures([document])
-    matrices = DocumentMeasurer(base, default_weights, [], list(LAYER_MATRICES)).contributions(document.ids)
+    (measures,) = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id).measures([document])
+    matrices = DocumentMeasurer(base, [], list(LAYER_MATRICES)).contributions(document.ids)
     layers = run_reference("bert", base, document.ids.tolist()).layers
     expected = [[layer.ratios()[method] for layer in layers] for method in RATIOS]
     np.testing.assert_allclose(measures.ratios, expected, atol=1e-5, rtol=0)

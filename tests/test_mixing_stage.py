@@ -174,7 +174,7 @@ def test_controls_with_a_pass_of_their_own_are_the_ratios_of_that_pass(finished:
     random = random_base(Path("models/pretrained"), seed)
     models = {"pretrained": load_base(Path("models/pretrained")), "random": random}
     for checkpoint, control in (("pretrained", "shuffled_words"), ("random", "random_weights")):
-        measurer = BatchMeasurer(models[checkpoint], Path("models/pretrained"), list(RATIOS), 0)
+        measurer = BatchMeasurer(models[checkpoint], list(RATIOS), 0)
         actual = []
         for name, rows in tokens.groupby("document", sort=False):
             ids = np.array(tokenizer.convert_tokens_to_ids(rows["token"].tolist()), np.int32)

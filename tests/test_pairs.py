@@ -153,7 +153,7 @@ def test_ratios_of_sources_follow_their_definition(name: str, tmp_path: Path) ->
     tokenizer, base = load_tokenizer(folder), load_base(folder)
     documents = [replace(document_of(tokenizer, pair), name=f"test/{n}") for n, pair in enumerate(PAIRS)]
     methods = ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
-    measurer = BatchMeasurer(base, folder, methods, tokenizer.pad_token_id)  # the reference has segment 0 alone
+    measurer = BatchMeasurer(base, methods, tokenizer.pad_token_id)  # the reference has segment 0 alone
     for document, measures in zip(documents, measurer.measures(documents), strict=True):
         reference = run_reference(name, base, document.ids.tolist())
         sums = measures.sums()

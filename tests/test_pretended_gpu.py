@@ -59,7 +59,7 @@ def everything(base: Any, folder: Path, ids: torch.Tensor) -> None:
         assert all(tensor.device.type == ids.device.type for tensor in (*made, *by_layer[-1].values()))
 
     with torch.no_grad():
-        run_layers(base, folder, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED, PREACTIVATION))
+        run_layers(base, {"input_ids": ids, "attention_mask": mask}, visit, (*POINTS, PROJECTED, PREACTIVATION))
         found = contributions(declared, by_layer)
         chains = document_chains(base, ids[:1])
         assert widths(base)

@@ -53,7 +53,7 @@ def toy(layers: int = 1) -> Any:
 
 
 def measured(base: Any, *ids: int) -> DocumentMeasures:
-    (measures,) = BatchMeasurer(base, TOY, list(RATIOS), 0).measures([plain_document(ids)])
+    (measures,) = BatchMeasurer(base, list(RATIOS), 0).measures([plain_document(ids)])
     return measures
 
 
@@ -69,7 +69,7 @@ def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
 
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
-    measurer = DocumentMeasurer(base, TOY, list(RATIOS), list(LAYER_MATRICES))
+    measurer = DocumentMeasurer(base, list(RATIOS), list(LAYER_MATRICES))
     actual = measurer.contributions(np.array(ids, np.int32))
     return {name: matrix.numpy() for name, matrix in actual.items()}
 
