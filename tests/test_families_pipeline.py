@@ -126,7 +126,7 @@ def test_whatever_a_control_offers_is_shown(family: Family, shown: Opened) -> No
             page.locator("#point").fill(str(number))
             has_place = layout not in ONE_PLANE or site.point not in points_of_other_widths()
             assert len(shown.drawn()["tokens"]) == tokens * has_place, site
-            note = f"The {layout} layout leaves this capture point out."
+            note = f"The {layout} layout leaves this place in the model out."
             assert (note in page.locator("#map").inner_text()) == (not has_place)
     text = page.locator("body").inner_text()
     assert ("LayerNorm" in text) == ("attnresln_n" in family.present(RATIOS))
@@ -147,7 +147,10 @@ def test_points_of_other_widths_are_on_their_own_maps_alone(family: Family, show
     notes = shown.page.locator("main > .note").all_inner_texts()
     assert any(note.startswith("Not on the joint and the aligned map: attention heads.") for note in notes)
     shown.page.locator("#more > summary").click()
-    assert "no cosine to it" in shown.page.locator("#steps").inner_text()
+    names = shown.page.locator("#steps .names")
+    assert "Attention heads" in names.inner_text()
+    choose(shown.page, "step-measure", "cosine to the layer's input")
+    assert "Attention heads" not in names.inner_text()
 
 
 @pytest.mark.parametrize("name", [pytest.param("bart", marks=pytest.mark.families)], indirect=True)

@@ -16,6 +16,8 @@ from scipy.stats import spearmanr
 
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.core.statistics import Draws, Resampled, rank_correlation, resample, spearman_with_depth
+from attnmix.measures.controls import CorpusValues
+from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.geometry import GEOMETRY_MEASURES, Cloud, Words, geometry, step_measures
 from attnmix.measures.layers import Block, LayerPass
 from attnmix.measures.tables import COLUMNS, Mean, below, mean_tables, resample_checkpoints
@@ -254,3 +256,24 @@ def test_a_control_is_compared_with_the_ratio_of_the_same_documents() -> None:
         assert ((rows["ci_low"] < rows["mean"]) & (rows["mean"] < rows["ci_high"])).all()
         constant = {"random": np.nan, "difference": 0}.get(name, 0.25)
         np.testing.assert_allclose(rows[["below", "below_low", "below_high"]].astype(float), constant, atol=1e-12)
+
+
+def test_a_token_whose_class_no_other_text_has_gets_no_corpus_value() -> None:
+    generator, word, comma = torch.Generator().manual_seed(0), CLASSES.index("word"), CLASSES.index("punctuation")
+    texts = [
+        Document(name, np.arange(len(kinds), dtype=np.int32), np.array(kinds, np.int8), np.arange(len(kinds)))
+        for name, kinds in (("test/0", [word, word]), ("test/1", [word, comma, comma]))
+    ]
+    values = [torch.randn(len(text), 8, generator=generator) for text in texts]
+    groups = len(CLASSES) * len(POSITIONS)
+    sums_GE, counts_G = torch.zeros(groups, 8, dtype=torch.float64), torch.zeros(groups, dtype=torch.float64)
+    for text, value_TE in zip(texts, values, strict=True):
+        for place, kind in enumerate(text.classes.tolist()):
+            group = kind * len(POSITIONS) + position_groups(len(text))[place]
+            sums_GE[group] += value_TE[place].double()
+            counts_G[group] += 1
+    corpus = CorpusValues(sums_GE[None], counts_G, {"test/0", "test/1"})
+    own_TE = values[1] * (1 + 1e-6)  # another padding changes the last digits
+    corpus_TE = corpus.mean_over_others(1, texts[1], own_TE)
+    torch.testing.assert_close(corpus_TE[0], values[0][0], rtol=1e-4, atol=1e-4)
+    assert corpus_TE[1:].isnan().all()

@@ -238,7 +238,7 @@ def test_an_interrupted_run_is_resumed_with_the_same_bytes_and_measures_nothing_
     def measures(self: Any, documents: Any, sampled: Any) -> Any:
         if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
-        batches.append((self.folder, *(document.name for document in documents)))
+        batches.append((self.base.name_or_path, *(document.name for document in documents)))
         return original(self, documents, sampled)
 
     monkeypatch.setattr(BatchMeasurer, "measures", measures)

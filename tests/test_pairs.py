@@ -229,8 +229,7 @@ def test_three_classes_of_pairs_go_from_the_file_to_the_page(pair_run: Path, chr
     assert len(rows) == means.index.get_level_values("layer").nunique()
     for row in rows:
         for source in SOURCES:
-            name = f"From {source}" if source == "special tokens" else f"From the {source}"
-            assert float(row[name]) == pytest.approx(means[int(row["layer"]), source], abs=1e-4)
+            assert float(row[source]) == pytest.approx(means[int(row["layer"]), source], abs=1e-4)
     opened.close()
 
 

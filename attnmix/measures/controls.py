@@ -89,8 +89,10 @@ class CorpusValues:
         if document.name in self.names:
             sums_GE = sums_GE - membership_TG.T @ value_TE.double()
             counts_G = counts_G - membership_TG.sum(0)
-        by_class = [each.unflatten(0, (len(CLASSES), -1)) for each in (sums_GE, counts_G)]
-        class_mean_GE = (by_class[0].sum(1) / by_class[1].sum(1)[:, None]).repeat_interleave(len(POSITIONS), 0)
+        sums_CE, counts_C = (each.unflatten(0, (len(CLASSES), -1)).sum(1) for each in (sums_GE, counts_G))
+        # Without any token a sum is what rounding left of the difference, so it is not divided by 0.
+        class_mean_CE = torch.where(counts_C[:, None] > 0, sums_CE / counts_C[:, None], torch.nan)
+        class_mean_GE = class_mean_CE.repeat_interleave(len(POSITIONS), 0)
         mean_GE = torch.where(counts_G[:, None] > 0, sums_GE / counts_G[:, None], class_mean_GE)
         return mean_GE[membership_TG.argmax(-1)].to(value_TE)
 
