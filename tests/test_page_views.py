@@ -413,7 +413,9 @@ def test_page_of_one_token_of_512_and_of_40_texts(tmp_path: Path, chromium: Any,
     if len(texts[0]) == 1:
         write_family("gpt2", model)  # whose tokenizer adds nothing
     else:
-        write_tiny_bert(model, layers=layers, max_position_embeddings=512, hidden_size=64 * layers, num_attention_heads=layers)
+        write_tiny_bert(
+            model, layers=layers, max_position_embeddings=512, hidden_size=64 * layers, num_attention_heads=layers
+        )
     result = attnmix.measure(attnmix.load(str(model)), texts, max_length=512 if layers == 12 else 60)
     path, lengths = save_page(result, tmp_path), [len(document) for document in result.documents]
     assert path.stat().st_size < 10e6  # 15 MB with a second checkpoint, which shares the room for heads
