@@ -86,7 +86,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Run) -> dict[str, Any]
         "measured": f"Ratios and controls are of the {measure['documents']} measured test reviews, derivatives of a "
         f"few of them, and maps of the captured texts, which are examples. {subject.selection}".strip(),
         "intervals": ", with 95% intervals over reviews",
-        "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run)],
+        "findings": [accuracy, *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)],
         "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
@@ -150,9 +150,9 @@ def answer(run: Run) -> dict[str, Any]:
     shares = geometry[geometry["measure"].isin(["share_class", "share_class_permuted"])]
     verb = "rises" if change["ci_low"] > 0 else "falls" if change["ci_high"] < 0 else "does not change measurably"
     ratio = (
-        "The mixing ratio, the length of what other tokens give a token as a share of that and its own part together, "
-        f"{verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all layers (95% interval "
-        f"of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage points)."
+        f"The mixing ratio {verb}: from {percent(change['before'], 1)} to {percent(change['after'], 1)} over all "
+        f"layers (95% interval of the change {_points(change['ci_low'])} to {_points(change['ci_high'])} percentage "
+        "points). It is others / (others + own), the lengths of what other tokens give a token and of its own part."
     )
     plain = {"rises": "makes tokens mix more", "falls": "makes tokens mix less"}.get(verb)
     if shares.empty:
@@ -178,15 +178,19 @@ def answer(run: Run) -> dict[str, Any]:
     else:
         title = "Fine-tuning changes neither how much tokens mix nor what they give each other"
     part = (
-        f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is alike in "
-        f"texts of one predicted class and not in those of the other; it was {percent(max(before['mean'], 0))} "
-        f"before, and with classes dealt out at random it is at most {percent(max(chance['mean'], 0))}."
+        f"In layer {top}, {percent(max(after['mean'], 0))} of what other tokens give, by squared length, is common to "
+        f"the texts of a predicted class; it was {percent(max(before['mean'], 0))} before fine-tuning, and where "
+        f"classes are shuffled over the texts it stays below {percent(max(chance['mean'], 0))} in 95 of 100 draws."
     )
     chart = {"title": "The predicted class in what other tokens give", "unit": "Share of squared length"}
-    named = {"before": "before fine-tuning", "after": "after fine-tuning", "permuted": "classes dealt out at random"}
+    named = {
+        "before": "before fine-tuning",
+        "after": "after fine-tuning",
+        "permuted": "shuffled classes, 95 of 100 draws below",
+    }
     layers = range(1, int(by_layer["after"].index.max()) + 1)
     series = [{"name": label, **curve(by_layer[name].reset_index(), layers)} for name, label in named.items()]
-    sentences = [ratio, part, *_needs(run), _shared_value(run, int(top))]
+    sentences = [ratio, part, *_needed_values(run), _shared_value(run, int(top))]
     return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
 
 
@@ -212,30 +216,33 @@ def _overall_change(run: Run) -> pd.Series:
     return pd.Series(change | means)
 
 
-def _needs(run: Run) -> list[str]:
-    """Return what the class needs of the values, and what the head reads off other tokens."""
+def _needed_values(run: Run) -> list[str]:
+    """Return what the class needs of the values; nothing where no text could be given those of another class."""
     table = run.table("faithfulness/class_use")
     kept = table[table["quantity"] == "class_kept"].pivot(index="layer", columns="group", values="mean")
-    sentences = []
-    if set(EDITS) <= set(kept):
-        first, predicted = len(kept) // 2 + 1, run.table("faithfulness/margins")["predicted"]
-        constant = percent(predicted.value_counts(normalize=True).max())
-        text, corpus, other = (
-            percent(float(kept[name][first])) for name in ("text_mean", "corpus_mean", "other_class")
-        )
-        sentences.append(
-            f"Does it matter which token gives? With every value vector from layer {first} on replaced by its text's "
-            f"mean, {text} of the texts keep their predicted class; with the mean of other texts {corpus} do, with "
-            f"that of texts of the other class {other}. One and the same answer for every text would keep {constant}."
-        )
+    if not set(EDITS) <= set(kept):
+        return []
+    first, predicted = len(kept) // 2 + 1, run.table("faithfulness/margins")["predicted"]
+    constant = percent(predicted.value_counts(normalize=True).max())
+    text, corpus, other = (percent(float(kept[name][first])) for name in EDITS)
+    return [
+        f"Does it matter which token gives? One and the same answer for every text would keep {constant} of their "
+        f"predicted classes. With every value vector from layer {first} on replaced by its text's mean, {text} are "
+        f"kept; by the mean of other texts, {corpus}; by that of texts of the other class, {other}."
+    ]
+
+
+def class_lens(run: Run) -> list[str]:
+    """Return what the classifier's head reads off tokens that it was not trained to read."""
+    table = run.table("faithfulness/class_use")
     lens = table[(table["quantity"] == "lens_agreement") & (table["group"] == "others")]
-    if len(lens):
-        sentences.append(
-            "Applied to the last vectors of other tokens, the classifier's head names the text's class on "
-            f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. That says how alike tokens "
-            "are, not what they have learned: models fine-tuned on permuted labels, in the project's study, do so too."
-        )
-    return sentences
+    if lens.empty:
+        return []
+    return [
+        "Put on the last vectors of tokens that it does not read, the classifier's head names the text's class on "
+        f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. That says how alike tokens are, "
+        "not what they have learned: models fine-tuned on permuted labels, in the project's study, do so too."
+    ]
 
 
 def _shared_value(run: Run, layer: int) -> str:

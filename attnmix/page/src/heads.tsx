@@ -215,8 +215,8 @@ export function Heads() {
     <>
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].name}, ${where}`} rows={rows}>
         <p class="small noprint">
-          Each line goes from a token to a token that it attends to, the stronger the larger. Until you pick a head, we
-          show one that attends to other tokens. Click a line to see the numbers behind it.{" "}
+          Each line goes from a token to a token that it attends to; the larger its weight, the stronger the line. Until
+          you pick a head, we show one that attends to other tokens. Click a line to see the numbers behind it.{" "}
           {matrix.length > SHORT &&
             `Of ${matrix.length} tokens, those of the ${MAX_LINES[1]} strongest lines are shown${position.value === null ? "" : " of the selected token"}.`}
         </p>

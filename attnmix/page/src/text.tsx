@@ -4,7 +4,7 @@ import { data, positionOf, type Share, tokensOf } from "./data";
 import { percent, points } from "./format";
 import * as measures from "./measures";
 import { canChange, hovered, set, state } from "./state";
-import { Pane, Ramp, Select } from "./ui";
+import { Pane, Ramp, Select, Term } from "./ui";
 import { Find, limits, nameOf, opacity, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
@@ -159,7 +159,8 @@ export function Text() {
       </p>
       <Controls />
       <p class="legend" id="text-legend">
-        <Ramp low={`${low} or less`} high={`${high} or more`} colours={colours} /> {measures.shadeName()}
+        <Ramp low={`${low} or less`} high={`${high} or more`} colours={colours} />{" "}
+        {state.shade.value === "sources" ? <Term name="share">{measures.shadeName()}</Term> : measures.shadeName()}
         {token.value !== null && (
           <>
             . <span class="took-key">Underlined</span> tokens contributed to the selected one;{" "}

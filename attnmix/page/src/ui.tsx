@@ -189,6 +189,8 @@ const GLOSSARY = {
   "shared value":
     "A control: every token passes on the same vector, the mean of its text's values. It says nothing of which token it came from.",
   "words in random order": "A control: the same text with its words shuffled, the tokens of a word together.",
+  share:
+    "One token's part in another's vector after attention, by the chosen measure; the parts add up to 100%. ALTI: how near the part alone comes to the whole vector (Ferrando et al., 2022).",
   derivative:
     "How strongly a token's output changes with the other tokens' inputs, within one layer (norms of the Jacobian).",
   "place in the model":
