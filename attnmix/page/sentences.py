@@ -241,7 +241,7 @@ def class_lens(run: Run) -> list[str]:
     return [
         "Put on the last vectors of tokens that it does not read, the classifier's head names the text's class on "
         f"{percent(lens.set_index('layer')['mean'].sort_index().iloc[-1])} of them. That says how alike tokens are, "
-        "not what they have learned: models fine-tuned on permuted labels, in the project's study, do so too."
+        "not what they have learned: models trained on permuted labels, in the project's study, do so too."
     ]
 
 
