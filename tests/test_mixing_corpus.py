@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
         place = 1 if name == "control_sums" else 0  # of the documents, which the control's name stands before
         options, documents = arguments[:place], arguments[place]
-        keys = [(name, *options, str(self.folder), len(document), document.measured) for document in documents]
+        keys = [(name, *options, self.base.name_or_path, len(document), document.measured) for document in documents]
         for key, document in zip(keys, documents, strict=True):
             if key not in known:
                 (known[key],) = method(self, *options, [document])
