@@ -207,7 +207,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "forward": forward_pass,
     "capture": capture_and_ratios,
 }
-"""What makes the table of each of `RUN_TITLES`, from the number of runs."""
+"""Functions that return the tables of `RUN_TITLES`, each from the number of runs."""
 
 if __name__ == "__main__":
     main()

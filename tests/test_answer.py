@@ -71,7 +71,7 @@ def test_each_outcome_has_its_headline(change: float, share: float, headline: st
     assert f"from 25.0% to {25 + 100 * change:.1f}%" in found["sentences"][0]
     assert f"{100 * share:.0f}% of what other tokens give" in found["sentences"][1]
     assert "In layer 2" in found["sentences"][1] or share == 0
-    assert "94% of them" in class_lens(PlantedRun(change, share))[0]  # type: ignore[arg-type]
+    assert "94% of them" in class_lens(PlantedRun(change, share))[0]  # type: ignore[arg-type]  # it stands in for a run
     assert "the same answer for every text would keep 75%" in found["sentences"][-2]
     assert share == 0 or "in layer 2 it is 30%, and 30% with one value" in found["sentences"][-1]
     after = next(each for each in found["chart"]["series"] if each["name"] == "after fine-tuning")

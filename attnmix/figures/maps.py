@@ -54,7 +54,7 @@ ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
 WORDS, WORD_SIZE = 12, 8
 FRAMES, MOVES = 5, 3  # frames of a capture point, and how many of them are on the way to it
-LAST_TIME = 4  # of the last capture point, in times of another
+LAST_POINT_TIME = 4  # how long the last capture point is shown, relative to the others
 MAX_TICKS = 13
 
 Places = npt.NDArray[np.float64]
@@ -280,7 +280,7 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
             for artist in (dots, *words, title, marker):
                 figure.draw_artist(artist)
             frames.append(Image.fromarray(np.array(canvas.buffer_rgba())).convert("RGB"))
-        frames += frames[-1:] * (FRAMES * (LAST_TIME if site == sites[-1] else 1) - MOVES - 1)
+        frames += frames[-1:] * (FRAMES * (LAST_POINT_TIME if site == sites[-1] else 1) - MOVES - 1)
     palette = Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames[FRAMES - 1 :: FRAMES]]))
     palette = palette.quantize(128, Image.Quantize.MAXCOVERAGE)
     images = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.special import softmax
 
 from attnmix.store.heads import DIMENSIONS, HEAD_PARTS, Parts, softmax_input, weights
@@ -23,6 +24,7 @@ from attnmix.store.runs import row_shares
 
 Array = npt.NDArray[Any]
 
+MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
@@ -64,6 +66,18 @@ def largest_shares(matrices: Array, keep: int) -> dict[str, Any]:
     sources = np.where(has_shares, order, MISSING_CODE).astype(np.uint16)
     roots = quantise(np.sqrt(np.clip(largest, 0, 1)), 0, 1)
     return {"keep": keep, "sources": encode(sources), "shares": roots, "own": own_shares}
+
+
+def curve(rows: pd.DataFrame, layers: range) -> dict[str, list[float | None]]:
+    """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
+    by_layer = rows.set_index("layer").reindex(layers)
+    if "documents" in by_layer:
+        few = by_layer["documents"] < MIN_INTERVAL_DOCUMENTS
+        by_layer.loc[few, ["ci_low", "ci_high"]] = float("nan")
+    return {
+        name: [None if pd.isna(value) else float(value) for value in by_layer[column]]
+        for name, column in (("values", "mean"), ("low", "ci_low"), ("high", "ci_high"))
+    }
 
 
 def pack(data: Any) -> str:

@@ -15,8 +15,8 @@ from attnmix.figures import labels
 from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.page.arrays import MISSING_CODE, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import RATIO_LABELS, answer, curve, document_note, most_and_least
+from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
+from attnmix.page.sentences import answer, document_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.store.runs import Run, map_sites, row_shares
 
@@ -86,7 +86,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
     return {
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": {
-            "methods": RATIO_LABELS,
+            "methods": labels.RATIO_LABELS,
             "checkpoints": dict(checkpoints),
             "matrices": labels.MATRIX_LABELS,
             "importance": labels.IMPORTANCE,

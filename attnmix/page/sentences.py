@@ -11,20 +11,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
-from attnmix.figures.labels import CHECKPOINTS, RATIO_MARKS
+from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS, RATIO_MARKS
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.page.arrays import visible
+from attnmix.page.arrays import curve, visible
 from attnmix.store.runs import Run
 
-# Figures have short labels; the page has room to say how the ratios differ.
-RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()} | {
-    "attnres_w": "Attention weights, skip as half",
-    "attn_n": "Norm-based, attention alone",
-    "attnres_n": "Norm-based, with skip",
-    "attnresln_n": "Norm-based, with skip and LayerNorm",
-    "enc_n": "Norm-based, with both skips and LayerNorms",
-    "layer_n": "Norm-based, with the feed-forward network too",
-}
 DERIVATIVE_FORMS = {
     "norm_of_sum": "when all other tokens move together",
     "norm_of_block": "when they move independently",
@@ -33,7 +24,6 @@ DERIVATIVE_FORMS = {
 EDITS = ("text_mean", "corpus_mean", "other_class")
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
 """How the headline calls a class share of the squared length, from each bound on."""
-MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
 
 
 class Subject(NamedTuple):
@@ -192,18 +182,6 @@ def answer(run: Run) -> dict[str, Any]:
     series = [{"name": label, **curve(by_layer[name].reset_index(), layers)} for name, label in named.items()]
     sentences = [ratio, part, *_needed_values(run), _shared_value(run, int(top))]
     return {"headline": title, "sentences": sentences, "chart": chart | {"series": series}}
-
-
-def curve(rows: pd.DataFrame, layers: range) -> dict[str, list[float | None]]:
-    """Return `values, low, high` by layer: means and their intervals, unless of few documents."""
-    by_layer = rows.set_index("layer").reindex(layers)
-    if "documents" in by_layer:
-        few = by_layer["documents"] < MIN_INTERVAL_DOCUMENTS
-        by_layer.loc[few, ["ci_low", "ci_high"]] = float("nan")
-    return {
-        name: [None if pd.isna(value) else float(value) for value in by_layer[column]]
-        for name, column in (("values", "mean"), ("low", "ci_low"), ("high", "ci_high"))
-    }
 
 
 def _overall_change(run: Run) -> pd.Series:
