@@ -66,18 +66,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def peak(workspace: Workspace, documents: int) -> int:
-    """Bytes that Python's allocations, NumPy's among them, reach while so many are measured."""
-    prepare(workspace, documents, f"of {documents}")
-    tracemalloc.start()
-    run_tokenized(measure)
-    reached = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return reached
+    """Bytes that Python's allocations, NumPy's among them, reach while so many are measured.
+
+    It is the less of two runs: a table of the interpreter or of a library that happens to be enlarged counts in one only.
+    """
+    reached = []
+    for run in range(2):
+        prepare(workspace, documents, f"{documents} in run {run}")
+        tracemalloc.start()
+        run_tokenized(measure)
+        reached.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    return min(reached)
 
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_documents(workspace: Workspace, quick: None) -> None:
-    peak(workspace, 10)  # what is loaded once
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     # A row of the table of texts, and arrays for a moment: a twentieth of what a document's sums are.
     assert many - few < (MANY - FEW) * 2500
