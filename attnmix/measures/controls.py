@@ -19,7 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_groups
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
+from attnmix.measures.ratios import RATIOS, Parts, Split, rest_of_layer, scaled_heads
 from attnmix.models.attention import AttentionCall, attend, implementation_of
 from attnmix.models.checkpoint import load_config
 from attnmix.models.encoding import padded
@@ -130,8 +130,9 @@ def control_ratios(methods: Sequence[str], layer_pass: LayerPass, values: Contro
         "without_value_bias": Split(own_TD, values.unbiased_TE @ block.output.W - own_TD),
     }
     weight_T, ratios = 1 - diagonal_TH.mean(-1), []
+    rest = rest_of_layer(block, x_TD, projected_TD, layer_pass.features)
     for name in SAME_PASS:
-        parts = Parts(block, weight_T, x_TD, projected_TD, projected[name], layer_pass.features)
+        parts = Parts(block, weight_T, x_TD, projected_TD, projected[name], rest)
         ratios.append(torch.stack([RATIOS[method].formula(parts) for method in methods]))
     return torch.stack(ratios)
 

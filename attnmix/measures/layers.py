@@ -11,6 +11,7 @@ Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = hea
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -177,7 +178,7 @@ class AfterAttention:
     def _inner(self, parts: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
         parts = parts if len(parts) == len(self.slopes) else parts[0].chunk(2, dim=-1)
-        return torch.stack([part * slope for part, slope in zip(parts, self.slopes, strict=True)]).sum(0)
+        return reduce(torch.add, [part * slope for part, slope in zip(parts, self.slopes, strict=True)])
 
     def stream(self, part_ND: Tensor) -> Tensor:
         """Return a part of `residual_ND` as the part of what the second skip connection carries."""

@@ -23,7 +23,7 @@ from attnmix.core.names import PREACTIVATION
 if TYPE_CHECKING:  # figures and the page read the declarations, and need no torch
     from torch import Tensor
 
-    from attnmix.measures.layers import Block, LayerPass
+    from attnmix.measures.layers import AfterAttention, Block, LayerPass
     from attnmix.measures.weights import Norm
 
 BLOCK_TOKENS = 256  # tokens whose vectors stay in a processor's cache from one operation to the next
@@ -115,7 +115,7 @@ class Parts:
     x_ND: Tensor  # what enters the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the same without b_O
-    features: Mapping[str, Tensor]  # [N, width] at the further points that the chosen ratios need
+    rest: AfterAttention | None  # the model's own pass through the rest of the layer, for the ratio that needs it
 
     @cached_property
     def attention(self) -> Split:
@@ -141,10 +141,8 @@ class Parts:
     @cached_property
     def layer(self) -> Split:
         """The R_ij through the rest of the layer, its feed-forward network included."""
-        norm, cross_ND = self.block.attention_output_norm, self.features.get("cross_attention_output")
-        attention_ND = norm.part(self.projected_ND, self.projected_ND) + norm.beta
-        rest = self.block.after_attention(self.x_ND + attention_ND, cross_ND, self.features[PREACTIVATION])
-        return Split(rest.output(self.residual.own), rest.output(self.residual.others))
+        assert self.rest is not None
+        return Split(self.rest.output(self.residual.own), self.rest.output(self.residual.others))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
@@ -175,8 +173,19 @@ def _parts_by_block(layer_pass: LayerPass, points: Iterable[str], size: int) -> 
         diagonal_NH, value_NE, x_ND, projected_ND, *at_points = (each[rows] for each in vectors)
         own_ND = scaled_heads(diagonal_NH, value_NE) @ output.W
         split = Split(own_ND, (projected_ND - output.b).sub_(own_ND))
-        named = dict(zip(features, at_points, strict=True))
-        yield rows, Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, named)
+        rest = rest_of_layer(layer_pass.block, x_ND, projected_ND, dict(zip(features, at_points, strict=True)))
+        yield rows, Parts(layer_pass.block, weight_N[rows], x_ND, projected_ND, split, rest)
+
+
+def rest_of_layer(
+    block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
+) -> AfterAttention | None:
+    """Return the way of N tokens from the skip connection on; None without the vectors within the network."""
+    if PREACTIVATION not in features:
+        return None
+    norm = block.attention_output_norm
+    attention_ND = norm.part(projected_ND, projected_ND) + norm.beta
+    return block.after_attention(x_ND + attention_ND, features.get("cross_attention_output"), features[PREACTIVATION])
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:

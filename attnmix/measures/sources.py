@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnmix.measures.layers import LayerPass
-from attnmix.measures.ratios import RATIOS, Parts, Split, scaled_heads
+from attnmix.measures.ratios import RATIOS, Parts, Split, rest_of_layer, scaled_heads
 
 SOURCES = ("own text", "other text", "special tokens")
 
@@ -50,9 +50,10 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, segments_T: npt
     )
     features = {point: feature[places_N] for point, feature in layer_pass.features.items()}
     x_ND, projected_ND, ratios = layer_pass.x[places_N], layer_pass.projected[places_N], []
+    rest = rest_of_layer(block, x_ND, projected_ND, features)
     for others_NE, weight_N in given:
         split = Split(kept_NE @ W_ED, others_NE @ W_ED)
-        parts = Parts(block, weight_N, x_ND, projected_ND, split, features)
+        parts = Parts(block, weight_N, x_ND, projected_ND, split, rest)
         ratios.append(torch.stack([RATIOS[method].formula(parts) for method in methods]))
     return torch.stack(ratios)
 
