@@ -135,7 +135,7 @@ def pages_pipeline() -> None:
 
     figures = read_parameters().render
     with paper_style():
-        write_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", figures.formats, figures.dpi)
+        write_joint_pages(pd.read_parquet(MAP), None, PAGES / "pipeline", figures.formats)
 
 
 def pages_plain(name: str, one_figure: bool) -> None:
@@ -150,7 +150,7 @@ def pages_plain(name: str, one_figure: bool) -> None:
     groups = list(table.groupby(["layer", "point"], sort=False))
     for number, (title, _) in enumerate(groups, start=1):
         if number == 1 or not one_figure:
-            figure, axes = plt.subplots(figsize=(7, 4.6), dpi=figures.dpi, layout=None)
+            figure, axes = plt.subplots(figsize=(7, 4.6), dpi=300, layout=None)
             figure.subplots_adjust(left=0.08, right=0.66)
             axes.set_xlim(table["x"].min() - 1, table["x"].max() + 1)
             axes.set_ylim(table["y"].min() - 1, table["y"].max() + 1)

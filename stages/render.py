@@ -94,14 +94,14 @@ def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: 
     with paper_style(fonts):
         figure = draw(*arguments)
         if path and figure:
-            save_figure(figure, path, figures.formats, figures.dpi)
+            save_figure(figure, path, figures.formats)
 
 
 def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) -> Iterator[Drawing]:
     """Yield the figures of the maps."""
     layouts = run.layouts
     if "joint" in layouts:
-        arguments = (run.map("joint"), captured.encoder, run.figures / "joint", figures.formats, figures.dpi)
+        arguments = (run.map("joint"), captured.encoder, run.figures / "joint", figures.formats)
         yield None, write_joint_pages, *arguments
     else:
         logging.info("no pages of the joint map: umap.layouts does not hold joint")

@@ -216,7 +216,7 @@ LITTLE: dict[str, dict[str, Any]] = {
     "measure": {"documents": 3, "gradient_documents": 1},
     "faithfulness": {"documents": 2, "max_length": 20},
     "umap": {"layouts": ["joint"], "stability_seeds": []},
-    "render": {"formats": ["svg"], "dpi": 30},
+    "render": {"formats": ["svg"]},
 }
 """Parameters of a run that does little in every stage, on the reviews and the model of these names."""
 

@@ -162,7 +162,7 @@ def test_every_captured_document_gets_its_figures(copied: Path) -> None:
     stems |= {f"mixing_tokens_{name}" for name in documents}
     assert {path.name for path, *_ in drawings} == stems
     drawn = [drawing for drawing in drawings if "test_" not in drawing[0].name]  # those of one text are enough
-    draw_all(drawn, captured, read_parameters().render.model_copy(update={"formats": ["svg"], "dpi": DPI}))
+    draw_all(drawn, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
     assert len(list(run.figures.glob("*.svg"))) == len(drawn) == 8
 
     def text_of(name: str) -> str:

@@ -203,7 +203,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     capture = {"documents": [0, 1], "max_length": 40}
-    write_parameters(folder, **LITTLE | {"model": {"name": str(checkpoint)}, "capture": capture, "render": {"dpi": 50}})
+    write_parameters(folder, **LITTLE | {"model": {"name": str(checkpoint)}, "capture": capture})
     keys, opened = set[str](), set[str]()
 
     def record(section: BaseModel, name: str) -> Any:

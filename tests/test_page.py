@@ -249,7 +249,7 @@ def test_page_and_figures_of_any_single_layout(
     for other in others:
         (Run(Path()).maps / f"{other}.parquet").unlink()
     parameters = read_parameters()
-    figures = parameters.render.model_copy(update={"dpi": 40, "formats": ["png"]})
+    figures = parameters.render.model_copy(update={"formats": ["png"]})
     monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # which do not depend on maps
     render.main(parameters.model_copy(update={"render": figures}))
     assert Path("reports/figures/atlas.png").is_file()

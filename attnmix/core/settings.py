@@ -232,4 +232,3 @@ class UmapParameters(Section):
 
 class RenderParameters(Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png"]
-    dpi: Annotated[int, Field(ge=30, le=1200)] = 300

@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -148,7 +149,9 @@ def _atlas_grid(sites: list[Site]) -> tuple[Figure, dict[Site, Any], Any]:
     return figure, cells, first_row[0, len(levels) :]
 
 
-def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, formats: Sequence[str], dpi: int) -> None:
+def write_joint_pages(
+    table: pd.DataFrame, encoder: int | None, folder: Path, formats: Sequence[str], dpi: int | None = None
+) -> None:
     """Write the joint map as pages: page k shows the first k capture points, the newest with a dark edge.
 
     Each is a file such as `07_layer_01_layer_output.png`; as PDF all are one file, as a PDF's fonts take longer than
@@ -156,6 +159,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, folder: Path, fo
     """
     folder.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
+    dpi = dpi or mpl.rcParams["savefig.dpi"]
     figure = Figure(figsize=PAGE_SIZE, dpi=dpi)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))

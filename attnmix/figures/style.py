@@ -93,8 +93,11 @@ def printable(text: str) -> str:
     return "".join(char if char in known or char in JOINERS else f"<U+{ord(char):04X}>" for char in text)
 
 
-def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int) -> None:
-    """Save as `path` with each format's suffix, the same bytes every time; call under `paper_style`."""
+def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | None = None) -> None:
+    """Save as `path` with each format's suffix, the same bytes every time; call under `paper_style`.
+
+    `dpi` is that of png, and of images in the other formats; without it, the style's.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in formats:
         saved = path.with_suffix(f".{suffix}")
