@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def peak(workspace: Workspace, documents: int) -> int:
     """Bytes that Python's allocations, NumPy's among them, reach while so many are measured.
 
-    It is the less of two runs: a table of the interpreter or of a library that happens to be enlarged counts in one only.
+    The less of two runs: a table of the interpreter or of a library that happens to be enlarged counts in one only.
     """
     reached = []
     for run in range(2):
