@@ -46,8 +46,8 @@ GALLERY = {
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
-MOTION_SCREEN = {"width": 1100, "height": 540}
-BAR_PIXELS = 110  # height of the bar with the slider, which stays above the text
+MOTION_SCREEN = {"width": 1100, "height": 610}  # lower, the bar does not stay
+BAR_PIXELS = 116  # height of the bar with the slider, which stays above the text, and of the legend
 MOTION_COLORS = 96
 MOTION_LAYERS = 6  # at most, at equal steps
 SHORT_MS, LONG_MS = 800, 1400  # a picture in motion: a layer, and the first and the last
