@@ -20,7 +20,7 @@ from attnmix.arithmetic import settings
 
 settings.choose(settings.PORTABLE)  # before NumPy is loaded, as the tests' modules do
 
-# ruff: noqa: E402
+# ruff: noqa: E402  # the imports below must come after the lines above
 import pandas as pd
 import yaml
 from families import run_family, write_family

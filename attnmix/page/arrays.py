@@ -24,7 +24,7 @@ from attnmix.store.runs import row_shares
 
 Array = npt.NDArray[Any]
 
-MIN_INTERVAL_DOCUMENTS = 8  # of fewer, a bootstrap interval says nothing
+MIN_INTERVAL_DOCUMENTS = 8  # with fewer, a bootstrap interval is too uncertain to draw
 MAX_CODE = 65_534  # of a quantised value
 MISSING_CODE = 65_535
 VECTOR_BYTES = 4_000_000  # of texts that have every vector on the page, before compression
