@@ -67,12 +67,12 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}
-    store.write_block(work / "stores", MARKED, ROWS, np.full((16, 24), MARK))
+    store.write_unit(work / "stores", MARKED, ROWS, np.full((16, 24), MARK))
 
     capture.main(read_parameters())
     marked = store.read_features(stopped / ACTIVATIONS, MARKED)
     assert (marked[ROWS] == MARK).all(), "a finished shard was computed again"
-    store.write_block(stopped / ACTIVATIONS, MARKED, ROWS, store.read_features(expected, MARKED, ROWS))
+    store.write_unit(stopped / ACTIVATIONS, MARKED, ROWS, store.read_features(expected, MARKED, ROWS))
     assert digest(stopped / ACTIVATIONS) == digest(expected)
     assert not (stopped / UNFINISHED).exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
     for site, features in vectors.items():
         for rows in plan.units:
-            store.write_block(place, site, rows, features[rows])
+            store.write_unit(place, site, rows, features[rows])
     return vectors
 
 
@@ -176,13 +177,40 @@ def test_flipped_byte_of_the_tokens_table_is_one_error(tmp_path: Path) -> None:
         _ = Run(tmp_path).tokens
 
 
+@pytest.mark.parametrize("tokens", [103, 128])
+def test_rows_given_in_any_order_are_the_bytes_that_zarr_writes(
+    tmp_path: Path, small_shards: None, tokens: int
+) -> None:
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(tokens, 24)).astype("float16")
+    plan = store.plan_store(tokens, 24, "float16")
+    assert (tokens % plan.unit_rows > 0, tokens % plan.chunk_rows > 0) == (tokens == 103, tokens == 103)
+    for name in ("zarr", "pieces"):
+        store.create_stores(tmp_path / name, {SITE: 24}, plan)
+    for rows in plan.units:
+        block = vectors[rows]
+        digest = store.write_unit(tmp_path / "zarr", SITE, rows, block, with_digest=True)
+        unit = store.begin_unit(tmp_path / "pieces", SITE, rows)
+        assert isinstance(unit, store.ShardWriter)
+        cuts = [0, *np.sort(generator.choice(np.arange(1, len(block)), 5, replace=False)).tolist(), len(block)]
+        pieces = [slice(*cut) for cut in itertools.pairwise(cuts)]
+        store.put_rows(unit, [(piece, block[piece]) for piece in pieces[::2]])
+        store.put_rows(unit, [(piece, block[piece]) for piece in pieces[1::2]])
+        assert store.write_unit(tmp_path / "pieces", SITE, rows, unit, with_digest=True) == digest
+    files = [path.relative_to(tmp_path / "zarr") for path in (tmp_path / "zarr").rglob("*") if path.is_file()]
+    assert len(files) == len(plan.units) + 1
+    for file in files:
+        assert (tmp_path / "pieces" / file).read_bytes() == (tmp_path / "zarr" / file).read_bytes(), file
+    assert sum(path.is_file() for path in (tmp_path / "pieces").rglob("*")) == len(files)
+
+
 def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_path: Path) -> None:
     store.create_stores(tmp_path, {SITE: 768}, store.plan_store(256, 768, "float16"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
         with pytest.raises(InputError, match=rf"^cannot write .*/{SITE}\.zarr: File too large; free some space"):
-            store.write_block(tmp_path, SITE, slice(0, 256), np.ones((256, 768), dtype="float16"))
+            store.write_unit(tmp_path, SITE, slice(0, 256), np.ones((256, 768), dtype="float16"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

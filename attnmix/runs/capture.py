@@ -5,14 +5,12 @@ each store once. Writes `features/capture/`, or into it only a manifest of array
 """
 
 import ctypes
-import hashlib
 import json
 import logging
 import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ from attnmix.store.files import PARQUET_OPTIONS, Place, writing
 from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
-WRITERS = 4  # threads
 Part = tuple[int, slice, slice]
 """The number of a text in its batch, some of its tokens, and their rows in the arrays of features."""
 Batch = tuple[dict[str, Tensor], list[Part]]
@@ -81,12 +78,11 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     state.wait_for_everyone()
 
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
-    arrays = {site: np.empty((plan.unit_rows, width), plan.dtype) for site, width in sites.items()}
     units = list(enumerate(plan.units))
     share = units[state.process_index :: state.num_processes]
     remaining = [(unit, rows) for unit, rows in share if not (folder / f"done/{unit}").exists()]
     for unit, rows in tqdm(remaining, desc="capture", unit="shard", disable=None):
-        features = {site: array[: rows.stop - rows.start] for site, array in arrays.items()}
+        features = {site: store.begin_unit(place, site, rows) for site in sites}
         fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
         _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
         _trim_heap()
@@ -107,12 +103,10 @@ def _trim_heap() -> None:
 
 
 def _write_unit(
-    folder: Path, unit: int, place: Place, rows: slice, features: dict[Site, store.Features], with_digests: bool
+    folder: Path, unit: int, place: Place, rows: slice, features: Mapping[Site, store.Unit], with_digests: bool
 ) -> None:
     """Write a unit of rows to all stores, then a file that says that it is done, with digests of the rows."""
-    with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(lambda site: store.write_block(place, site, rows, features[site]), features))
-    digests = {str(site): hashlib.sha256(each.data).hexdigest() for site, each in features.items() if with_digests}
+    digests = {str(site): store.write_unit(place, site, rows, each, with_digests) for site, each in features.items()}
     begun = folder / f"done/{unit}.begun"
     begun.write_text(json.dumps(digests), encoding="utf-8")
     begun.rename(begun.with_suffix(""))
@@ -134,24 +128,23 @@ def _write_tokens(folder: Path, run: Run, texts: int, tokens: int) -> None:
 
 
 def fill_rows(
-    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, npt.NDArray[Any]], precision: str = "fp32"
+    base: PreTrainedModel, batches: Iterable[Batch], rows: Mapping[Site, store.Unit], precision: str = "fp32"
 ) -> None:
-    """Fill the arrays `rows` `[tokens, width]` with the features of the batches' tokens, cast to the arrays' type.
+    """Fill `rows` `[tokens, width]` with the features of the batches' tokens, cast to the type of `rows`.
 
     `precision` is that of the forward pass, `fp32` or `bf16`. Raises `InputError` with layer and point for features
-    that the arrays' type cannot hold.
+    that this type cannot hold.
     """
     points = {site.point for site in rows}
     for inputs, parts in batches:
 
         def take(site: Site, feature_BTD: Tensor, parts: list[Part] = parts) -> None:
-            array = rows[site]
-            cast = feature_BTD.to(getattr(torch, array.dtype.name)).cpu()
+            dtype = rows[site].dtype.name
+            cast = feature_BTD.to(getattr(torch, dtype)).cpu()
             if not all(math.isfinite(extreme.item()) for extreme in torch.aminmax(cast)):  # of a text, or of padding
                 for text, tokens, _ in parts:
-                    store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, array.dtype.name)
-            for text, tokens, places in parts:
-                array[places] = cast[text, tokens].numpy()
+                    store.check_fits(feature_BTD[text, tokens].float().cpu().numpy(), site, dtype)
+            store.put_rows(rows[site], [(places, cast[text, tokens].numpy()) for text, tokens, places in parts])
 
         half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
         with torch.inference_mode(), recording(base, points, taken=take), half:
