@@ -52,7 +52,7 @@ def _write_stores(layout: Run, vectors: int, hidden: int) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     for rows in plan.units:
         block = generator.standard_normal((rows.stop - rows.start, hidden), dtype=np.float32)
-        store.write_unit(root, SITE, rows, block.astype(np.float16))
+        store.write_unit(store.open_to_write(root, SITE), rows, block.astype(np.float16))
     number = np.arange(vectors)
     table = pd.DataFrame({"document": "test/" + pd.Series(number // TOKENS).astype(str), "position": number % TOKENS})
     write_table(root / store.TOKENS, table.assign(token_id=0, token="a"))

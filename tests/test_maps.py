@@ -189,7 +189,7 @@ def write_stores(tokens: int) -> dict[Site, Any]:
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
     for site, block in features.items():
-        store.write_unit(ACTIVATIONS, site, slice(0, tokens), block)
+        store.write_unit(store.open_to_write(ACTIVATIONS, site), slice(0, tokens), block)
     table = pd.DataFrame({"document": [f"test/{i // 30}" for i in range(tokens)], "position": np.arange(tokens) % 30})
     write_captured_tokens(table, dict.fromkeys(table["document"], "a text"))
     Run(Path()).measured.mkdir(parents=True)
@@ -340,7 +340,7 @@ def test_few_tokens_and_equal_vectors_give_every_layout(workspace: Workspace, to
     if isinstance(tokens, str):
         drawn = np.random.default_rng(0).normal(size=(4, 20))
         block = np.ones((40, 20)) if tokens == "equal" else np.repeat(drawn, 10, axis=0)
-        store.write_unit(ACTIVATIONS, SITES[1], slice(0, 40), block.astype(np.float16))
+        store.write_unit(store.open_to_write(ACTIVATIONS, SITES[1]), slice(0, 40), block.astype(np.float16))
     reduce.main(read_parameters())
     run = Run(Path())
     for layout in LAYOUTS:

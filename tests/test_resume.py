@@ -67,12 +67,14 @@ def test_stopped_stage_computes_only_what_it_had_not_finished(
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
     assert {"0", "1", "2"} <= {path.name for path in (work / "done").iterdir()}
-    store.write_unit(work / "stores", MARKED, ROWS, np.full((16, 24), MARK))
+    store.write_unit(store.open_to_write(work / "stores", MARKED), ROWS, np.full((16, 24), MARK))
 
     capture.main(read_parameters())
     marked = store.read_features(stopped / ACTIVATIONS, MARKED)
     assert (marked[ROWS] == MARK).all(), "a finished shard was computed again"
-    store.write_unit(stopped / ACTIVATIONS, MARKED, ROWS, store.read_features(expected, MARKED, ROWS))
+    store.write_unit(
+        store.open_to_write(stopped / ACTIVATIONS, MARKED), ROWS, store.read_features(expected, MARKED, ROWS)
+    )
     assert digest(stopped / ACTIVATIONS) == digest(expected)
     assert not (stopped / UNFINISHED).exists()
 
@@ -88,7 +90,7 @@ def test_unfinished_work_is_used_for_the_same_code_packages_and_inputs_and_else_
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     monkeypatch.setattr(resume, "REPOSITORY", folder)
-    planted = [*distributions(), SimpleNamespace(name="planted", version="1.0")]
+    planted = [*distributions(), SimpleNamespace(metadata={"Name": "planted", "Version": "1.0"})]
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:

@@ -40,7 +40,7 @@ def write_run(folder: Path, lengths: dict[str, int]) -> dict[Site, np.ndarray]:
     vectors[Site(0, "embedding_output")][:] = 0  # a chunk of zeros is no missing one
     for site, features in vectors.items():
         for rows in plan.units:
-            store.write_unit(place, site, rows, features[rows])
+            store.write_unit(store.open_to_write(place, site), rows, features[rows])
     return vectors
 
 
@@ -189,14 +189,14 @@ def test_rows_given_in_any_order_are_the_bytes_that_zarr_writes(
         store.create_stores(tmp_path / name, {SITE: 24}, plan)
     for rows in plan.units:
         block = vectors[rows]
-        digest = store.write_unit(tmp_path / "zarr", SITE, rows, block, with_digest=True)
-        unit = store.begin_unit(tmp_path / "pieces", SITE, rows)
+        digest = store.write_unit(store.open_to_write(tmp_path / "zarr", SITE), rows, block, with_digest=True)
+        unit = store.begin_unit(store.open_to_write(tmp_path / "pieces", SITE), rows)
         assert isinstance(unit, store.ShardWriter)
         cuts = [0, *np.sort(generator.choice(np.arange(1, len(block)), 5, replace=False)).tolist(), len(block)]
         pieces = [slice(*cut) for cut in itertools.pairwise(cuts)]
         store.put_rows(unit, [(piece, block[piece]) for piece in pieces[::2]])
         store.put_rows(unit, [(piece, block[piece]) for piece in pieces[1::2]])
-        assert store.write_unit(tmp_path / "pieces", SITE, rows, unit, with_digest=True) == digest
+        assert store.write_unit(store.open_to_write(tmp_path / "pieces", SITE), rows, unit, with_digest=True) == digest
     files = [path.relative_to(tmp_path / "zarr") for path in (tmp_path / "zarr").rglob("*") if path.is_file()]
     assert len(files) == len(plan.units) + 1
     for file in files:
@@ -210,7 +210,7 @@ def test_write_that_the_system_refuses_is_one_error_that_names_the_store(tmp_pat
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
         with pytest.raises(InputError, match=rf"^cannot write .*/{SITE}\.zarr: File too large; free some space"):
-            store.write_unit(tmp_path, SITE, slice(0, 256), np.ones((256, 768), dtype="float16"))
+            store.write_unit(store.open_to_write(tmp_path, SITE), slice(0, 256), np.ones((256, 768), dtype="float16"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -36,7 +36,7 @@ from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 from attnmix.store import features as store
 from attnmix.store import texts as texts_store
-from attnmix.store.files import PARQUET_OPTIONS, Place, writing
+from attnmix.store.files import PARQUET_OPTIONS, writing
 from attnmix.store.runs import Run
 
 TOKEN_IDS = "token_ids.bin"  # of all texts in a row, which every process maps into its memory
@@ -81,10 +81,14 @@ def capture_texts(capture: CaptureParameters, checkpoint: Path, run: Run, folder
     units = list(enumerate(plan.units))
     share = units[state.process_index :: state.num_processes]
     remaining = [(unit, rows) for unit, rows in share if not (folder / f"done/{unit}").exists()]
+    stores = {site: store.open_to_write(place, site) for site in sites}
     for unit, rows in tqdm(remaining, desc="capture", unit="shard", disable=None):
-        features = {site: store.begin_unit(place, site, rows) for site in sites}
+        features = {site: store.begin_unit(each, rows) for site, each in stores.items()}
         fill_rows(base, _batches(ids, lengths, rows, padding, capture.batch_tokens), features, capture.precision)
-        _write_unit(folder, unit, place, rows, features, with_digests=capture.elsewhere)
+        digests = {
+            str(site): store.write_unit(stores[site], rows, each, capture.elsewhere) for site, each in features.items()
+        }
+        _mark_done(folder, unit, digests)
         _trim_heap()
     state.wait_for_everyone()
     if state.is_main_process:
@@ -102,11 +106,8 @@ def _trim_heap() -> None:
         trim(0)
 
 
-def _write_unit(
-    folder: Path, unit: int, place: Place, rows: slice, features: Mapping[Site, store.Unit], with_digests: bool
-) -> None:
-    """Write a unit of rows to all stores, then a file that says that it is done, with digests of the rows."""
-    digests = {str(site): store.write_unit(place, site, rows, each, with_digests) for site, each in features.items()}
+def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
+    """Write a file that says that a unit of rows of all stores is written, with digests of the rows by site."""
     begun = folder / f"done/{unit}.begun"
     begun.write_text(json.dumps(digests), encoding="utf-8")
     begun.rename(begun.with_suffix(""))

@@ -160,13 +160,24 @@ Unit = ShardWriter | Features
 """What takes the vectors of a unit of rows: the file of a shard on a disk, else an array."""
 
 
-def begin_unit(place: Place, site: Site, rows: slice) -> Unit:
-    """Return what takes the vectors of a unit of rows, a shard or all of a small store."""
+class OpenStore(NamedTuple):
+    """A Zarr array that rows are written to, and where it is."""
+
+    path: Place
+    array: Any
+
+
+def open_to_write(place: Place, site: Site) -> OpenStore:
+    """Return the store of one site, which `create_stores` has created."""
     path = _path(place, site)
-    array = open_array(path, "capture", "r+")
-    if array.shards and isinstance(path, Path):
-        return ShardWriter(path, array, rows)
-    return np.empty((rows.stop - rows.start, array.shape[1]), array.dtype)
+    return OpenStore(path, open_array(path, "capture", "r+"))
+
+
+def begin_unit(to: OpenStore, rows: slice) -> Unit:
+    """Return what takes the vectors of a unit of rows, a shard or all of a small store."""
+    if to.array.shards and isinstance(to.path, Path):
+        return ShardWriter(to.path, to.array, rows)
+    return np.empty((rows.stop - rows.start, to.array.shape[1]), to.array.dtype)
 
 
 def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
@@ -178,16 +189,15 @@ def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
             unit[rows] = vectors
 
 
-def write_unit(place: Place, site: Site, rows: slice, unit: Unit, with_digest: bool = False) -> str:
+def write_unit(to: OpenStore, rows: slice, unit: Unit, with_digest: bool = False) -> str:
     """Write a unit of rows whose vectors are all there; return their hash if it is asked for, else nothing.
 
     Raises `InputError` where the place refuses.
     """
     if isinstance(unit, ShardWriter):
         return unit.finish(with_digest)
-    path = _path(place, site)
-    with writing(path):
-        open_array(path, "capture", "r+")[rows] = unit
+    with writing(to.path):
+        to.array[rows] = unit
     return hashlib.sha256(unit.data).hexdigest() if with_digest else ""
 
 

@@ -40,7 +40,8 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
 
     declared, values = _declaration(stage), parameters.model_dump()
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
-    packages = sorted({f"{each.name} {each.version}" for each in distributions()})
+    metadata = [each.metadata for each in distributions()]  # read once: `name` and `version` each read the file again
+    packages = sorted({f"{each['Name']} {each['Version']}" for each in metadata})
     settings = [selected, platform.python_version(), packages, computed_on(parameters.arithmetic)]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
