@@ -157,7 +157,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 Unit = ShardWriter | Features
-"""What takes the vectors of a unit of rows: the file of a shard on a disk, else an array."""
+"""The destination of a unit of rows: the file of a shard on a disk, else an array."""
 
 
 class OpenStore(NamedTuple):
@@ -173,11 +173,11 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
-def begin_unit(to: OpenStore, rows: slice) -> Unit:
-    """Return what takes the vectors of a unit of rows, a shard or all of a small store."""
-    if to.array.shards and isinstance(to.path, Path):
-        return ShardWriter(to.path, to.array, rows)
-    return np.empty((rows.stop - rows.start, to.array.shape[1]), to.array.dtype)
+def begin_unit(store: OpenStore, rows: slice) -> Unit:
+    """Return the destination of the vectors of a unit of rows, a shard or all of a small store."""
+    if store.array.shards and isinstance(store.path, Path):
+        return ShardWriter(store.path, store.array, rows)
+    return np.empty((rows.stop - rows.start, store.array.shape[1]), store.array.dtype)
 
 
 def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
@@ -189,15 +189,15 @@ def put_rows(unit: Unit, pieces: Iterable[tuple[slice, Features]]) -> None:
             unit[rows] = vectors
 
 
-def write_unit(to: OpenStore, rows: slice, unit: Unit, with_digest: bool = False) -> str:
+def write_unit(store: OpenStore, rows: slice, unit: Unit, with_digest: bool = False) -> str:
     """Write a unit of rows whose vectors are all there; return their hash if it is asked for, else nothing.
 
     Raises `InputError` where the place refuses.
     """
     if isinstance(unit, ShardWriter):
         return unit.finish(with_digest)
-    with writing(to.path):
-        to.array[rows] = unit
+    with writing(store.path):
+        store.array[rows] = unit
     return hashlib.sha256(unit.data).hexdigest() if with_digest else ""
 
 
