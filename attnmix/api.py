@@ -86,7 +86,7 @@ def measure(
     >>> attnmix.measure(model, encoding).tokens["token"].tolist()
     ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
     """
-    given = _tokenized("measure(model, texts)", model, texts, max_length)
+    _check_model(model, "measure(model, texts)")
     family = family_of(model.network.base_model.config)
     present = family.present(RATIOS)
     if methods is not None:
@@ -94,11 +94,10 @@ def measure(
         present = family.present(names)
         if absent := sorted(set(names) - set(present)):
             raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    given = _tokenized(model, texts, max_length)
     documents = documents_of(given.texts, given.tokens)
-    padding = (model.tokenizer.pad_token_id, model.network.base_model.config.pad_token_id, 0)
-    pad_token_id = next(number for number in padding if number is not None)
     with model.observed(given.pairs) as base:
-        measurer = BatchMeasurer(base, present, pad_token_id)
+        measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
         for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
@@ -276,10 +275,11 @@ def capture(
     """
     from attnmix.runs.capture import capture_texts
 
+    _check_model(model, "capture(model, texts, path)")
     run = Run(_path(path, "capture(model, texts, path)"))
     chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
     settings = checked(CaptureParameters, dtype=dtype, **chosen)
-    given = _tokenized("capture(model, texts, path)", model, texts, max_length)
+    given = _tokenized(model, texts, max_length)
     check_folder("path", run.root, ["features", "unfinished"])
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
@@ -303,7 +303,8 @@ def compare(before: Measures, after: Measures) -> pd.DataFrame:
     for each in (before, after):
         if not isinstance(each, Measures):
             raise InputError(f"compare: {type(each).__name__}; allowed: two results of measure(model, texts)")
-    if [each.ids.tolist() for each in before.documents] != [each.ids.tolist() for each in after.documents]:
+    same_ids = [each.ids.tolist() for each in before.documents] == [each.ids.tolist() for each in after.documents]
+    if not same_ids or before.tokenized.pairs != after.tokenized.pairs:
         raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
     if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
         raise InputError("compare: the two have other layers or methods; allowed: the same")
@@ -351,10 +352,13 @@ def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
     return table.assign(texts=texts)
 
 
-def _tokenized(call: str, model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
-    """Return the texts that were given to a `call`, tokenised once; warn of those that are truncated."""
+def _check_model(model: Any, call: str) -> None:
     if not isinstance(model, Model):
         raise InputError(f"model: {type(model).__name__}; allowed: what load(...) returns, as in {call}")
+
+
+def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
+    """Return the texts, tokenised once; warn of those that are truncated."""
     base: Any = model.network.base_model
     longest = longest_text(base.config)
     if max_length is not None:
@@ -370,6 +374,13 @@ def _tokenized(call: str, model: Model, texts: Any, max_length: int | None) -> T
             extent = f"{whole_tokens} tokens, of which the {side} {longest} are measured"
             warnings.warn(f"text {number} has {extent}", stacklevel=3)
     return tokenized
+
+
+def _padding(model: Model) -> int:
+    """Return the token that fills a batch up, behind the mask; some families number positions from the model's own."""
+    config: Any = model.network.base_model.config
+    numbers = (model.tokenizer.pad_token_id, config.pad_token_id, 0)
+    return next(int(number) for number in numbers if number is not None)
 
 
 def _names(names: Any) -> Any:

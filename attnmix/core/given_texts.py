@@ -148,13 +148,12 @@ def _encodings(given: Any, key: str) -> list[TokenIds]:
     names = [name for name in _column_names(given) if given[name] is not None]
     if others := [name for name in names if name in OTHER_INPUTS]:
         raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPES}")
-    rows, masks, types = (
-        _rows(given[name], f"{key}: {name}") if name in names else None for name in (IDS, MASK, TYPES)
-    )
+    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPES) if name in names}
+    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPES)
     if not rows:
         raise InputError(f"{key}: {IDS} is empty; {CALLS}")
-    for name, others in ((MASK, masks), (TYPES, types)):
-        if others is not None and list(map(len, others)) != list(map(len, rows)):
+    for name, entry in entries.items():
+        if list(map(len, entry)) != list(map(len, rows)):
             raise InputError(f"{key}: {name} has another shape than {IDS}")
     encodings = []
     for number, ids in enumerate(rows):

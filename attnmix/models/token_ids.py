@@ -36,14 +36,11 @@ def read_ids(
     the text, for ids that are no tokens, more than `max_length` of them, padding between tokens, and a text without any
     but the tokens that stand around a text.
     """
-    tokens = min(rows, len(tokenizer))
     texts = []
     lengths = {len(text.ids) for text in given}
     for number, text in enumerate(given):
         where = f"{key}: number {number}"
-        for other in text.ids:
-            if not 0 <= other < tokens:
-                raise InputError(f"{where} holds the token id {other}; allowed: 0 to {tokens - 1}")
+        _check_vocabulary(tokenizer, text.ids, rows, where)
         batch = given if len(lengths) == 1 and len(given) > 1 else ()
         content = _without_padding(tokenizer, text, batch, where)
         ends = {getattr(tokenizer, f"{role}_token_id") for role in END_ROLES}
@@ -53,6 +50,16 @@ def read_ids(
             raise InputError(f"{where} has {len(content.ids)} token ids; allowed: at most {max_length}")
         texts.append(content)
     return texts
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: int, key: str) -> None:
+    """Raise `InputError`, which begins with `key`, for an id without a row of the embedding or without a token."""
+    for number in ids:
+        if not 0 <= number < rows:
+            raise InputError(f"{key} holds the token id {number}; allowed: 0 to {rows - 1}")
+    for number, token in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        if token is None:
+            raise InputError(f"{key} holds the token id {number}; allowed: those of the tokenizer's tokens")
 
 
 def _without_padding(

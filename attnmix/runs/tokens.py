@@ -40,15 +40,17 @@ class TokenizedTexts(NamedTuple):
 
     def write(self, run: Run, measured: bool) -> None:
         """Write `features/tokenize/` of `run`; the texts are in the statistics where they are `measured`."""
-        ends = np.cumsum(self.texts["tokens"].to_numpy())
-        texts = self.texts.assign(measured=measured)
-        starts = range(0, len(texts), store.BLOCK)
-        blocks = ((first, min(first + store.BLOCK, len(texts))) for first in starts)
-        tables = (
-            (texts.iloc[first:last], self.tokens.iloc[ends[first - 1] if first else 0 : ends[last - 1]])
-            for first, last in blocks
-        )
-        store.write_tokenized(run.tokens_file.parent, tables)
+        marked = TokenizedTexts(self.texts.assign(measured=measured), self.tokens)
+        store.write_tokenized(run.tokens_file.parent, marked._blocks())
+
+    def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+        """Yield `store.BLOCK` texts at a time with their tokens."""
+        first = 0
+        for start in range(0, len(self.texts), store.BLOCK):
+            texts = self.texts.iloc[start : start + store.BLOCK]
+            last = first + int(texts["tokens"].sum())
+            yield texts, self.tokens.iloc[first:last]
+            first = last
 
 
 def tokenize_given(
@@ -61,8 +63,8 @@ def tokenize_given(
     for tokens that the model cannot read.
     """
     items = read_texts(given)
-    if isinstance(items[0], TokenIds):
-        items = list(read_ids(tokenizer, items, rows, max_length))  # type: ignore[arg-type]  # all are alike
+    if token_ids := _token_ids(items):
+        items = list(read_ids(tokenizer, token_ids, rows, max_length))
     texts = pd.DataFrame(list(free_texts(items)))
     texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):
@@ -125,11 +127,17 @@ def _tokenized(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
     """Return the texts, and the tokens of each."""
-    if all(isinstance(item, TokenIds) for item in items):
-        pairs = any(any(item.types or ()) for item in items)
-        texts, tokenized = zip(*tokenized_ids(tokenizer, names, items, pairs), strict=True)
-        return list(texts), list(tokenized)
-    return list(items), tokenize_texts(tokenizer, names, items, max_length)
+    if token_ids := _token_ids(items):
+        pairs = any(any(item.types or ()) for item in token_ids)
+        spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
+        return [text for text, _ in spelled], [tokens for _, tokens in spelled]
+    texts = [item for item in items if not isinstance(item, TokenIds)]
+    return texts, tokenize_texts(tokenizer, names, texts, max_length)
+
+
+def _token_ids(items: Sequence[Item]) -> list[TokenIds]:
+    """Return the items that are token ids: all of them, or none."""
+    return [item for item in items if isinstance(item, TokenIds)]
 
 
 def _tables(
