@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fsspec import available_protocols
 from pydantic import (
@@ -12,10 +12,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import (
@@ -213,6 +215,10 @@ class FaithfulnessParameters(Section):
     max_length: Tokens = 48
 
 
+MIN_UMAP_VECTORS = 20
+"""Vectors that differ, below which UMAP is refused: its maps are then worse than two principal components."""
+
+
 class UmapParameters(Section):
     metric: Annotated[str, _one_of(METRIC_NAMES)] = "euclidean"
     seed: Seed = 2
@@ -229,6 +235,31 @@ class UmapParameters(Section):
             raise ValueError(f"it holds {info.data['seed']}, which is umap.seed itself; other seeds only")
         return seeds
 
+    def check_neighbours(self, vectors: int, key: str = "umap.n_neighbors") -> None:
+        """Raise `InputError` where a map's `vectors` are fewer than `n_neighbors` and the vector itself."""
+        if self.n_neighbors >= vectors:
+            raise InputError(f"{key}: {self.n_neighbors} of {vectors} vectors; allowed: 2 to {vectors - 1}")
+
 
 class RenderParameters(Section):
     formats: Annotated[list[Literal["png", "pdf", "svg"]], Field(min_length=1)] = ["png"]
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+def checked(section: type[SectionType], **values: Any) -> SectionType:
+    """Return settings that a user gave in Python; raise `InputError` for a wrong one, as for params.yaml."""
+    numbers = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in values.items()}
+    try:
+        return section(**numbers)
+    except ValidationError as error:
+        problems = dict.fromkeys(f"{problem['loc'][0]}: {problem_text(problem)}" for problem in error.errors())
+        raise InputError("; ".join(problems)) from None
+
+
+def problem_text(problem: ErrorDetails) -> str:
+    """Return a value that is not allowed, and why."""
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(problem["input"], dict) else f"{problem['input']!r} is not allowed: "
+    return f"{shown}{message[0].lower()}{message[1:]}"
