@@ -216,7 +216,11 @@ class FaithfulnessParameters(Section):
 
 
 MIN_UMAP_VECTORS = 20
-"""Vectors that differ, below which UMAP is refused: its maps are then worse than two principal components."""
+"""Vectors that differ, below which UMAP is refused: with 15 neighbours nearly all of them are each other's.
+
+Of each token's 5 nearest it then keeps hardly more than chance would. Of texts with 8, 12, 20 and 40 tokens in MiniLM
+it keeps 48, 54, 46 and 45 % (chance 43, 45, 26 and 13 %), two principal components 73, 74, 56 and 44 %.
+"""
 
 
 class UmapParameters(Section):

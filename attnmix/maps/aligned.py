@@ -55,7 +55,7 @@ def fit_aligned(
     state = np.random.RandomState(seed).randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes
-    pulls = _ties_of_places(strength, [first + each for first, each in zip(firsts, numbers, strict=True)])
+    pulls = ties_of_places(strength, [first + each for first, each in zip(firsts, numbers, strict=True)])
     negatives = np.repeat(firsts, sizes), np.repeat(sizes, sizes)
     ties_by_place = pulls.indptr.astype(np.int64), pulls.indices.astype(np.int64), pulls.data
     _run_epochs(xy, heads, tails, epochs_per_sample[sampled], *ties_by_place, *negatives, *curve, n_epochs, state)
@@ -82,7 +82,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     return strength.reshape(2 * WINDOW + 1, -1)
 
 
-def _ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
+def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
     """Return how strongly each place is tied to others `[places, places]`, sorted: the mean over the tokens in it.
 
     `places` are those of the tokens at each point; equal vectors are in one.
