@@ -55,7 +55,7 @@ def with_number(number: float) -> Any:
         (TENSOR * torch.nan, "^vectors: row 0 holds NaN"),
         ([1.0, 2.0], r"^vectors: an array of shape \(2,\); allowed: numbers \[points, hidden\]"),
         (np.empty((0, 3)), r"^vectors: an array of shape \(0, 3\)"),
-        (None, "^vectors: NoneType holds no array of numbers"),
+        (None, r"^vectors: an array of shape \(\)"),
         ("vectors", "^vectors: str holds no array of numbers"),
         ([[1, 2], [3]], "^vectors: list holds no array of numbers"),
         (pd.DataFrame({"a": ["x"] * 30, "b": 1.0}), "^vectors: DataFrame holds no array of numbers"),

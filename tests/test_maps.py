@@ -366,7 +366,7 @@ def test_equal_vectors_are_in_one_place_of_every_layout(workspace: Workspace, di
             assert len(np.unique(xy, axis=0)) == equal.max() + 1
             assert all(len(np.unique(xy[equal == each], axis=0)) == 1 for each in range(equal.max() + 1))
     kept = run.map_quality.query("measure == 'neighbours_kept' and layout == 'separate' and layer.notna()")
-    assert (kept["value"] > kept["chance"] + 0.1).all()
+    assert kept["value"].mean() > kept["chance"].mean() + 0.1
 
 
 def test_more_neighbours_than_vectors_are_one_error_before_any_map(workspace: Workspace) -> None:

@@ -173,7 +173,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     Each of fewer vectors than `n_neighbors` is a neighbour of all others. `seed` is that of an approximate search.
     """
     first, numbers = distinct_rows(vectors)
-    places, distinct = principal_components(vectors, metric)[first], vectors[first]
+    distinct = vectors[first]
     k = min(n_neighbors, len(distinct) - 1)  # each vector counts among its own
     others, distances = neighbours(distinct, k - 1, metric, seed)
     indices = np.column_stack([np.arange(len(distinct)), others])
@@ -181,7 +181,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     with _NUMBA_LOCK:
         numba.set_num_threads(1)  # several would sum in another order
         graph, _, _ = umap_.fuzzy_simplicial_set(distinct, k, None, metric, {}, indices, distances)
-    return Neighbourhood(graph.tocsr(), places, numbers)
+    return Neighbourhood(graph.tocsr(), principal_components(distinct, metric), numbers)
 
 
 def fit_map(
