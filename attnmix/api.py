@@ -320,20 +320,30 @@ def layout(
 ) -> npt.NDArray[np.float32]:
     """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
 
-    An array, a tensor, or what `Run.features` returns. The first call in a process takes seconds to load umap-learn.
-    Raise `InputError` for an unknown metric or fewer than two dimensions.
+    An array, a tensor on any device, a table or list of numbers, or what `Run.features` returns. Equal vectors have one
+    place. The first call in a process takes seconds to load umap-learn. The arguments are those of `umap` in
+    params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of which UMAP
+    shows no neighbourhoods.
 
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)
     """
-    from attnmix.maps.layouts import METRICS, fit_map
+    from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters, checked
 
-    if metric not in METRICS:
-        raise InputError(f"metric: {metric!r}; allowed: {', '.join(sorted(METRICS))}")
-    array = np.asarray(vectors.numpy() if hasattr(vectors, "numpy") else vectors, dtype=np.float32)
-    if array.ndim < 2:
-        raise InputError(f"vectors: an array of shape {array.shape}; allowed: [points, hidden], or more dimensions")
-    xy = fit_map(array.reshape(-1, array.shape[-1]), metric, n_neighbors, min_dist, seed)
+    given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
+    settings = checked(UmapParameters, **given, stability_seeds=[])
+    from attnmix.maps.layouts import fit_map
+    from attnmix.maps.vectors import distinct_rows, read_vectors
+
+    array = read_vectors(vectors)
+    rows = array.reshape(-1, array.shape[-1])
+    distinct = len(distinct_rows(rows)[0])
+    if distinct < MIN_UMAP_VECTORS:
+        problem = f"{len(rows)}, of which {distinct} differ"
+        advice = "sklearn.decomposition.PCA(2) shows the principal components of fewer"
+        raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more that differ; {advice}")
+    settings.check_neighbours(distinct, "n_neighbors")
+    xy = fit_map(rows, settings.metric, settings.n_neighbors, settings.min_dist, settings.seed)
     return xy.reshape(*array.shape[:-1], 2)
 
 

@@ -159,7 +159,10 @@ def test_a_long_text_is_truncated_with_a_warning(model: attnmix.Model) -> None:
         (lambda m: attnmix.measure(m, "good").matrix("alti", text=1), r"^text: 1; allowed: 0 to 0"),
         (lambda m: attnmix.capture(m, "good", "run", points=["out"]), r"^points\[0\]: 'out' .*: word_embedding, "),
         (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* holds "),
-        (lambda _: attnmix.layout([[1.0]], metric="cosinus"), r"^metric: 'cosinus'; allowed: braycurtis, "),
+        (
+            lambda _: attnmix.layout([[1.0]], metric="cosinus"),
+            r"^metric: 'cosinus' is not allowed: no such name; ",
+        ),
         (lambda _: attnmix.layout([1.0, 2.0]), r"^vectors: an array of shape \(2,\)"),
         (lambda m: attnmix.load(m.network), r"^tokenizer: a model at hand needs its fast tokenizer"),
         (lambda m: attnmix.load(m), r"^model: Model is not supported; allowed: a name, a folder, "),
