@@ -15,13 +15,15 @@ dtype and device. Numbers are computed in float32 (matrices in float64), whateve
 from __future__ import annotations
 
 import html
+import os
 import shutil
 import sys
 import tempfile
 import warnings
 import webbrowser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,8 +34,9 @@ import pandas as pd
 
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.disk import check_folder
-from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.errors import InputError
+from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT
+from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
@@ -42,9 +45,10 @@ from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import longest_text
-from attnmix.models.encoding import batches_by_tokens, tokenize_texts
+from attnmix.models.checkpoint import check_length, longest_text
+from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of
+from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.store.runs import Run
 
 if TYPE_CHECKING:
@@ -57,14 +61,17 @@ TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
 def measure(
-    model: Model, texts: str | Iterable[Any], *, methods: Sequence[str] | None = None, max_length: int | None = None
+    model: Model, texts: Any, *, methods: str | Sequence[str] | None = None, max_length: int | None = None
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
 
-    `texts` is one text, several (a list, a column of a data set), or token ids, special tokens included. `methods` are
-    names of `attnmix.measures.ratios.RATIOS`; without them, all that the model's family has. Longer texts than
-    `max_length` tokens, or than the model takes, are truncated with a warning. Raise `InputError` for an empty text,
-    an unknown method, or numbers that are not to be trusted: the parts of a layer must sum to the model's output.
+    `texts` is one text; several (a list, a column of a table or of a data set); pairs, `[("first", "second")]`; or
+    what `model.tokenizer(...)` returns, of which padding is left out. Token ids alone, special tokens included, are
+    taken as they are: all of one segment, whatever they spell, and without padding, which is dropped at the ends.
+    `methods` are names of `attnmix.measures.ratios.RATIOS`, or one; without them, all that the model's family has.
+    Longer texts than `max_length` tokens, or than the model takes, are truncated with a warning; longer token ids are
+    an error. Raise `InputError` for anything else, an empty or missing text, an unknown method, or numbers that are not
+    to be trusted: the parts of a layer must sum to the model's output.
 
     >>> result = attnmix.measure(model, "time flies like an arrow")
     >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))
@@ -75,23 +82,30 @@ def measure(
          4 0.234
          5 0.186
          6 0.335
+    >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
+    >>> attnmix.measure(model, encoding).tokens["token"].tolist()
+    ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
     """
-    documents, tokens, given = _documents(model, texts, max_length)
-    if unknown := sorted(set(methods or ()) - set(RATIOS)):
-        raise InputError(f"methods: {', '.join(unknown)}; allowed: {', '.join(RATIOS)}")
+    given = _tokenized("measure(model, texts)", model, texts, max_length)
     family = family_of(model.network.base_model.config)
-    present = family.present(RATIOS if methods is None else methods)
-    if absent := sorted(set(methods or ()) - set(present)):
-        raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
-    with model.observed() as base:
-        measurer = BatchMeasurer(base, present, model.tokenizer.pad_token_id or 0)
+    present = family.present(RATIOS)
+    if methods is not None:
+        names = checked(MeasureParameters, methods=_names(methods)).methods
+        present = family.present(names)
+        if absent := sorted(set(names) - set(present)):
+            raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    documents = documents_of(given.texts, given.tokens)
+    padding = (model.tokenizer.pad_token_id, model.network.base_model.config.pad_token_id, 0)
+    pad_token_id = next(number for number in padding if number is not None)
+    with model.observed(given.pairs) as base:
+        measurer = BatchMeasurer(base, present, pad_token_id)
         ratios: dict[int, npt.NDArray[np.float32]] = {}
         for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
             ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-    return Measures(model, documents, tokens, present, given, [ratios[i] for i in range(len(ratios))], encoder_layers)
+    return Measures(model, documents, given, present, [ratios[i] for i in range(len(ratios))], encoder_layers)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,11 +114,8 @@ class Measures:
 
     model: Model
     documents: Sequence[Document]
-    tokens: pd.DataFrame
-    """`text, position, token_id, token, word, token_class`: a row for each token."""
+    tokenized: TokenizedTexts
     methods: Sequence[str]
-    texts: Sequence[str]
-    """The texts; none where token ids were given."""
     arrays: Sequence[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
@@ -115,6 +126,17 @@ class Measures:
         layers, tokens = self.arrays[0].shape[1], len(self.tokens)
         texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
         return f"Measures({texts}, {tokens} tokens, {layers} layers of {self.model.name}; {', '.join(self.methods)})"
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, both of a pair as one; of token ids the text that they spell."""
+        return self.tokenized.texts["text"].tolist()
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """`text, position, token_id, token, word, token_class`: a row for each token."""
+        numbers = np.repeat(np.arange(len(self.documents)), list(map(len, self.documents)))
+        return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
 
     @property
     def ratios(self) -> pd.DataFrame:
@@ -163,14 +185,14 @@ class Measures:
         """
         import xarray
 
-        if name not in MATRICES:
+        if not isinstance(name, str) or name not in MATRICES:
             raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
-        if not 0 <= text < len(self.documents):
-            raise InputError(f"text: {text}; allowed: 0 to {len(self.documents) - 1}")
+        if not _is_number(text) or not 0 <= text < len(self.documents):
+            raise InputError(f"text: {text!r}; allowed: 0 to {len(self.documents) - 1}")
         known, layer_matrix = self._matrices.setdefault(text, {}), name.removesuffix("_rollout")
         if name not in known:
             matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
-            with self.model.observed() as base:
+            with self.model.observed(self.tokenized.pairs) as base:
                 wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
@@ -179,8 +201,9 @@ class Measures:
             family = family_of(self.model.network.base_model.config)
             raise InputError(f"matrix: the model family {family.model_type} has no {name}")
         matrix_LTT = known[name]
-        if layer not in range(1, len(matrix_LTT) + 1) and (layer is not None or self.encoder_layers is not None):
-            raise InputError(f"layer: {layer}; allowed: 1 to {len(matrix_LTT)}")
+        is_layer = _is_number(layer) and layer in range(1, len(matrix_LTT) + 1)
+        if not is_layer and (layer is not None or self.encoder_layers is not None):
+            raise InputError(f"layer: {layer!r}; allowed: 1 to {len(matrix_LTT)}")
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
@@ -189,29 +212,26 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
-        It takes seconds: the page also holds every head, the controls and UMAP maps. Raise `InputError` where token ids
-        were measured, which have no text.
+        It takes seconds: the page also holds every head, the controls and UMAP maps. Token ids are shown as the text
+        that they spell.
 
         >>> result.save("page.html").name
         'page.html'
         """
-        from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+        from attnmix.core.settings import UmapParameters
         from attnmix.page.assembly import write_page
         from attnmix.page.sentences import Subject
         from attnmix.runs.capture import capture_texts
         from attnmix.runs.measure import measure as write_measures
         from attnmix.runs.reduce import reduce
-        from attnmix.runs.tokens import free_texts, write_tokens
 
-        if not self.texts:
-            raise InputError("save: token ids have no text; measure texts to draw their page")
-        captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
+        path = _path(path, "save(path)")
         measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
             run = Run(Path(folder))
             self.model.save(run.pretrained)
-            write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
-            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture")
+            self.tokenized.write(run, measured=True)
+            capture_texts(CaptureParameters(), run.pretrained, run, run.root / "unfinished/capture")
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
             write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
@@ -236,41 +256,35 @@ class Measures:
 
 def capture(
     model: Model,
-    texts: str | Iterable[str],
+    texts: Any,
     path: Path | str,
     *,
-    points: Sequence[str] | None = None,
+    points: str | Sequence[str] | None = None,
     dtype: Literal["float16", "float32"] = "float16",
     max_length: int | None = None,
 ) -> Run:
     """Write the vectors of `texts` at the capture `points` of every layer to the folder `path`, and return its run.
 
-    `points` are names of `attnmix.core.names.POINTS`; without them, those of the pipeline's default. Each layer and
-    point is one Zarr store `[tokens, hidden]`; `open_run(path)` reads them again. Raise `InputError` for an empty text,
-    an unknown point, or a folder that holds anything else.
+    `texts` are as in `measure`, and give the same tokens. `points` are names of `attnmix.core.names.POINTS`, or one;
+    without them, those of the pipeline's default. Each layer and point is one Zarr store `[tokens, hidden]`;
+    `open_run(path)` reads them again. Raise `InputError` for what is no text, an unknown point, or a folder that holds
+    anything else.
 
     >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
     >>> run.features("layer_output").shape
     (6, 9, 384)
     """
-    from attnmix.core.settings import CaptureParameters
     from attnmix.runs.capture import capture_texts
-    from attnmix.runs.tokens import free_texts, write_tokens
 
-    documents, _, given = _documents(model, texts, max_length)
-    if not given:
-        raise InputError("capture: token ids have no text; allowed: texts")
-    if unknown := sorted(set(points or ()) - set(POINTS)):
-        raise InputError(f"points: {', '.join(unknown)}; allowed: {', '.join(POINTS)}")
-    run = Run(Path(path))
+    run = Run(_path(path, "capture(model, texts, path)"))
+    chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
+    settings = checked(CaptureParameters, dtype=dtype, **chosen)
+    given = _tokenized("capture(model, texts, path)", model, texts, max_length)
     check_folder("path", run.root, ["features", "unfinished"])
-    settings = CaptureParameters(max_length=max(3, *map(len, documents)), dtype=dtype)
-    if points is not None:
-        settings = settings.model_copy(update={"points": list(points)})
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         model.save(checkpoint)
-        write_tokens(free_texts(given), settings.max_length, checkpoint, run)
+        given.write(run, measured=False)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         capture_texts(settings, checkpoint, run, unfinished)
@@ -286,6 +300,9 @@ def compare(before: Measures, after: Measures) -> pd.DataFrame:
     >>> float(attnmix.compare(result, result)["difference"].abs().max())
     0.0
     """
+    for each in (before, after):
+        if not isinstance(each, Measures):
+            raise InputError(f"compare: {type(each).__name__}; allowed: two results of measure(model, texts)")
     if [each.ids.tolist() for each in before.documents] != [each.ids.tolist() for each in after.documents]:
         raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
     if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
@@ -334,56 +351,40 @@ def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
     return table.assign(texts=texts)
 
 
-def _documents(
-    model: Model, texts: str | Iterable[Any], max_length: int | None
-) -> tuple[list[Document], pd.DataFrame, list[str]]:
-    """Return the texts as documents, the table of their tokens, and the texts; none where they are token ids."""
-    given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
-    if given and all(isinstance(each, Integral) for each in given):
-        given = [given]
-    if not given:
-        raise InputError("texts: none; allowed: one text, several texts, or token ids")
-    limit = longest_text(model.network.base_model.config)
-    longest = min(filter(None, (max_length, limit)), default=None)
-    if all(isinstance(each, str) for each in given):
-        tables = _tables_of_texts(model.tokenizer, given, longest)
-    else:
-        tables = [_table_of_ids(model, each, longest) for each in given]
-    tokens = pd.concat([table.assign(text=number) for number, table in enumerate(tables)], ignore_index=True)
-    names = [f"text {number}" for number in range(len(tables))]
-    rows = pd.DataFrame({"document": names, "tokens": list(map(len, tables))})
-    documents = documents_of(rows.assign(measured=False, label=0, predicted_label=-1), tokens)
-    return documents, tokens[TOKEN_COLUMNS], given if isinstance(given[0], str) else []
+def _tokenized(call: str, model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
+    """Return the texts that were given to a `call`, tokenised once; warn of those that are truncated."""
+    if not isinstance(model, Model):
+        raise InputError(f"model: {type(model).__name__}; allowed: what load(...) returns, as in {call}")
+    base: Any = model.network.base_model
+    longest = longest_text(base.config)
+    if max_length is not None:
+        number = int(max_length) if _is_number(max_length) else max_length
+        longest = checked(CaptureParameters, max_length=number).max_length
+        check_length("max_length", longest, base.config)
+    rows = base.get_input_embeddings().num_embeddings
+    tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest)
+    side = "last" if model.tokenizer.truncation_side == "left" else "first"
+    counts = tokenized.texts[["tokens", "whole_tokens"]]
+    for number, (tokens, whole_tokens) in enumerate(counts.itertuples(index=False)):
+        if tokens < whole_tokens:
+            extent = f"{whole_tokens} tokens, of which the {side} {longest} are measured"
+            warnings.warn(f"text {number} has {extent}", stacklevel=3)
+    return tokenized
 
 
-def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:
-    """Return the table of each text's tokens; warn of texts that are truncated to the `longest`."""
-    for number, text in enumerate(texts):
-        if problem := text_problem(text):
-            raise InputError(f"texts: number {number}: {problem}")
-    tokenized = tokenize_texts(tokenizer, map(str, range(len(texts))), texts, longest)
-    for number, each in enumerate(tokenized):
-        if each.counts["tokens"] < each.counts["whole_tokens"]:
-            extent = f"{each.counts['whole_tokens']} tokens, of which the first {longest} are measured"
-            warnings.warn(f"text {number} has {extent}", stacklevel=4)
-    return [each.table for each in tokenized]
+def _names(names: Any) -> Any:
+    """Return one name as a list of one, several as a list; other values as they are, for an error."""
+    if isinstance(names, str):
+        return [names]
+    return list(names) if hasattr(names, "__iter__") else names
 
 
-def _table_of_ids(model: Model, ids: Any, longest: int | None) -> pd.DataFrame:
-    """Return the table of one text given as token ids; each token but the special ones counts as a word."""
-    array = np.asarray(ids)
-    embeddings: Any = model.network.get_input_embeddings()
-    rows: int = embeddings.num_embeddings
-    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
-        raise InputError(f"texts: {str(ids)[:60]} is neither a text nor token ids from 0 to {rows - 1}")
-    if longest is not None and len(array) > longest:
-        raise InputError(f"texts: {len(array)} token ids; allowed: at most {longest}")
-    special = np.isin(array, model.tokenizer.all_special_ids)
-    columns: dict[str, Any] = {
-        "position": np.arange(len(array), dtype=np.int32),
-        "token_id": array.astype(np.int32),
-        "token": model.tokenizer.convert_ids_to_tokens(array.tolist()),
-        "word": np.where(special, -1, np.cumsum(~special) - 1).astype(np.int32),
-        "token_class": np.where(special, np.where(np.arange(len(array)) == 0, "cls", "sep"), "word"),
-    }
-    return pd.DataFrame(columns)
+def _path(path: Any, call: str) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
+    return Path(path)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a whole number."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

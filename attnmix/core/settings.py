@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fsspec import available_protocols
 from pydantic import (
@@ -12,10 +12,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import (
@@ -87,6 +89,34 @@ class Section(BaseModel):
         if isinstance(value, list) and any(value.count(item) > 1 for item in value):
             raise ValueError("it holds a value more than once")
         return value
+
+
+Checked = TypeVar("Checked", bound=Section)
+
+
+def checked(section: type[Checked], **arguments: Any) -> Checked:
+    """Return the settings of a `section` with these values, the others as by default.
+
+    Raise `InputError`, which names the arguments, for values that are not allowed in `params.yaml` either.
+    """
+    try:
+        return section(**arguments)
+    except ValidationError as error:
+        problems = [f"{_place(each)}: {problem_of(each)}" for each in error.errors()]
+        raise InputError("; ".join(dict.fromkeys(problems))) from None
+
+
+def _place(details: ErrorDetails) -> str:
+    """Return the name of a value, with the number of an item in it."""
+    name, *parts = details["loc"]
+    return str(name) + "".join(f"[{part}]" for part in parts if isinstance(part, int))
+
+
+def problem_of(details: ErrorDetails) -> str:
+    """Return what is not allowed, and why."""
+    message = details["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(details["input"], dict) else f"{details['input']!r} is not allowed: "
+    return f"{shown}{message[0].lower()}{message[1:]}"
 
 
 class DatasetParameters(Section):

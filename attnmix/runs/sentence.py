@@ -45,7 +45,7 @@ from attnmix.models.loading import load_base
 from attnmix.runs.capture import fill_rows
 from attnmix.runs.measure import ratio_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
-from attnmix.runs.tokens import free_texts, tokenized_block
+from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.store.runs import Run
 from attnmix.store.writers import DIGITS, columns_by_site
 
@@ -144,6 +144,7 @@ class TextMeasurer:
             batches = BatchMeasurer(base.to(device), self.methods, self.tokenizer.pad_token_id)
             texts = DocumentMeasurer(batches.base, self.methods, matrices)
             self.checkpoints[name] = _Checkpoint(batches, texts, texts.gains())
+        self.rows: int = base.get_input_embeddings().num_embeddings
         random: Any = random_base(first, SEED)
         self.random = BatchMeasurer(random.to(device), self.methods, self.tokenizer.pad_token_id)
         self.classifier: Classifier | None = None
@@ -152,19 +153,21 @@ class TextMeasurer:
         points = family.present(CaptureParameters().points)
         self.widths = widths(self.checkpoints[self.captured].batches.base, points)
 
-    def check(self, text: str) -> None:
-        """Raise `InputError` for a text that is empty, no text, or too long to answer while a reader waits."""
+    def tokenized(self, text: str) -> TokenizedTexts:
+        """Return the tokens of a text; raise `InputError` for one that is empty, or too long while a reader waits."""
         if problem := text_problem(text):
             raise InputError(f"{problem}; allowed: 1 to {self.max_tokens} tokens")
-        if (tokens := len(self.tokenizer(text)["input_ids"])) > self.max_tokens:
+        tokenized = tokenize_given(text, self.tokenizer, self.config, self.rows, self.max_tokens)
+        (tokens,) = tokenized.texts["whole_tokens"]
+        if tokens > self.max_tokens:
             allowed = f"allowed: at most {self.max_tokens}; `attnmix show` takes more"
             raise InputError(f"the text has {tokens:,} tokens; {allowed}")
+        return tokenized
 
     def run(self, text: str) -> TextRun:
-        """Return the results of `text`; raise `InputError` as `check` does."""
-        self.check(text)
-        rows = list(free_texts([text], measured=True))
-        run = TextRun(*tokenized_block(rows, self.max_tokens, self.tokenizer, self.config))
+        """Return the results of `text`; raise `InputError` as `tokenized` does."""
+        tokenized = self.tokenized(text)
+        run = TextRun(tokenized.texts.assign(measured=True), tokenized.tokens)
         (document,) = documents_of(run.documents, run.tokens)
         # The products of a sentence are too small to share; threads would wait for each other, and for the browser.
         with threadpool_limits(1):

@@ -4,15 +4,19 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from attnmix.core.errors import InputError
+from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
-from attnmix.models.encoding import tokenize_texts
+from attnmix.models.encoding import TokenizedText, tokenize_texts
+from attnmix.models.segments import check_types
+from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 from attnmix.store import texts as store
 from attnmix.store.runs import Run
 
@@ -21,12 +25,61 @@ Text = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
-def free_texts(texts: Iterable[str | Sequence[str]], measured: bool = False) -> Iterator[Text]:
+class TokenizedTexts(NamedTuple):
+    """Texts that are tokenised once, for every step that reads them."""
+
+    texts: pd.DataFrame
+    """Rows of `texts.parquet`; `attnmix.store.texts` names the columns."""
+    tokens: pd.DataFrame
+    """Rows of `tokens.parquet`."""
+
+    @property
+    def pairs(self) -> bool:
+        """True where the texts are pairs."""
+        return store.SEGMENT in self.tokens
+
+    def write(self, run: Run, measured: bool) -> None:
+        """Write `features/tokenize/` of `run`; the texts are in the statistics where they are `measured`."""
+        ends = np.cumsum(self.texts["tokens"].to_numpy())
+        texts = self.texts.assign(measured=measured)
+        starts = range(0, len(texts), store.BLOCK)
+        blocks = ((first, min(first + store.BLOCK, len(texts))) for first in starts)
+        tables = (
+            (texts.iloc[first:last], self.tokens.iloc[ends[first - 1] if first else 0 : ends[last - 1]])
+            for first, last in blocks
+        )
+        store.write_tokenized(run.tokens_file.parent, tables)
+
+
+def tokenize_given(
+    given: Any, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, rows: int, max_length: int | None
+) -> TokenizedTexts:
+    """Return what a user gives as texts (`attnmix.core.given_texts`), tokenised with the `tokenizer` as it is.
+
+    `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the side on which the
+    tokenizer truncates; token ids are as they were given, but for padding. Raise `InputError` for what is no text, and
+    for tokens that the model cannot read.
+    """
+    items = read_texts(given)
+    if isinstance(items[0], TokenIds):
+        items = list(read_ids(tokenizer, items, rows, max_length))  # type: ignore[arg-type]  # all are alike
+    texts = pd.DataFrame(list(free_texts(items)))
+    texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
+    for number, text in enumerate(tokenized):
+        ids, key = text.table["token_id"].to_numpy(), f"texts: number {number}"
+        check_no_padding(tokenizer, ids.tolist(), key)
+        if ids.max() >= rows:
+            raise InputError(f"{key}: the tokenizer gives the token {ids.max()}, the model's embedding has {rows} rows")
+        check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
+    return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
+
+
+def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[Text]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"captured": True, "measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        each = text if isinstance(text, str) else tuple(text)
+        each = tuple(text) if isinstance(text, list) else text
         yield {"document": f"text/{number}", "text": each, **labels, **flags}
 
 
@@ -64,9 +117,29 @@ def tokenized_block(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of some texts and of their tokens; `attnmix.store.texts` names the columns."""
     documents = pd.DataFrame(texts)
-    tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
-    counts = pd.DataFrame([each.counts for each in tokens])
-    table = pd.concat([each.table for each in tokens], ignore_index=True)
+    tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
+    return _tables(documents, tokenized, tokenizer, config)
+
+
+def _tokenized(
+    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
+) -> tuple[list[store.Text], list[TokenizedText]]:
+    """Return the texts, and the tokens of each."""
+    if all(isinstance(item, TokenIds) for item in items):
+        pairs = any(any(item.types or ()) for item in items)
+        texts, tokenized = zip(*tokenized_ids(tokenizer, names, items, pairs), strict=True)
+        return list(texts), list(tokenized)
+    return list(items), tokenize_texts(tokenizer, names, items, max_length)
+
+
+def _tables(
+    documents: pd.DataFrame,
+    tokenized: Sequence[TokenizedText],
+    tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    counts = pd.DataFrame([each.counts for each in tokenized])
+    table = pd.concat([each.table for each in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
         start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
         table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
