@@ -212,17 +212,19 @@ def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
     own = levels[:, tokens, tokens]
     others = levels[:, :-1].sum(1) - own
     squares = np.square(vectors).sum(-1)
-    close(parts.length_KTT.numpy(), np.linalg.norm(levels[:, :-1], axis=-1).swapaxes(1, 2), "lengths")
-    close(parts.own_KT.numpy(), np.linalg.norm(own, axis=-1), "own")
-    close(parts.others_KT.numpy(), np.linalg.norm(others, axis=-1), "others")
-    close(parts.bias_KT.numpy(), np.linalg.norm(levels[:, -1], axis=-1), "biases")
+    close(parts["length"].numpy(), np.linalg.norm(levels[:, :-1], axis=-1).swapaxes(1, 2), "lengths")
+    close(parts["own"].numpy(), np.linalg.norm(own, axis=-1), "own")
+    close(parts["others"].numpy(), np.linalg.norm(others, axis=-1), "others")
+    close(parts["biases"].numpy(), np.linalg.norm(levels[:, -1], axis=-1), "biases")
     projections = np.einsum("kjtd,ktd->ktj", levels, vectors) / squares[..., None]
-    close(parts.projection_KTT.numpy(), projections[..., :-1], "projections")
-    close(parts.bias_projection_KT.numpy(), projections[..., -1], "projections of the biases")
-    close(PartsReader(double, rule).read_row(batch, 3).numpy(), projections[:, 3, :-1], "one token by a backward pass")
+    close(parts["projection"].numpy(), projections[..., :-1], "projections")
+    close(parts["bias_projection"].numpy(), projections[..., -1], "projections of the biases")
+    by_rows = PartsReader(double, rule).read_rows(batch, [3, 0])
+    close(by_rows["projection"].numpy(), projections[:, [3, 0], :-1], "tokens by backward passes")
+    close(by_rows["bias_projection"].numpy(), projections[:, [3, 0], -1], "their biases")
     monkeypatch.setattr(input_parts, "BLOCK_NUMBERS", 2 * len(ids) * 40)  # two or three sources a block
     in_blocks = PartsReader(double, rule).read(batch)
-    torch.testing.assert_close(vars(in_blocks), vars(parts))
+    torch.testing.assert_close(in_blocks, parts, equal_nan=True)
 
 
 def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:

@@ -15,8 +15,7 @@ Shapes: J parts (source tokens, and last the biases), T tokens, R of them, K lev
 D hidden, H heads, E = H * head width, W width of the feed-forward network.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,10 +49,10 @@ class Tangents(AfterAttention):
     @cached_property
     def constant(self) -> Tensor:
         p_NW, *gates = self.inputs
-        derivative_NW = _derivative(self.block.feed_forward[1], p_NW)
-        if gates:
-            return -gates[0] * derivative_NW * p_NW
-        return self.block.feed_forward[1](p_NW) - derivative_NW * p_NW
+        activation = self.block.feed_forward[1]
+        linear_NW = _derivative(activation, p_NW) * p_NW
+        remainder_NW: Tensor = -gates[0] * linear_NW if gates else activation(p_NW) - linear_NW
+        return remainder_NW
 
 
 def _derivative(activation: Module, p_NW: Tensor) -> Tensor:
@@ -159,33 +158,6 @@ def _affine_norm(norm: Norm, whole: Tensor) -> Tensor:
     return norm.part(whole, whole) + norm.beta
 
 
-@dataclass(frozen=True)
-class InputParts:
-    """The parts of every vector of one document; level 0 is what enters the first layer."""
-
-    length_KTT: Tensor
-    """|P_ij|, token by source."""
-    projection_KTT: Tensor
-    """P_ij . y_i / |y_i|^2: with `bias_projection_KT` they sum to 1 over the sources."""
-    own_KT: Tensor
-    """|P_ii|."""
-    others_KT: Tensor
-    """|sum_{j != i} P_ij|."""
-    bias_KT: Tensor
-    """|b_i|."""
-    bias_projection_KT: Tensor
-
-    @property
-    def own_share_KT(self) -> Tensor:
-        """|P_ii| / (|P_ii| + |sum_{j != i} P_ij|), 1 for a token to which no other contributed."""
-        return self.own_KT / (self.own_KT + self.others_KT)
-
-    @property
-    def coherence_KT(self) -> Tensor:
-        """|sum_{j != i} P_ij| / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel, or NaN."""
-        return self.others_KT / (self.length_KTT.sum(-1) - self.own_KT)
-
-
 class _Level:
     """One level's vectors and what is known of their parts after some blocks of sources."""
 
@@ -222,10 +194,17 @@ class PartsReader:
         self.width = Block(layer, stack).feed_forward[0][0].W.shape[1]
         self.values: list[Linear] = []
 
-    def read(self, batch: Mapping[str, Tensor]) -> InputParts:
-        """Return the parts of one document, a batch of one text without padding.
+    def read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of one document, a batch of one text without padding, by name.
 
-        Raise `InputError` where they do not sum to the model's own vectors.
+        `length`           |P_ij| `[K, T, T]`, token by source
+        `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
+        `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
+        `own_share`        own / (own + others), 1 for a token to which no other contributed
+        `coherence`        others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel, or NaN
+        `biases`           |b_i|; `bias_projection` as `projection`, with which it sums to 1 over the sources
+
+        Raise `InputError` where parts and biases do not sum to the model's own vectors.
         """
         tokens = batch["input_ids"].shape[-1]
         size = max(1, BLOCK_NUMBERS // (tokens * self.width))
@@ -238,25 +217,42 @@ class PartsReader:
                 levels[number].add(parts_JTD[:-1], sources)
         for number, level in enumerate(levels):
             self._check_sum(number, level.sources_TD + level.bias_TD, level.whole_TD)
-        return InputParts(
-            length_KTT=torch.stack([level.length_TT for level in levels]),
-            projection_KTT=torch.stack([level.projection_TT for level in levels]),
-            own_KT=torch.stack([level.own_TD.norm(dim=-1) for level in levels]),
-            others_KT=torch.stack([(level.sources_TD - level.own_TD).norm(dim=-1) for level in levels]),
-            bias_KT=torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
-            bias_projection_KT=torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
-        )
+        length_KTT = torch.stack([level.length_TT for level in levels])
+        own_KT = torch.stack([level.own_TD.norm(dim=-1) for level in levels])
+        others_KT = torch.stack([(level.sources_TD - level.own_TD).norm(dim=-1) for level in levels])
+        return {
+            "length": length_KTT,
+            "projection": torch.stack([level.projection_TT for level in levels]),
+            "own": own_KT,
+            "others": others_KT,
+            "own_share": own_KT / (own_KT + others_KT),
+            "coherence": others_KT / (length_KTT.sum(-1) - own_KT),
+            "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
+            "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
+        }
 
-    def read_row(self, batch: Mapping[str, Tensor], row: int) -> Tensor:
-        """Return `projection_KTT` of one token `[K, T]` by a backward pass a level, without any part `[T, T, D]`."""
+    def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
+        """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
+
+        Each token and level takes a backward pass through the layers as they are held. No part `[T, T, D]` is made, so
+        that memory grows with the number of tokens, not with its square.
+        """
         levels = self._levels(batch, None)
         _, input_JTD = levels[0]
-        rows: list[Tensor] = []
-        for whole_TD, parts_JTD in levels:
-            share = projection(parts_JTD[0], whole_TD)[row]
-            (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
-            rows.append((gradient_JTD[0] * input_JTD[0]).sum(-1).detach())
-        return torch.stack(rows)
+        shares_KRT = torch.stack(
+            [
+                torch.stack([self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions])
+                for whole_TD, parts_JTD in levels
+            ]
+        )
+        biases_KT = torch.stack([projection(parts_JTD[-1], whole_TD).detach() for whole_TD, parts_JTD in levels])
+        return {"projection": shares_KRT, "bias_projection": biases_KT[:, list(positions)]}
+
+    def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
+        """Return the signed share `[T]` of each source in one token's vector: the map is linear in the input."""
+        share = projection(parts_JTD[0], whole_TD)[position]
+        (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
+        return (gradient_JTD[0] * input_JTD[0]).sum(-1).detach()
 
     def _levels(self, batch: Mapping[str, Tensor], sources: slice | None) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
