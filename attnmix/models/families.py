@@ -72,8 +72,13 @@ class Stack:
     @property
     def network(self) -> Sequence[str]:
         """The Linears and the activation of a network that follows attention, plain or gated; empty for another."""
+        return () if self.parallel else self.feed_forward_network
+
+    @property
+    def feed_forward_network(self) -> Sequence[str]:
+        """The Linears and the activation of a plain or gated network, after attention or beside it; else empty."""
         plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # two Linears, an activation between them
-        return () if self.parallel else self.gated or plain
+        return self.gated or plain
 
     def is_layer(self, path: str) -> bool:
         """Return True for the module path of a layer."""
