@@ -250,7 +250,7 @@ class Measures:
         variables = {name: (dimensions[: values.ndim], values.cpu().numpy()) for name, values in parts.items()}
         return xarray.Dataset(variables, labels)
 
-    def _check_text(self, text: object) -> None:
+    def _check_text(self, text: Any) -> None:
         if not _is_number(text) or not 0 <= text < len(self.documents):
             raise InputError(f"text: {text!r}; allowed: 0 to {len(self.documents) - 1}")
 
