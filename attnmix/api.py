@@ -433,7 +433,7 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
 
 
 def _padding(model: Model) -> int:
-    """Return the token that fills a batch up, behind the mask; some families number positions from the model's own."""
+    """Return the token that fills a batch up, which the mask leaves out: the tokenizer's, else the model's."""
     config: Any = model.network.base_model.config
     numbers = (model.tokenizer.pad_token_id, config.pad_token_id, 0)
     return next(int(number) for number in numbers if number is not None)

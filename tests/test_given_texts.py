@@ -488,10 +488,11 @@ def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, tmp_path: 
 
 def test_every_family_measures_no_padding(family: attnmix.Model) -> None:
     tokenizer = family.tokenizer
-    ids = tokenizer(TEXTS)["input_ids"]
-    expected = attnmix.measure(family, TEXTS)
+    texts = ["the film was good , time flies like an arrow", "time"]
+    ids = tokenizer(texts)["input_ids"]
+    expected = attnmix.measure(family, texts)
     for side in ("left", "right"):
-        encoding = tokenizer(TEXTS, padding=True, padding_side=side, return_tensors="pt")
+        encoding = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
         result = attnmix.measure(family, encoding)
         assert measured_ids(result) == ids
         for one, other in zip(result.arrays, expected.arrays, strict=True):

@@ -74,11 +74,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
 
 
 def read_item(value: Any, key: str) -> Item:
-    """Return one text of several: a text, a pair of texts, or token ids; raise `InputError`, which begins with `key`.
-
-    >>> read_item(["time flies", "like an arrow"], "capture.texts[0]")
-    ('time flies', 'like an arrow')
-    """
+    """Return one text of several, or the pair or the token ids; raise `InputError`, which begins with `key`."""
     names = _column_names(value)
     if IDS in names:
         encodings = _encodings(value, key)
