@@ -1,0 +1,91 @@
+"""Pages of short and of repeated texts: no UMAP of too few vectors, and the page says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnmix
+from attnmix.core.names import LAYOUTS
+from attnmix.page.assembly import absence_notes, page_text
+from attnmix.page.sentences import Subject
+from attnmix.runs.sentence import TextMeasurer
+
+LONG = "the film was good and the time flies . " * 3
+WORD = "film " * 24
+
+
+def data_of(page: str) -> Any:
+    packed = re.search(r'id="data">([^<]*)<', page)
+    assert packed
+    return json.loads(zlib.decompress(base64.b64decode(packed.group(1))))
+
+
+def layouts(data: Any) -> dict[str, set[str]]:
+    """Return the layouts on the page, each with the points that it leaves out."""
+    points = [site["point"] for site in data["sites"]]
+    return {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "note"),
+    [
+        (
+            "good",
+            {"pca": set()},
+            "There is no UMAP here: it needs 20 tokens or more, and 3 tokens are on",
+        ),
+        (WORD, {"separate": {"word_embedding"}, "pca": set()}, ""),
+        (LONG, {"separate": {"word_embedding"}, "pca": set()}, ""),
+    ],
+)
+def test_a_served_page_shows_umap_of_what_is_enough_for_it(
+    tiny_bert: Path, text: str, expected: dict[str, set[str]], note: str
+) -> None:
+    page = page_text(TextMeasurer({"pretrained": tiny_bert}).run(text), Subject("a model"))
+    data = data_of(page)
+    assert layouts(data) == expected
+    assert data["mapNote"].startswith(note)
+    assert bool(data["mapNote"]) == bool(note)
+    said = "Not on the separate map: word embedding. Of them fewer than 20 vectors differ" in page
+    assert said == bool(expected.get("separate"))
+    assert ("another seed gives another map" in page) == ("separate" in expected)
+
+
+def test_a_saved_page_of_a_short_text_has_principal_components_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), "good").save(tmp_path / "page.html").read_text("utf-8")
+    data = data_of(page)
+    assert layouts(data) == {"pca": set()}
+    assert data["mapNote"].endswith("The map shows the two principal components of their vectors (PCA).")
+    assert "umap.layouts" not in page.partition('id="data"')[0]
+
+
+@pytest.mark.parametrize(
+    ("absent", "expected"),
+    [
+        (dict.fromkeys(LAYOUTS, ()), []),
+        (
+            {"joint": ["attention_heads"], "aligned": ["attention_heads"], "pca": [], "separate": []},
+            ["joint and the aligned"],
+        ),
+        ({"joint": [], "aligned": ["word_embedding"], "separate": ["word_embedding"]}, ["aligned and the separate"]),
+        (
+            {"joint": ["attention_heads"], "aligned": ["attention_heads", "word_embedding"]},
+            ["joint and the aligned", "aligned"],
+        ),
+        ({"aligned": ["attention_heads"], "separate": []}, ["aligned"]),
+        ({"aligned": ["attention_heads"], "pca": []}, ["aligned"]),
+    ],
+)
+def test_a_note_names_the_layouts_that_leave_points_out_and_why(absent: dict[str, Any], expected: list[str]) -> None:
+    notes = absence_notes({layout: set(points) for layout, points in absent.items()})
+    assert [note.removeprefix("Not on the ").partition(" map: ")[0] for note in notes] == expected
+    for note in notes:
+        wide = "another number of dimensions" in note
+        assert wide == ("attention heads" in note.lower() or "head outputs" in note.lower())
