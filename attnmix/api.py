@@ -45,6 +45,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import longest_text
 from attnmix.models.encoding import batches_by_tokens, tokenize_texts
 from attnmix.models.families import family_of
+from attnmix.models.loading import check_words
 from attnmix.store.runs import Run
 
 if TYPE_CHECKING:
@@ -346,6 +347,7 @@ def _documents(
     limit = longest_text(model.network.base_model.config)
     longest = min(filter(None, (max_length, limit)), default=None)
     if all(isinstance(each, str) for each in given):
+        check_words("texts", model.name, model.tokenizer, given)
         tables = _tables_of_texts(model.tokenizer, given, longest)
     else:
         tables = [_table_of_ids(model, each, longest) for each in given]

@@ -1,6 +1,9 @@
 """`InputError`, for mistakes that the user can fix, and helpers that word its message."""
 
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class InputError(Exception):
@@ -10,6 +13,22 @@ class InputError(Exception):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def type_and_first_line(error: BaseException) -> str:
+    """Return the type of an error of another library and the first line of its message."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
+
+
+@contextmanager
+def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
+    """Let errors call a model as the user did, by `key` and `name`, and not by the `folder` to which it is copied."""
+    try:
+        yield
+    except InputError as error:
+        reason = str(error).removeprefix("model.name: ").replace(str(folder), name)
+        raise InputError(f"{key}: {reason}") from error
 
 
 def innermost(error: BaseException) -> BaseException:

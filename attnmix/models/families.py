@@ -21,6 +21,13 @@ FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("f
 """The entries of the table by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
 
+NOT_HONOURED = {
+    "quantization_config": "its weights are quantized; allowed: weights in float32, float16 or bfloat16",
+    "compression_config": "its weights are compressed; allowed: weights in float32, float16 or bfloat16",
+    "pruned_heads": "heads are pruned, which transformers 5 does not rebuild; allowed: a model with all its heads",
+}
+"""Keys of a configuration that change numbers and that no family honours, with the reason; empty values are none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
@@ -140,6 +147,17 @@ def family_of(config: Any) -> Family:
         else:
             each.pop("gated", None)
     return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries))
+
+
+def check_config(config: Any) -> None:
+    """Raise `InputError` for an unknown family, and for values that change numbers and that cannot be honoured."""
+    family = family_of(config)
+    for key, reason in NOT_HONOURED.items():
+        if getattr(config, key, None):
+            raise InputError(f"model.name: config.json has a {key}: {reason}")
+    if len(family.stacks) > 1 and getattr(config, "decoder_start_token_id", None) is None:
+        problem = f"config.json has no decoder_start_token_id, with which the decoder of a {family.model_type} begins"
+        raise InputError(f"model.name: {problem}; allowed: the number of a token")
 
 
 def attention_modules(base: Module) -> set[Module]:
