@@ -124,7 +124,7 @@ def load(
         _check_fast(tokenizer)
         name = model.config.name_or_path or type(model).__name__
         with model_errors("model", name, Path(name)):
-            check_config(model.base_model.config)
+            check_config(model.base_model.config, name)
             _check_rows(model, tokenizer, name)
         return Model(model, tokenizer, name)
     if not isinstance(model, str | Path):

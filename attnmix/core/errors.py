@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MAX_MESSAGE = 300  # characters of another library's message in one of ours
+
 
 class InputError(Exception):
     """Bad input: the text names the key, file or value, and what is allowed."""
@@ -15,10 +17,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def type_and_first_line(error: BaseException) -> str:
-    """Return the type of an error of another library and the first line of its message."""
-    name, line = type(error).__name__, first_line(error)
-    return name if line == name else f"{name}: {line}"
+def in_one_line(error: BaseException) -> str:
+    """Return the type of another library's error and the beginning of its message."""
+    message = " ".join(str(error).split())
+    shown = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
 @contextmanager

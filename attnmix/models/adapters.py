@@ -16,7 +16,7 @@ import transformers
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from attnmix.core.errors import InputError, first_line, type_and_first_line
+from attnmix.core.errors import InputError, first_line, in_one_line
 from attnmix.models.loading import POOLER, last_linear, load_weights
 
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
@@ -59,7 +59,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             read = set(peft.get_peft_model_state_dict(adapted))
             merged = adapted.merge_and_unload()
     except Exception as error:  # the library raises errors of many types for weights that do not fit
-        raise InputError(f"{problem}: {type_and_first_line(error)}") from error
+        raise InputError(f"{problem}: {in_one_line(error)}") from error
     if unused := sorted(shapes.keys() - read):
         raise InputError(f"{problem}: it has no place for {len(unused)} of the adapter's tensors, such as {unused[0]}")
     supplied = {weight.removeprefix("base_model.model.") for weight in shapes}

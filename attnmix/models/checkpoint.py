@@ -9,7 +9,7 @@ import transformers
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from attnmix.core.errors import InputError, type_and_first_line
+from attnmix.core.errors import InputError, in_one_line
 from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -40,7 +40,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
         set_values(config, NEUTRAL_VALUES)
         config._attn_implementation = None  # chosen by who loads the model
     except Exception as error:  # the library raises errors of many types for a value that does not fit
-        raise InputError(f"{folder}: no usable config.json: {type_and_first_line(error)}") from error
+        raise InputError(f"{folder}: no usable config.json: {in_one_line(error)}") from error
     return config
 
 
@@ -68,7 +68,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
         ends = tokenizer("a")["input_ids"][-1:]
     except Exception as error:  # each tokenizer raises its own types, such as that of a package that is not installed
-        raise InputError(f"{folder}: no usable tokenizer: {type_and_first_line(error)}") from error
+        raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
     _split_special_names(tokenizer)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from attnmix.core.errors import InputError, first_line, type_and_first_line
+from attnmix.core.errors import InputError, first_line, in_one_line
 from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
@@ -37,7 +37,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
     except Exception as error:  # the library raises errors of many types for what it cannot read
-        raise InputError(f"--like: {like}: {type_and_first_line(error)}") from error
+        raise InputError(f"--like: {like}: {in_one_line(error)}") from error
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
     encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)

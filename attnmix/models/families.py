@@ -134,7 +134,7 @@ def family_of(config: Any) -> Family:
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
-        if (value := getattr(config, key, needed)) != needed:
+        if (value := getattr(config, key, None)) not in (needed, None):
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
@@ -149,15 +149,18 @@ def family_of(config: Any) -> Family:
     return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries))
 
 
-def check_config(config: Any) -> None:
-    """Raise `InputError` for an unknown family, and for values that change numbers and that cannot be honoured."""
+def check_config(config: Any, name: str) -> None:
+    """Raise `InputError` where the configuration of the model `name` cannot be honoured.
+
+    It is of an unknown family, has values that change numbers and that the library does not read, or lacks one.
+    """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
         if getattr(config, key, None):
-            raise InputError(f"model.name: config.json has a {key}: {reason}")
+            raise InputError(f"model.name: {name}: {key} in config.json: {reason}")
     if len(family.stacks) > 1 and getattr(config, "decoder_start_token_id", None) is None:
-        problem = f"config.json has no decoder_start_token_id, with which the decoder of a {family.model_type} begins"
-        raise InputError(f"model.name: {problem}; allowed: the number of a token")
+        problem = "config.json has no decoder_start_token_id, the token with which a decoder begins"
+        raise InputError(f"model.name: {name}: {problem}; allowed: its number, for T5 that of the padding token")
 
 
 def attention_modules(base: Module) -> set[Module]:

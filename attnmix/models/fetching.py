@@ -138,7 +138,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
             (output / file).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         else:
             shutil.copyfile(path, output / file)
-    check_config(load_config(output))
+    check_config(load_config(output), str(output))
     if with_tokenizer:
         load_tokenizer(output)
     weights = source.fetch(file for file in names if file.endswith(WEIGHTS))

@@ -15,7 +15,7 @@ import transformers
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.core.errors import InputError, type_and_first_line
+from attnmix.core.errors import InputError, in_one_line
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
 from attnmix.models.encoding import encode, padded
@@ -124,7 +124,7 @@ def load_weights(
     at random, and leave out those that it has no place for.
     """
     config = load_config(folder)
-    check_config(config)
+    check_config(config, str(folder))
     if names is not None:
         config.update(class_labels(names) | {"problem_type": SINGLE_LABEL})
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL
@@ -132,7 +132,7 @@ def load_weights(
     try:
         model, info = kind.from_pretrained(folder, config=config, attn_implementation=attn_implementation, **options)
     except Exception as error:  # the library raises errors of many types for values and weights that do not fit
-        raise InputError(f"{folder}: the model cannot be loaded: {type_and_first_line(error)}") from error
+        raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or names is None:
@@ -152,11 +152,12 @@ def load_weights(
 
 def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """Return what stands before the names of the weights, where the model's own names follow it."""
-    longer = [name for name in unexpected if name.endswith(f".{missing[0]}")]
-    if not longer:
-        return ""
-    prefix = longer[0].removesuffix(missing[0])
-    return f"; before their names stands {prefix!r}, as of a module around the model; allowed: the weights of the model"
+    for wanted in missing:
+        for name in unexpected:
+            if name.endswith(f".{wanted}"):
+                prefix = name.removesuffix(wanted)
+                return f"; their names begin with {prefix!r}, those of a module around it; save the model inside that"
+    return ""
 
 
 def _unused(base: Any, unexpected: Sequence[str]) -> list[str]:
@@ -216,7 +217,7 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
         except (
             Exception
         ) as error:  # each family raises its own types, such as where a text lacks the token that it reads
-            problem = f"its classifier cannot read a text: {type_and_first_line(error)}"
+            problem = f"its classifier cannot read a text: {in_one_line(error)}"
             raise InputError(f"model.name: {folder}: {problem}") from error
 
 
@@ -230,7 +231,7 @@ def check_vectors(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
         try:
             expected = base(tokens).last_hidden_state
         except Exception as error:  # each family raises its own types
-            raise InputError(f"model.name: {name} cannot read a text: {type_and_first_line(error)}") from error
+            raise InputError(f"model.name: {name} cannot read a text: {in_one_line(error)}") from error
         with attention_by(observed(lambda *_: None), base):
             vectors = base(tokens).last_hidden_state
     if not expected.isfinite().all():
@@ -296,7 +297,7 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
         if len(known) < len(word):
             lost[word] = 1 - len(known) / len(word)
     share = sum(words[word] * part for word, part in lost.items()) / words.total()
-    extent = f"{100 * share:.1f} % of the words of {len(texts)} texts"
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} {'text' if len(texts) == 1 else 'texts'}"
     if share > MAX_UNKNOWN_SHARE:
         problem = f"has no token for {extent}, such as {', '.join(map(repr, list(lost)[:3]))}"
         raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
