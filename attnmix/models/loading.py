@@ -290,10 +290,11 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
     encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
     lost: dict[str, float] = {}
     for word, encoding in zip(words, encodings, strict=True):
-        known: set[int] = set()
+        places: dict[bool, set[int]] = {True: set(), False: set()}
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token != tokenizer.unk_token_id:
-                known.update(range(start, end))
+            places[token != tokenizer.unk_token_id].update(range(start, end))
+        # The token of a leading space claims the first character too, even of an unknown word.
+        known = places[True] - places[False]
         if len(known) < len(word):
             lost[word] = 1 - len(known) / len(word)
     share = sum(words[word] * part for word, part in lost.items()) / words.total()
