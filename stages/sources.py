@@ -26,7 +26,7 @@ SAMPLE = Path("data/sample")
 BAR_DELAY_SECONDS, BLOCK_BYTES = 2.0, 2**20
 DATASET_FILES = (
     *("csv", "tsv", "txt", "json", "jsonl", "ndjson", "parquet", "arrow"),  # by themselves or compressed
-    *("gz", "bz2", "xz", "zst", "lz4", "zip", "tar"),
+    *("gz", "bz2", "xz", "zst", "lz4", "zip", "tar", "tgz"),
     *("md", "yaml"),  # what says which files make which split
 )
 """Ends of the names of files that `datasets` reads as tables; pictures and models are none."""

@@ -24,6 +24,7 @@ import attnmix
 from attnmix.core.errors import InputError
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import load_base, load_classifier, load_trained
+from attnmix.runs.sentence import TextMeasurer
 from stages import download, finetune, sources
 from stages.common.parameters import read_parameters
 
@@ -307,6 +308,31 @@ def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> No
         InputError, match=r"no token for 60\.0 % of the words of 1 text, such as 'жжж', 'filжж', 'жж'; a"
     ):
         attnmix.measure(model, "жжж the filжж жж")  # (1 + 0 + 2/5 + 1) / 4
+
+
+def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
+    measurer = TextMeasurer({"pretrained": own})
+    measurer.check(TEXT)
+    with pytest.raises(
+        InputError, match=r"^text: the vocabulary of this model has no token for 66\.7 % of the words of 1"
+    ):
+        measurer.check("жжж film zzz")
+
+
+def test_weights_that_give_no_numbers_are_refused_on_both_roads(own: Path) -> None:
+    change_weights(own, lambda state: {name: tensor * torch.nan for name, tensor in state.items()})
+    assert all(each.startswith("own gives NaN or infinite values for a text") for each in errors_on_both_roads())
+
+
+def test_a_pooler_that_the_weights_lack_is_none_and_not_a_random_one(tmp_path: Path) -> None:
+    folder = write_family("roberta", tmp_path)  # its classifier has no pooler
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    assert attnmix.load(folder).network(**tokens).pooler_output is None
+    folder = write_family("bert", tmp_path / "bert")
+    assert (
+        attnmix.load(folder).network(**AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")).pooler_output
+        is not None
+    )
 
 
 def add_tokens(tokenizer: Any, special: bool = False) -> Any:

@@ -40,7 +40,11 @@ and made again from config.json."""
 
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the checkpoint without any head, its attention observable (`attnmix.models.attention`)."""
-    return load_weights(transformers.AutoModel, folder, implementation_of(load_config(folder)))[0]
+    model, new = load_weights(transformers.AutoModel, folder, implementation_of(load_config(folder)))
+    base: Any = model
+    if new:  # the weights of a pooler, drawn at random
+        base.pooler = None
+    return model
 
 
 def load_classifier(

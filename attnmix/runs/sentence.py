@@ -41,7 +41,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import check_tokenizer, load_base
+from attnmix.models.loading import check_tokenizer, check_words, load_base
 from attnmix.runs.capture import fill_rows
 from attnmix.runs.measure import ratio_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
@@ -160,6 +160,7 @@ class TextMeasurer:
         if (tokens := len(self.tokenizer(text)["input_ids"])) > self.max_tokens:
             allowed = f"allowed: at most {self.max_tokens}; `attnmix show` takes more"
             raise InputError(f"the text has {tokens:,} tokens; {allowed}")
+        check_words("text", "this model", self.tokenizer, [text])
 
     def run(self, text: str) -> TextRun:
         """Return the results of `text`; raise `InputError` as `check` does."""
