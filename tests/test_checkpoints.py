@@ -353,6 +353,16 @@ def test_tokens_without_a_row_are_refused_on_both_roads_and_at_hand(own: Path) -
     assert "its tokenizer pads with token" in error_of(lambda: attnmix.load(small, padding))
 
 
+def test_a_tokenizer_at_hand_needs_a_token_to_pad_with_as_one_of_a_folder_does(tmp_path: Path) -> None:
+    folder = write_family("gpt2", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, eos_token=None, bos_token=None, unk_token=None)
+    problem = f"{folder}: its tokenizer has no special token to pad with"
+    assert problem in error_of(lambda: attnmix.load(AutoModel.from_pretrained(folder), tokenizer))
+    assert problem in error_of(lambda: attnmix.load(folder, tokenizer))
+    tokenizer.save_pretrained(folder)
+    assert problem in error_of(lambda: attnmix.load(folder))
+
+
 def test_a_tokenizer_that_is_given_takes_the_place_of_the_models_own(own: Path) -> None:
     expected, tokenizer = ratios(attnmix.load(own)), AutoTokenizer.from_pretrained(own)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -66,18 +66,26 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        ends = tokenizer("a")["input_ids"][-1:]
+        tokenizer("a")
     except Exception as error:  # each tokenizer raises its own types, such as that of a package that is not installed
         raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
     _split_special_names(tokenizer)
-    # Classifiers read the last token that is no padding, so the padding token must not end a text.
+    tokenizer.pad_token = padding_token(str(folder), tokenizer)
+    return tokenizer
+
+
+def padding_token(name: str, tokenizer: Any) -> str:
+    """Return the special token to pad with; raise `InputError` where the tokenizer of the model `name` has none.
+
+    Classifiers read the last token that is no padding, so the padding token must not end a text.
+    """
+    ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
-            tokenizer.pad_token = str(token)
-            return tokenizer
-    raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
+            return str(token)
+    raise InputError(f"{name}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
