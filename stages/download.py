@@ -10,17 +10,15 @@ at the end, or none. Also writes `reports/sources.json`, the hashes that `stages
 import errno
 import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnmix.core.disk import clear, publish
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, model_errors
 from attnmix.core.settings import ModelParameters
 from attnmix.data.source import read_splits
 from attnmix.models.fetching import fetch_model
-from attnmix.models.loading import check_comparable, check_model
+from attnmix.models.loading import check_classifier, check_comparable, check_model
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
 from attnmix.store.texts import split_file, texts_of
@@ -69,13 +67,17 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     models = _models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
     for key, model, folder in models:
-        with _errors_named(key, model.name, folder):
+        with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
     splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed, run.root.parent)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
-        with _errors_named(key, model.name, folder):
+        with model_errors(key, model.name, folder):
             check_model(folder, texts)
+    # What `finetune` would find, perhaps long after.
+    names = splits["train"].groupby("label")["label_name"].first().to_dict()
+    with model_errors("model.name", parameters.model.name, run.initial):
+        check_classifier(run.initial, names, texts, trained=not parameters.finetune.epochs)
     if len(models) > 1:
         check_comparable(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
@@ -92,13 +94,3 @@ def _models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters
     if base is None:
         return [("model.name", model, run.pretrained)]
     return [("model.base", base, run.pretrained), ("model.name", model, run.named_model)]
-
-
-@contextmanager
-def _errors_named(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Name the model in errors as the user did, by `key` and `name` and not by the `folder` in which it is."""
-    try:
-        yield
-    except InputError as error:
-        reason = str(error).removeprefix("model.name: ").replace(str(folder), name)
-        raise InputError(f"{key}: {reason}") from error

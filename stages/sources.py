@@ -9,16 +9,27 @@ a hub serves by its revision. Writes `reports/sources.json`.
 
 import hashlib
 import json
+from functools import partial
 from glob import glob
 from pathlib import Path
 
-from attnmix.models.fetching import CHECKPOINT_FILES, PACKAGE_SCHEME
+from tqdm import tqdm
+
+from attnmix.core.errors import model_errors
+from attnmix.models.fetching import PACKAGE_SCHEME, local_files
 from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
 """By parameter, its value and the sha256 of each file under it."""
 SOURCES = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
+BAR_DELAY_SECONDS, BLOCK_BYTES = 2.0, 2**20
+DATASET_FILES = (
+    *("csv", "tsv", "txt", "json", "jsonl", "ndjson", "parquet", "arrow"),  # by themselves or compressed
+    *("gz", "bz2", "xz", "zst", "lz4", "zip", "tar", "tgz"),
+    *("md", "yaml"),  # what says which files make which split
+)
+"""Ends of the names of files that `datasets` reads as tables; pictures and models are none."""
 
 
 def main(parameters: Parameters) -> None:
@@ -34,7 +45,9 @@ def hash_sources(parameters: Parameters) -> Sources:
     hashes: Sources = {}
     for key, name in names.items():
         if not name.startswith(PACKAGE_SCHEME) and Path(name) != SAMPLE:
-            files = {inside: _sha256(file) for inside, file in _files(key, name).items()}
+            with model_errors(key, name, Path(name)):
+                read = local_files(name) if key.startswith("model.") else _dataset_files(name)
+            files = {inside: _sha256(inside, file) for inside, file in sorted(read.items())}
             if files := files or before.get(key, {}).get(name, {}):
                 hashes[key] = {name: files}
     return hashes
@@ -49,17 +62,23 @@ def write_sources(files: Sources) -> None:
     part.replace(SOURCES)
 
 
-def _files(key: str, name: str) -> dict[str, Path]:
-    """Return the files that `download` would read, by their names in the source; none of a hub identifier."""
+def _dataset_files(name: str) -> dict[str, Path]:
+    """Return the files that `download` may read, by their names in the source; none of a hub identifier."""
     path = Path(name)
     if path.is_file():
         return {path.name: path}
-    patterns = CHECKPOINT_FILES if key.startswith("model.") else ("**",)
     # Path.glob follows no linked folder, and gives hidden files, which are no reviews.
-    inside = {each for pattern in patterns for each in glob(pattern, root_dir=path, recursive=True)}  # noqa: PTH207
-    return {Path(each).as_posix(): path / each for each in sorted(inside) if (path / each).is_file()}
+    inside = [Path(each) for each in glob("**", root_dir=path, recursive=True)]  # noqa: PTH207
+    read = [each for each in inside if each.suffix.lower().removeprefix(".") in DATASET_FILES]
+    return {each.as_posix(): path / each for each in read if (path / each).is_file()}
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _sha256(name: str, file: Path) -> str:
+    """Return a file's hash, with a bar where that takes long."""
+    sha256, size = hashlib.sha256(), file.stat().st_size
+    bar = tqdm(total=size, desc=f"hash of {name}", unit="B", unit_scale=True, delay=BAR_DELAY_SECONDS, disable=None)
+    with file.open("rb") as opened, bar:
+        for block in iter(partial(opened.read, BLOCK_BYTES), b""):
+            sha256.update(block)
+            bar.update(len(block))
+    return sha256.hexdigest()

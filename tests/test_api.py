@@ -208,7 +208,7 @@ def test_command_writes_the_page_from_anywhere_and_a_mistake_is_one_line(
     for arguments, error in (
         ([" "], "texts: number 0: the text is empty"),
         (["a", "--to", "no/x"], "--to: there is"),
-        (["a", "--model", "broken model"], "model.name: there is no folder broken model, and it is no hub identifier"),
+        (["a", "--model", "broken model"], "model: there is no folder broken model, and it is no hub identifier"),
     ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])

@@ -16,7 +16,7 @@ import torch
 from conftest import SHORT, Workspace, plain_logits, write_reviews
 from families import write_family
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 import attnmix
 from attnmix.core.errors import InputError
@@ -75,6 +75,44 @@ def test_the_librarys_own_classifier_keeps_its_logits(tmp_path: Path, name: str,
         torch.testing.assert_close(made(IDS).logits, model(IDS).logits, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda state: {
+            "model_state_dict": state,
+            "epoch": 3,
+            "optimizer_state_dict": {"state": {}, "param_groups": []},
+        },
+        lambda state: {"epoch": 3, "model": state, "ema": dict(state)},
+        lambda state: {"weights_of_mine": state, "best": 0.9},
+        lambda state: {  # as Lightning's Trainer writes it, the classifier in an attribute of the module
+            "epoch": 1,
+            "pytorch-lightning_version": "2.5.0",
+            "state_dict": {f"net.{name}": tensor for name, tensor in state.items()},
+            "loops": {"fit_loop": {"state_dict": {}}},
+            "hyper_parameters": {"lr": 1e-4},
+        },
+    ],
+)
+def test_the_state_dict_in_a_trainings_checkpoint_is_read(tiny_bert: Path, tmp_path: Path, around: Any) -> None:
+    module = custom(tiny_bert)
+    torch.save(around(dict(module.state_dict())), tmp_path / "last.ckpt")
+    convert(tmp_path / "last.ckpt", str(tiny_bert), tmp_path / "made", list(NAMES.values()))
+    made = load_trained(tmp_path / "made", NAMES)
+    with torch.no_grad():
+        torch.testing.assert_close(made(IDS).logits, module(IDS), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("like", ["empty", "vit"])
+def test_a_like_that_is_no_classifier_is_one_error(tiny_bert: Path, tmp_path: Path, like: str) -> None:
+    (tmp_path / "empty").mkdir()
+    AutoConfig.for_model("vit").save_pretrained(tmp_path / "vit")
+    torch.save(custom(tiny_bert).state_dict(), tmp_path / "trained.pt")
+    with pytest.raises(InputError, match=rf"^--like: {tmp_path}/{like}: \w+: \S"):
+        convert(tmp_path / "trained.pt", str(tmp_path / like), tmp_path / "made", list(NAMES.values()))
+    assert not (tmp_path / "made").exists()
+
+
 class Code:
     """A pickle of it makes a folder when it is loaded as pickles are."""
 
@@ -89,8 +127,11 @@ class Code:
         (lambda state: state | {"lstm.weight": torch.ones(2, 2)}, r"Missing key\(s\) in state_dict: .*classifier"),
         (lambda state: state | {"encoder.extra": torch.ones(2)}, r"Unexpected key\(s\) in state_dict: .*bert\.extra"),
         (lambda state: state | {"out.weight": torch.ones(3, 24)}, "size mismatch for classifier.weight"),
-        (lambda state: {"epoch": 3, "model": state}, "Missing key"),
-        (lambda _state: [torch.ones(2)], "AttributeError; allowed: a state dict"),
+        (
+            lambda state: {"student": state, "teacher": state},
+            r"it holds 2 state dicts \(student, teacher\); allowed: a",
+        ),
+        (lambda _state: [torch.ones(2)], r"it holds 0 state dicts \(none\); allowed: a state dict, which holds te"),
         (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict, which holds te"),
     ],
 )
@@ -156,7 +197,7 @@ def test_a_merged_model_gives_the_numbers_of_the_adapter(name: str, tmp_path: Pa
     ("changes", "remove", "expected"),
     [
         ({"base_model_name_or_path": None}, None, "its adapter_config.json names no base_model_name_or_path"),
-        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: model.name: "),
+        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: there is no folder"),
         ({"task_type": "CAUSAL_LM"}, None, "is an adapter for CAUSAL_LM; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
         ({"r": 5}, None, "does not fit its base model"),
         ({"target_modules": ["nothing"]}, None, "does not fit its base model"),

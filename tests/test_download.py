@@ -404,7 +404,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: change_config(own, model_type="nothing_of_the_kind"), r"own: no usable config\.json"),
     (lambda own: add_token(own, special=False), rf"knows 1 tokens .* {ROWS} rows does not have, the first '<image>'"),
     (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own gives NaN or infinite"),
-    (know_other_words, r"own has no token for 100\.0 % of the words of 9 reviews, such as 'the', '\w+', '\w+'; al"),
+    (know_other_words, r"own has no token for 100\.0 % of the words of 9 texts, such as 'the', '\w+', '\w+'; al"),
     (lambda own: change_config(own, model_type="fnet"), "'fnet' is not supported: it has no attention;"),
     (lambda own: write_config(own, model_type="xglm"), "'xglm' is not supported; known: bert"),
     (
@@ -453,7 +453,7 @@ def test_stage_writes_what_the_other_stages_read(own: Path, caplog: pytest.LogCa
     # A third of the words is not in the tiny vocabulary, which is said.
     words = " ".join(expected["test"]["text"]).replace(".", "").split()
     unknown = sum(word not in WORDS for word in words) / len(words)
-    assert f"unknown to the model's tokenizer: {100 * unknown:.1f} % of the words of 9 reviews" in caplog.messages
+    assert f"unknown to the model's tokenizer: {100 * unknown:.1f} % of the words of 9 texts" in caplog.messages
 
 
 def test_a_special_token_without_a_row_is_none_that_a_text_gives(own: Path) -> None:

@@ -39,12 +39,33 @@ def test_files_that_download_reads_are_hashed_by_their_names_in_the_source(works
     (folder / "elsewhere/train.csv").write_text("text,label\na,0\n")
     (folder / "data").mkdir()
     (folder / "data/linked").symlink_to(folder / "elsewhere")
-    for name in ("data/test.csv", "data/.hidden", "bert/pytorch_model.bin", "bert/README.md"):
+    stray = (
+        "data/.hidden",
+        "data/film.mp4",
+        "data/weights.bin",
+        "data/backup",
+        "bert/pytorch_model.bin",
+        "bert/README.md",
+    )
+    for name in ("data/test.csv", *stray):
         (folder / name).write_text(name)
     model = {path.name: sha256(path) for path in (folder / "bert").iterdir() if path.suffix not in (".md", ".bin")}
     data = {name: sha256(folder / "data" / name) for name in ("linked/train.csv", "test.csv")}
     assert {"config.json", "model.safetensors", "tokenizer.json"} < model.keys()
     assert hash_here() == {"dataset.name": {str(folder / "data"): data}, "model.name": {"./bert/": model}}
+
+
+def test_the_folder_of_an_adapters_base_model_is_watched_too(workspace: Workspace) -> None:
+    folder = workspace(model={"name": "adapter"}, dataset={"name": "owner/reviews"})
+    write_tiny_bert(folder / "bert", layers=1)
+    (folder / "adapter").mkdir()
+    (folder / "adapter/adapter_model.safetensors").write_bytes(b"weights")
+    for base, read in (("bert", True), ("owner/bert", False), ("adapter", False)):
+        config = folder / "adapter/adapter_config.json"
+        config.write_text(json.dumps({"base_model_name_or_path": base}))
+        files = hash_here()["model.name"]["adapter"]
+        assert files["adapter_config.json"] == sha256(config)
+        assert files.get("bert/model.safetensors") == (sha256(folder / "bert/model.safetensors") if read else None)
 
 
 @pytest.mark.parametrize("name", ["data/sample/", "owner/reviews"])

@@ -1,6 +1,11 @@
 """`InputError`, for mistakes that the user can fix, and helpers that word its message."""
 
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_MESSAGE = 300  # characters of another library's message in one of ours
 
 
 class InputError(Exception):
@@ -10,6 +15,23 @@ class InputError(Exception):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type of another library's error and the beginning of its message."""
+    message = " ".join(str(error).split())
+    shown = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+@contextmanager
+def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
+    """Let errors call a model as the user did, by `key` and `name`, and not by the `folder` to which it is copied."""
+    try:
+        yield
+    except InputError as error:
+        reason = str(error).removeprefix("model.name: ").replace(str(folder), name)
+        raise InputError(f"{key}: {reason}") from error
 
 
 def innermost(error: BaseException) -> BaseException:

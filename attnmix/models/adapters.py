@@ -6,7 +6,7 @@ A merged model computes what the model with its adapter does, so every measure s
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,43 +16,62 @@ import transformers
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from attnmix.core.errors import InputError, first_line
-from attnmix.models.checkpoint import LOCAL
-from attnmix.models.loading import POOLER, last_linear
+from attnmix.core.errors import InputError, first_line, in_one_line
+from attnmix.models.loading import POOLER, last_linear, load_weights
 
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
 """The kind of model by an adapter's `task_type`."""
 
 
+def check_adapter(name: str, values: Mapping[str, Any]) -> None:
+    """Raise `InputError` where the adapter `name`, with these values of its configuration, cannot be merged."""
+    import peft
+
+    task, kind = values.get("task_type"), values.get("peft_type")
+    if task not in AUTO_CLASSES:
+        raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
+    configuration = peft.PEFT_TYPE_TO_CONFIG_MAPPING.get(kind)
+    if configuration is None or issubclass(configuration, peft.PromptLearningConfig):
+        problem = f"{name} is an adapter of the type {kind}, which changes no weights that it could be merged into"
+        raise InputError(f"model.name: {problem}; allowed: LORA and other types that peft merges")
+
+
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     """Write the model in the folder `base` with the weights of the adapter in the folder `adapter` merged into it.
 
-    `InputError`, which calls the adapter `name`, where the two do not fit each other.
+    Weights of the head that are in neither are left out, as in the folder of a model without a head. `InputError`,
+    which calls the adapter `name`, where the two do not fit each other.
     """
     import peft
 
     values = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    task = values.get("task_type")
-    if task not in AUTO_CLASSES:
-        raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
-    options: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32, "ignore_mismatched_sizes": True} | LOCAL
-    kind = getattr(transformers, AUTO_CLASSES[task])
+    kind = getattr(transformers, AUTO_CLASSES[values["task_type"]])
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
+        shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
+    model, new = load_weights(kind, base)
+    if values["task_type"] == "SEQ_CLS" and (classes := _classes(shapes, model)):
+        labels = {number: f"LABEL_{number}" for number in range(classes)}
+        model, new = load_weights(kind, base, names=labels)
+    problem = f"model.name: the adapter {name} does not fit its base model"
     try:
-        model = kind.from_pretrained(base, **options)
-        if task == "SEQ_CLS" and (classes := _classes(adapter / "adapter_model.safetensors", model)):
-            model = kind.from_pretrained(base, num_labels=classes, **options)
         with _few_warnings():
-            merged = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
-        raise InputError(f"model.name: the adapter {name} does not fit its base model: {first_line(error)}") from error
-    merged.save_pretrained(output)
+            adapted = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+            read = set(peft.get_peft_model_state_dict(adapted))
+            merged = adapted.merge_and_unload()
+    except Exception as error:  # the library raises errors of many types for weights that do not fit
+        raise InputError(f"{problem}: {in_one_line(error)}") from error
+    if unused := sorted(shapes.keys() - read):
+        raise InputError(f"{problem}: it has no place for {len(unused)} of the adapter's tensors, such as {unused[0]}")
+    supplied = {weight.removeprefix("base_model.model.") for weight in shapes}
+    random = set(new) - supplied
+    state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in random}
+    merged.save_pretrained(output, state_dict=state)
 
 
-def _classes(file: Path, model: PreTrainedModel) -> int | None:
+def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
     """Return the number of classes of the head that the adapter holds; None where it holds none, or the model's."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
-    with safe_open(file, "pt") as weights:
-        classes = weights.get_slice(name).get_shape()[0] if name in weights.keys() else None  # noqa: SIM118  # has no `in`
+    classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes
 
 

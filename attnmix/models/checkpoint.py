@@ -1,6 +1,7 @@
 """Read a checkpoint folder's configuration and tokenizer, for which no model's code is loaded."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +9,48 @@ import transformers
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from attnmix.core.errors import InputError, first_line
+from attnmix.core.errors import InputError, in_one_line
 from attnmix.store.files import require
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")
 """Families that number positions from the padding token's id + 1."""
 
+NEUTRAL_VALUES: dict[str, Any] = {
+    "_output_attentions": False,  # `output_attentions`, whose setter refuses what another key says
+    "output_hidden_states": False,
+    "return_dict": True,
+    "use_cache": False,
+    "torchscript": False,
+    "chunk_size_feed_forward": 0,
+    "gradient_checkpointing": False,
+}
+"""What a model returns besides its vectors, and in which pieces it computes: keys of a configuration that change no
+number, with the values that the measures need."""
+
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the checkpoint's `config.json`; without one the library would ask the hub for it."""
+    """Return the checkpoint's `config.json`, with the values of `NEUTRAL_VALUES`.
+
+    Without a file the library would ask the hub for it.
+    """
     require(folder / "config.json", _stage_of(folder))
     try:
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+        set_values(config, NEUTRAL_VALUES)
+        config._attn_implementation = None  # chosen by who loads the model
     except Exception as error:  # the library raises errors of many types for a value that does not fit
-        raise InputError(f"{folder}: no usable config.json: {first_line(error)}") from error
+        raise InputError(f"{folder}: no usable config.json: {in_one_line(error)}") from error
     return config
+
+
+def set_values(holder: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set those attributes of `holder` that it has with another value; return the values that they had."""
+    before = {key: getattr(holder, key) for key in values if hasattr(holder, key)}
+    changed = {key: value for key, value in before.items() if value != values[key]}
+    for key in changed:
+        setattr(holder, key, values[key])
+    return changed
 
 
 def _stage_of(folder: Path) -> str:
@@ -39,18 +66,26 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no usable tokenizer: {first_line(error)}") from error
+        tokenizer("a")
+    except Exception as error:  # each tokenizer raises its own types, such as that of a package that is not installed
+        raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: its tokenizer has no fast version (tokenizer.json), which is needed")
     _split_special_names(tokenizer)
-    # Classifiers read the last token that is no padding, so the padding token must not end a text.
+    tokenizer.pad_token = padding_token(str(folder), tokenizer)
+    return tokenizer
+
+
+def padding_token(name: str, tokenizer: Any) -> str:
+    """Return the special token to pad with; raise `InputError` where the tokenizer of the model `name` has none.
+
+    Classifiers read the last token that is no padding, so the padding token must not end a text.
+    """
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
-            tokenizer.pad_token = str(token)
-            return tokenizer
-    raise InputError(f"{folder}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
+            return str(token)
+    raise InputError(f"{name}: its tokenizer has no special token to pad with: a pad, eos or bos that ends no text")
 
 
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -3,31 +3,41 @@
     python -m attnmix.models.convert trained.pth --like bert-base-uncased --to trained --classes negative positive
 
 The classifier is the library's own, or a module that holds the library's model and one Linear layer on what the
-library's classifier reads: for BERT the pooled vector of [CLS]. `--like` is a hub identifier or a folder.
+library's classifier reads: for BERT the pooled vector of [CLS]. The file may also be a training's checkpoint with a
+state dict in it, as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is a hub identifier or a folder.
 """
 
 import argparse
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from attnmix.core.errors import InputError, first_line
+from attnmix.core.errors import InputError, first_line, in_one_line
 from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # saved by older versions of the library; they are no weights
+STATE_KEYS = ("state_dict", "model_state_dict", "model")
+"""Where a training's checkpoint keeps its model; Lightning's has the first."""
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     """Write the checkpoint `folder`; raise `InputError` where `file` holds no classifier of `like`'s architecture."""
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-        state = {name: tensor for name, tensor in loaded.items() if not name.endswith(BUFFERS)}
-    except (AttributeError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise InputError(f"{file}: {type(error).__name__}; allowed: a state dict, which holds tensors alone") from error
-    config = AutoConfig.from_pretrained(like, **class_labels(dict(enumerate(classes))), trust_remote_code=False)
-    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        state = _state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        problem = str(error) if type(error) is ValueError else type(error).__name__
+        allowed = "a state dict, which holds tensors alone, or a checkpoint of plain values with one in it"
+        raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
+    try:
+        config = AutoConfig.from_pretrained(like, **class_labels(dict(enumerate(classes))), trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
+    except Exception as error:  # the library raises errors of many types for what it cannot read
+        raise InputError(f"--like: {like}: {in_one_line(error)}") from error
     body = f"{model.base_model_prefix}."
     first = next(name for name in model.state_dict() if name.startswith(body)).removeprefix(body)
     encoder = next((name.removesuffix(first) for name in state if name.endswith(first)), body)
@@ -41,8 +51,27 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     except RuntimeError as error:
         raise InputError(f"{file} does not fit --like: {' '.join(str(error).split())[:300]}") from error
     folder.mkdir(parents=True)  # raises where it exists
-    AutoTokenizer.from_pretrained(like, trust_remote_code=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
+
+
+def _state_dict(loaded: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state dict by name, without buffers; also of one that is a value of a dictionary."""
+    states = {}
+    if isinstance(loaded, Mapping):
+        states = {key: value for key, value in {"": loaded, **loaded}.items() if _holds_tensors(value)}
+    usual = [key for key in ("", *STATE_KEYS) if key in states]
+    if not usual and len(states) != 1:
+        raise ValueError(f"it holds {len(states)} state dicts ({', '.join(map(str, states)) or 'none'})")
+    state = states[usual[0]] if usual else next(iter(states.values()))
+    return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Return True for a dictionary of tensors by name."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("f
 """The entries of the table by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
 
+NOT_HONOURED = {
+    "quantization_config": "its weights are quantized; allowed: weights in float32, float16 or bfloat16",
+    "compression_config": "its weights are compressed; allowed: weights in float32, float16 or bfloat16",
+    "pruned_heads": "heads are pruned, which transformers 5 does not rebuild; allowed: a model with all its heads",
+}
+"""Keys of a configuration that change numbers and that no family honours, with the reason; empty values are none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
@@ -132,7 +139,7 @@ def family_of(config: Any) -> Family:
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
-        if (value := getattr(config, key, needed)) != needed:
+        if (value := getattr(config, key, None)) not in (needed, None):
             allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
             raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
@@ -145,6 +152,20 @@ def family_of(config: Any) -> Family:
         else:
             each.pop("gated", None)
     return Family(model_type, word_embedding, tuple(Stack(**each, parallel=parallel) for each in entries))
+
+
+def check_config(config: Any, name: str) -> None:
+    """Raise `InputError` where the configuration of the model `name` cannot be honoured.
+
+    It is of an unknown family, has values that change numbers and that the library does not read, or lacks one.
+    """
+    family = family_of(config)
+    for key, reason in NOT_HONOURED.items():
+        if getattr(config, key, None):
+            raise InputError(f"model.name: {name}: {key} in config.json: {reason}")
+    if len(family.stacks) > 1 and getattr(config, "decoder_start_token_id", None) is None:
+        problem = "config.json has no decoder_start_token_id, the token with which a decoder begins"
+        raise InputError(f"model.name: {name}: {problem}; allowed: its number, for T5 that of the padding token")
 
 
 def attention_modules(base: Module) -> set[Module]:

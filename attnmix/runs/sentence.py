@@ -41,7 +41,7 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import load_base
+from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.runs.capture import fill_rows
 from attnmix.runs.measure import ratio_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
@@ -145,6 +145,7 @@ class TextMeasurer:
         self.checkpoints: dict[str, _Checkpoint] = {}
         for name, folder in checkpoints.items():
             base: Any = load_base(folder)
+            check_tokenizer(str(folder), self.tokenizer, base.get_input_embeddings().num_embeddings)
             batches = BatchMeasurer(base.to(device), self.methods, self.tokenizer.pad_token_id)
             texts = DocumentMeasurer(batches.base, self.methods, matrices)
             self.checkpoints[name] = _Checkpoint(batches, texts, texts.gains())

@@ -15,6 +15,7 @@ from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import TokenizedText, tokenize_texts
+from attnmix.models.loading import check_words
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 from attnmix.store import texts as store
@@ -54,17 +55,24 @@ class TokenizedTexts(NamedTuple):
 
 
 def tokenize_given(
-    given: Any, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, rows: int, max_length: int | None
+    given: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig,
+    rows: int,
+    max_length: int | None,
+    name: str = "this model",
 ) -> TokenizedTexts:
     """Return what a user gives as texts (`attnmix.core.given_texts`), tokenised with the `tokenizer` as it is.
 
     `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the side on which the
-    tokenizer truncates; token ids are as they were given, but for padding. Raise `InputError` for what is no text, and
-    for tokens that the model cannot read.
+    tokenizer truncates; token ids are as they were given, but for padding. Raise `InputError` for what is no text, for
+    tokens that the model cannot read, and where the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
     if token_ids := _token_ids(items):
         items = list(read_ids(tokenizer, token_ids, rows, max_length))
+    else:
+        check_words("texts", name, tokenizer, [store.whole_text(item) for item in items])
     texts = pd.DataFrame(list(free_texts(items)))
     texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):

