@@ -240,9 +240,9 @@ def check_vectors(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
             vectors = base(tokens).last_hidden_state
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
-    error = float((vectors - expected).abs().max() / expected.abs().max())
-    if not error <= RELATIVE_TOLERANCE:  # not a number is no agreement either
-        reason = f"vectors by query, key, value and mask alone differ by {error:.2g} of their size"
+    difference = float((vectors - expected).abs().max() / expected.abs().max())
+    if not difference <= RELATIVE_TOLERANCE:  # not a number is no agreement either
+        reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 
 

@@ -71,8 +71,8 @@ def tokenize_given(
     items = read_texts(given)
     if token_ids := _token_ids(items):
         items = list(read_ids(tokenizer, token_ids, rows, max_length))
-    else:
-        check_words("texts", name, tokenizer, [store.whole_text(item) for item in items])
+    words = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
+    check_words("texts", name, tokenizer, words)
     texts = pd.DataFrame(list(free_texts(items)))
     texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):
