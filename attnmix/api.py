@@ -14,7 +14,9 @@ dtype and device. Numbers are computed in float32 (matrices in float64), whateve
 
 from __future__ import annotations
 
+import copy
 import html
+import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +24,7 @@ import warnings
 import webbrowser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,20 +35,22 @@ import pandas as pd
 
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.disk import check_folder
-from attnmix.core.errors import InputError, text_problem
-from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT, POINTS
+from attnmix.core.errors import InputError
+from attnmix.core.names import COSTLY_MATRIX_NAMES, DECODER_INPUT
+from attnmix.core.settings import CaptureParameters, MeasureParameters, checked
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.documents import Document, documents_of
+from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.model import Model, quiet
 from attnmix.models.capture_points import widths
-from attnmix.models.checkpoint import longest_text
-from attnmix.models.encoding import batches_by_tokens, tokenize_texts
+from attnmix.models.checkpoint import check_length, longest_text
+from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of
-from attnmix.models.loading import check_words
+from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.store.runs import Run
 
 if TYPE_CHECKING:
@@ -58,14 +63,17 @@ TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
 def measure(
-    model: Model, texts: str | Iterable[Any], *, methods: Sequence[str] | None = None, max_length: int | None = None
+    model: Model, texts: Any, *, methods: str | Sequence[str] | None = None, max_length: int | None = None
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`, and on demand their contribution matrices.
 
-    `texts` is one text, several (a list, a column of a data set), or token ids, special tokens included. `methods` are
-    names of `attnmix.measures.ratios.RATIOS`; without them, all that the model's family has. Longer texts than
-    `max_length` tokens, or than the model takes, are truncated with a warning. Raise `InputError` for an empty text,
-    an unknown method, or numbers that are not to be trusted: the parts of a layer must sum to the model's output.
+    `texts` is one text; several (a list, a column of a table or of a data set); pairs, `[("first", "second")]`; or
+    what `model.tokenizer(...)` returns, of which padding is left out. Token ids alone, special tokens included, are
+    taken as they are: all of one segment, whatever they spell, and without padding, which is dropped at the ends.
+    `methods` are names of `attnmix.measures.ratios.RATIOS`, or one; without them, all that the model's family has.
+    Longer texts than `max_length` tokens, or than the model takes, are truncated with a warning; longer token ids are
+    an error. Raise `InputError` for anything else, an empty or missing text, an unknown method, or numbers that are not
+    to be trusted: the parts of a layer must sum to the model's output.
 
     >>> result = attnmix.measure(model, "time flies like an arrow")
     >>> print(result.by_layer().query("method == 'attnres_n'")[["layer", "mean"]].round(3).to_string(index=False))
@@ -76,23 +84,29 @@ def measure(
          4 0.234
          5 0.186
          6 0.335
+    >>> encoding = model.tokenizer(["time flies", "like an arrow"], padding=True)
+    >>> attnmix.measure(model, encoding).tokens["token"].tolist()
+    ['[CLS]', 'time', 'flies', '[SEP]', '[CLS]', 'like', 'an', 'arrow', '[SEP]']
     """
-    documents, tokens, given = _documents(model, texts, max_length)
-    if unknown := sorted(set(methods or ()) - set(RATIOS)):
-        raise InputError(f"methods: {', '.join(unknown)}; allowed: {', '.join(RATIOS)}")
+    _check_model(model, "measure(model, texts)")
     family = family_of(model.network.base_model.config)
-    present = family.present(RATIOS if methods is None else methods)
-    if absent := sorted(set(methods or ()) - set(present)):
-        raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
-    with model.observed() as base:
-        measurer = BatchMeasurer(base, present, model.tokenizer.pad_token_id or 0)
+    present = family.present(RATIOS)
+    if methods is not None:
+        names = checked(MeasureParameters, methods=_names(methods)).methods
+        present = family.present(names)
+        if absent := sorted(set(names) - set(present)):
+            raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+    given = _tokenized(model, texts, max_length)
+    documents = documents_of(given.texts, given.tokens)
+    with model.observed(given.pairs) as base:
+        measurer = BatchMeasurer(base, present, _padding(model))
         ratios: dict[int, npt.NDArray[np.float32]] = {}
         for batch in batches_by_tokens([len(each) for each in documents], BATCH_TOKENS):
             measures = measurer.measures([documents[number] for number in batch])
             ratios |= {number: each.ratios for number, each in zip(batch, measures, strict=True)}
         # A decoder's input is a site at the level of the encoder's last layer.
         encoder_layers = next((site.layer for site in widths(base) if site.point == DECODER_INPUT), None)
-    return Measures(model, documents, tokens, present, given, [ratios[i] for i in range(len(ratios))], encoder_layers)
+    return Measures(model, documents, given, present, [ratios[i] for i in range(len(ratios))], encoder_layers)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,11 +115,8 @@ class Measures:
 
     model: Model
     documents: Sequence[Document]
-    tokens: pd.DataFrame
-    """`text, position, token_id, token, word, token_class`: a row for each token."""
+    tokenized: TokenizedTexts
     methods: Sequence[str]
-    texts: Sequence[str]
-    """The texts; none where token ids were given."""
     arrays: Sequence[npt.NDArray[np.float32]]
     """The ratios of each text `[methods, layers, tokens]`."""
     encoder_layers: int | None
@@ -116,6 +127,17 @@ class Measures:
         layers, tokens = self.arrays[0].shape[1], len(self.tokens)
         texts = f"{len(self.documents)} text{'s' * (len(self.documents) > 1)}"
         return f"Measures({texts}, {tokens} tokens, {layers} layers of {self.model.name}; {', '.join(self.methods)})"
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, both of a pair as one; of token ids the text that they spell."""
+        return self.tokenized.texts["text"].tolist()
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """`text, position, token_id, token, word, token_class`: a row for each token."""
+        numbers = np.repeat(np.arange(len(self.documents)), list(map(len, self.documents)))
+        return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
 
     @property
     def ratios(self) -> pd.DataFrame:
@@ -164,14 +186,13 @@ class Measures:
         """
         import xarray
 
-        if name not in MATRICES:
+        if not isinstance(name, str) or name not in MATRICES:
             raise InputError(f"matrix: {name!r}; allowed: {', '.join(MATRICES)}")
-        if not 0 <= text < len(self.documents):
-            raise InputError(f"text: {text}; allowed: 0 to {len(self.documents) - 1}")
+        self._check_text(text)
         known, layer_matrix = self._matrices.setdefault(text, {}), name.removesuffix("_rollout")
         if name not in known:
             matrices = [each for each in LAYER_MATRICES if each not in COSTLY_MATRIX_NAMES]
-            with self.model.observed() as base:
+            with self.model.observed(self.tokenized.pairs) as base:
                 wanted = [layer_matrix] if layer_matrix in COSTLY_MATRIX_NAMES else matrices
                 measurer = DocumentMeasurer(base, self.methods, wanted)
                 computed = measurer.contributions(self.documents[text].ids)
@@ -180,39 +201,82 @@ class Measures:
             family = family_of(self.model.network.base_model.config)
             raise InputError(f"matrix: the model family {family.model_type} has no {name}")
         matrix_LTT = known[name]
-        if layer not in range(1, len(matrix_LTT) + 1) and (layer is not None or self.encoder_layers is not None):
-            raise InputError(f"layer: {layer}; allowed: 1 to {len(matrix_LTT)}")
+        is_layer = _is_number(layer) and layer in range(1, len(matrix_LTT) + 1)
+        if not is_layer and (layer is not None or self.encoder_layers is not None):
+            raise InputError(f"layer: {layer!r}; allowed: 1 to {len(matrix_LTT)}")
         tokens = self._labels(text, layer or 1)
         labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
         array = xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
         return array if layer is None else array.sel(layer=layer)
 
+    def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
+        """Return what each token of one text contributed to every vector, from the embeddings to each layer.
+
+        A vector y_i is a sum of parts P_ij, one for each source token j, and of what the biases give; that they sum to
+        it is checked. Attention weights and deviations of norms are held as they are in this text; `rule` says how an
+        activation is split, `chord` or `tangent` (`attnmix.measures.input_parts.RULES`, Modarressi et al., ACL 2023).
+        Layer 0 is what enters the first layer. Of an encoder and a decoder, the encoder is taken apart.
+
+        `length`            |P_ij| by `layer`, `token` and `source`
+        `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources
+        `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
+        `own_share`         own / (own + others)
+        `coherence`         others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel
+        `biases`            the length of the biases' part
+
+        With `rows`, positions of tokens, `projection` and `bias_projection` of these alone, by one backward pass for
+        each and a layer: for long texts, as the rest costs the square of the number of tokens. Raise `InputError` for a
+        text, position or rule that is not there, or a family whose layers cannot be taken apart.
+
+        >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
+        [1.0, 0.79, 0.68, 0.65, 0.61, 0.64, 0.52]
+        """
+        import xarray
+
+        self._check_text(text)
+        document = self.documents[text]
+        tokens = self._labels(text, layer=1)
+        positions = _positions(rows, len(tokens))
+        with self.model.observed(self.tokenized.pairs) as base:
+            reader = PartsReader(copy.deepcopy(base).double(), rule)
+            batch = padded([document.ids.tolist()], 0, base.device)
+            parts = reader.read(batch) if rows is None else reader.read_rows(batch, positions)
+        labels = {
+            "layer": range(len(parts["projection"])),
+            "token": [tokens[position] for position in positions],
+            "source": tokens,
+        }
+        dimensions = tuple(labels)
+        variables = {name: (dimensions[: values.ndim], values.cpu().numpy()) for name, values in parts.items()}
+        return xarray.Dataset(variables, labels)
+
+    def _check_text(self, text: object) -> None:
+        if not _is_number(text) or not 0 <= text < len(self.documents):
+            raise InputError(f"text: {text!r}; allowed: 0 to {len(self.documents) - 1}")
+
     def save(self, path: Path | str) -> Path:
         """Write the interactive page of the texts, one file that works offline, and return its path.
 
-        It takes seconds: the page also holds every head, the controls and UMAP maps. Raise `InputError` where token ids
-        were measured, which have no text.
+        It takes seconds: the page also holds every head, the controls and UMAP maps. Token ids are shown as the text
+        that they spell.
 
         >>> result.save("page.html").name
         'page.html'
         """
-        from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+        from attnmix.core.settings import UmapParameters
         from attnmix.page.assembly import write_page
         from attnmix.page.sentences import Subject
         from attnmix.runs.capture import capture_texts
         from attnmix.runs.measure import measure as write_measures
         from attnmix.runs.reduce import reduce
-        from attnmix.runs.tokens import free_texts, write_tokens
 
-        if not self.texts:
-            raise InputError("save: token ids have no text; measure texts to draw their page")
-        captured = CaptureParameters(max_length=max(3, *map(len, self.documents)))
+        path = _path(path, "save(path)")
         measured = MeasureParameters(methods=list(self.methods), gradient_documents=0)
         with tempfile.TemporaryDirectory() as folder, quiet():
             run = Run(Path(folder))
             self.model.save(run.pretrained)
-            write_tokens(free_texts(self.texts, measured=True), captured.max_length, run.pretrained, run)
-            capture_texts(captured, run.pretrained, run, run.root / "unfinished/capture")
+            self.tokenized.write(run, measured=True)
+            capture_texts(CaptureParameters(), run.pretrained, run, run.root / "unfinished/capture")
             options: dict[str, Any] = {"seed": BOOTSTRAP_SEED, "batch_tokens": BATCH_TOKENS, "arithmetic": FASTEST}
             write_measures(measured, ["pretrained"], run, run.root / "unfinished/measure", **options)
             reduce(UmapParameters(), "pretrained", run)
@@ -237,41 +301,36 @@ class Measures:
 
 def capture(
     model: Model,
-    texts: str | Iterable[str],
+    texts: Any,
     path: Path | str,
     *,
-    points: Sequence[str] | None = None,
+    points: str | Sequence[str] | None = None,
     dtype: Literal["float16", "float32"] = "float16",
     max_length: int | None = None,
 ) -> Run:
     """Write the vectors of `texts` at the capture `points` of every layer to the folder `path`, and return its run.
 
-    `points` are names of `attnmix.core.names.POINTS`; without them, those of the pipeline's default. Each layer and
-    point is one Zarr store `[tokens, hidden]`; `open_run(path)` reads them again. Raise `InputError` for an empty text,
-    an unknown point, or a folder that holds anything else.
+    `texts` are as in `measure`, and give the same tokens. `points` are names of `attnmix.core.names.POINTS`, or one;
+    without them, those of the pipeline's default. Each layer and point is one Zarr store `[tokens, hidden]`;
+    `open_run(path)` reads them again. Raise `InputError` for what is no text, an unknown point, or a folder that holds
+    anything else.
 
     >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
     >>> run.features("layer_output").shape
     (6, 9, 384)
     """
-    from attnmix.core.settings import CaptureParameters
     from attnmix.runs.capture import capture_texts
-    from attnmix.runs.tokens import free_texts, write_tokens
 
-    documents, _, given = _documents(model, texts, max_length)
-    if not given:
-        raise InputError("capture: token ids have no text; allowed: texts")
-    if unknown := sorted(set(points or ()) - set(POINTS)):
-        raise InputError(f"points: {', '.join(unknown)}; allowed: {', '.join(POINTS)}")
-    run = Run(Path(path))
+    _check_model(model, "capture(model, texts, path)")
+    run = Run(_path(path, "capture(model, texts, path)"))
+    chosen: dict[str, Any] = {} if points is None else {"points": _names(points)}
+    settings = checked(CaptureParameters, dtype=dtype, **chosen)
+    given = _tokenized(model, texts, max_length)
     check_folder("path", run.root, ["features", "unfinished"])
-    settings = CaptureParameters(max_length=max(3, *map(len, documents)), dtype=dtype)
-    if points is not None:
-        settings = settings.model_copy(update={"points": list(points)})
     with tempfile.TemporaryDirectory() as folder, quiet():
         checkpoint = Path(folder, "model")
         model.save(checkpoint)
-        write_tokens(free_texts(given), settings.max_length, checkpoint, run)
+        given.write(run, measured=False)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         capture_texts(settings, checkpoint, run, unfinished)
@@ -287,7 +346,11 @@ def compare(before: Measures, after: Measures) -> pd.DataFrame:
     >>> float(attnmix.compare(result, result)["difference"].abs().max())
     0.0
     """
-    if [each.ids.tolist() for each in before.documents] != [each.ids.tolist() for each in after.documents]:
+    for each in (before, after):
+        if not isinstance(each, Measures):
+            raise InputError(f"compare: {type(each).__name__}; allowed: two results of measure(model, texts)")
+    same_ids = [each.ids.tolist() for each in before.documents] == [each.ids.tolist() for each in after.documents]
+    if not same_ids or before.tokenized.pairs != after.tokenized.pairs:
         raise InputError("compare: the two measured other tokens; measure the same texts with the same tokenizer")
     if before.arrays[0].shape != after.arrays[0].shape or list(before.methods) != list(after.methods):
         raise InputError("compare: the two have other layers or methods; allowed: the same")
@@ -303,20 +366,30 @@ def layout(
 ) -> npt.NDArray[np.float32]:
     """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
 
-    An array, a tensor, or what `Run.features` returns. The first call in a process takes seconds to load umap-learn.
-    Raise `InputError` for an unknown metric or fewer than two dimensions.
+    An array, a tensor on any device, a table or list of numbers, or what `Run.features` returns. Equal vectors have one
+    place. The first call in a process takes seconds to load umap-learn. The arguments are those of `umap` in
+    params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of which UMAP
+    shows no neighbourhoods.
 
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)
     """
-    from attnmix.maps.layouts import METRICS, fit_map
+    from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters, checked
 
-    if metric not in METRICS:
-        raise InputError(f"metric: {metric!r}; allowed: {', '.join(sorted(METRICS))}")
-    array = np.asarray(vectors.numpy() if hasattr(vectors, "numpy") else vectors, dtype=np.float32)
-    if array.ndim < 2:
-        raise InputError(f"vectors: an array of shape {array.shape}; allowed: [points, hidden], or more dimensions")
-    xy = fit_map(array.reshape(-1, array.shape[-1]), metric, n_neighbors, min_dist, seed)
+    given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
+    settings = checked(UmapParameters, **given, stability_seeds=[])
+    from attnmix.maps.layouts import fit_map
+    from attnmix.maps.vectors import distinct_rows, read_vectors
+
+    array = read_vectors(vectors)
+    rows = array.reshape(-1, array.shape[-1])
+    distinct = len(distinct_rows(rows)[0])
+    if distinct < MIN_UMAP_VECTORS:
+        problem = f"{len(rows)}, of which {distinct} differ"
+        advice = "sklearn.decomposition.PCA(2) shows the principal components of fewer"
+        raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more that differ; {advice}")
+    settings.check_neighbours(distinct, "n_neighbors")
+    xy = fit_map(rows, settings.metric, settings.n_neighbors, settings.min_dist, settings.seed)
     return xy.reshape(*array.shape[:-1], 2)
 
 
@@ -335,57 +408,60 @@ def _means(measures: Measures, resampled: Any) -> pd.DataFrame:
     return table.assign(texts=texts)
 
 
-def _documents(
-    model: Model, texts: str | Iterable[Any], max_length: int | None
-) -> tuple[list[Document], pd.DataFrame, list[str]]:
-    """Return the texts as documents, the table of their tokens, and the texts; none where they are token ids."""
-    given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
-    if given and all(isinstance(each, Integral) for each in given):
-        given = [given]
-    if not given:
-        raise InputError("texts: none; allowed: one text, several texts, or token ids")
-    limit = longest_text(model.network.base_model.config)
-    longest = min(filter(None, (max_length, limit)), default=None)
-    if all(isinstance(each, str) for each in given):
-        check_words("texts", model.name, model.tokenizer, given)
-        tables = _tables_of_texts(model.tokenizer, given, longest)
-    else:
-        tables = [_table_of_ids(model, each, longest) for each in given]
-    tokens = pd.concat([table.assign(text=number) for number, table in enumerate(tables)], ignore_index=True)
-    names = [f"text {number}" for number in range(len(tables))]
-    rows = pd.DataFrame({"document": names, "tokens": list(map(len, tables))})
-    documents = documents_of(rows.assign(measured=False, label=0, predicted_label=-1), tokens)
-    return documents, tokens[TOKEN_COLUMNS], given if isinstance(given[0], str) else []
+def _check_model(model: Any, call: str) -> None:
+    if not isinstance(model, Model):
+        raise InputError(f"model: {type(model).__name__}; allowed: what load(...) returns, as in {call}")
 
 
-def _tables_of_texts(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[pd.DataFrame]:
-    """Return the table of each text's tokens; warn of texts that are truncated to the `longest`."""
-    for number, text in enumerate(texts):
-        if problem := text_problem(text):
-            raise InputError(f"texts: number {number}: {problem}")
-    tokenized = tokenize_texts(tokenizer, map(str, range(len(texts))), texts, longest)
-    for number, each in enumerate(tokenized):
-        if each.counts["tokens"] < each.counts["whole_tokens"]:
-            extent = f"{each.counts['whole_tokens']} tokens, of which the first {longest} are measured"
-            warnings.warn(f"text {number} has {extent}", stacklevel=4)
-    return [each.table for each in tokenized]
+def _tokenized(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
+    """Return the texts, tokenised once; warn of those that are truncated."""
+    base: Any = model.network.base_model
+    longest = longest_text(base.config)
+    if max_length is not None:
+        number = int(max_length) if _is_number(max_length) else max_length
+        longest = checked(CaptureParameters, max_length=number).max_length
+        check_length("max_length", longest, base.config)
+    rows = base.get_input_embeddings().num_embeddings
+    tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest)
+    side = "last" if model.tokenizer.truncation_side == "left" else "first"
+    counts = tokenized.texts[["tokens", "whole_tokens"]]
+    for number, (tokens, whole_tokens) in enumerate(counts.itertuples(index=False)):
+        if tokens < whole_tokens:
+            extent = f"{whole_tokens} tokens, of which the {side} {longest} are measured"
+            warnings.warn(f"text {number} has {extent}", stacklevel=3)
+    return tokenized
 
 
-def _table_of_ids(model: Model, ids: Any, longest: int | None) -> pd.DataFrame:
-    """Return the table of one text given as token ids; each token but the special ones counts as a word."""
-    array = np.asarray(ids)
-    embeddings: Any = model.network.get_input_embeddings()
-    rows: int = embeddings.num_embeddings
-    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= rows:
-        raise InputError(f"texts: {str(ids)[:60]} is neither a text nor token ids from 0 to {rows - 1}")
-    if longest is not None and len(array) > longest:
-        raise InputError(f"texts: {len(array)} token ids; allowed: at most {longest}")
-    special = np.isin(array, model.tokenizer.all_special_ids)
-    columns: dict[str, Any] = {
-        "position": np.arange(len(array), dtype=np.int32),
-        "token_id": array.astype(np.int32),
-        "token": model.tokenizer.convert_ids_to_tokens(array.tolist()),
-        "word": np.where(special, -1, np.cumsum(~special) - 1).astype(np.int32),
-        "token_class": np.where(special, np.where(np.arange(len(array)) == 0, "cls", "sep"), "word"),
-    }
-    return pd.DataFrame(columns)
+def _padding(model: Model) -> int:
+    """Return the token that fills a batch up, behind the mask; some families number positions from the model's own."""
+    config: Any = model.network.base_model.config
+    numbers = (model.tokenizer.pad_token_id, config.pad_token_id, 0)
+    return next(int(number) for number in numbers if number is not None)
+
+
+def _names(names: Any) -> Any:
+    """Return one name as a list of one, several as a list; other values as they are, for an error."""
+    if isinstance(names, str):
+        return [names]
+    return list(names) if hasattr(names, "__iter__") else names
+
+
+def _path(path: Any, call: str) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
+    return Path(path)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a whole number."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _positions(rows: Any, tokens: int) -> list[int]:
+    """Return the positions of tokens that `rows` names, all without it; raise `InputError` for others."""
+    if rows is None:
+        return list(range(tokens))
+    positions = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
+    if not positions or not all(_is_number(position) and 0 <= position < tokens for position in positions):
+        raise InputError(f"rows: {rows!r}; allowed: positions of tokens, 0 to {tokens - 1}")
+    return positions

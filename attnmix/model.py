@@ -21,6 +21,7 @@ from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, padding_to
 from attnmix.models.families import check_config
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_tokenizer, check_vectors, load_base, with_decoder_inputs
+from attnmix.models.segments import read_segments
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,22 @@ class Model:
         self.tokenizer.save_pretrained(folder)
 
     @contextmanager
-    def observed(self) -> Iterator[PreTrainedModel]:
+    def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
         """Yield the model without its head, in float32 and eval mode, its attention observed; then restore it.
 
-        A model in another dtype is copied, since a ratio needs the digits of float32.
+        A model in another dtype is copied, since a ratio needs the digits of float32. With `pairs` it reads the
+        segments of pairs of texts.
         """
         base: Any = self.network.base_model
         if base.dtype != torch.float32:
             base = copy.deepcopy(base).float()
-        with _observable(base):
-            yield base
+        hook = read_segments(base, self.tokenizer, pairs)
+        try:
+            with _observable(base):
+                yield base
+        finally:
+            if hook is not None:
+                hook.remove()
 
     @contextmanager
     def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:

@@ -33,7 +33,7 @@ from attnmix.core.errors import InputError
 from attnmix.model import quiet
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
-from attnmix.runs.sentence import TextMeasurer
+from attnmix.runs.sentence import TextMeasurer, compile_maps
 
 MAX_BODY_BYTES = 200_000
 MAX_WAITING = 4  # texts, behind the one that is measured
@@ -181,7 +181,8 @@ def serve(checkpoints: Mapping[str, Path], name: str, listener: socket.socket) -
     print("loading the model ...", flush=True)
     with quiet():
         pages = Pages(TextMeasurer(checkpoints), Subject(name, origins=[f"The model is {name}."]))
-        pages.write(EXAMPLES[0])  # compiles what maps need, so that the first text does not wait for it
+        pages.write(EXAMPLES[0])  # compiles what a page needs, so that the first text does not wait for it
+        compile_maps()
         address, port = listener.getsockname()
         config = uvicorn.Config(
             application(pages, port), access_log=False, log_level="warning", lifespan="off", ws="none"

@@ -51,6 +51,8 @@ PLANTED = {
     "ALTI": "alti",
     "ALTI, no b_V": "alti, without_value_bias",
     "GlobEnc": "globenc",
+    "parts": "parts",
+    "parts, projected": "parts_projection",
     "derivative": "sum_of_norms",
     "its `norm_of_sum`": "norm_of_sum",
     "by covariance": "conditional_derivative",

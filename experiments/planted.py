@@ -25,6 +25,7 @@ from attnmix.core.names import LAYER_POINTS, PREACTIVATION
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.controls import SAME_PASS, ControlValues, attended, control_ratios
 from attnmix.measures.derivatives import FORMS, derivative_norms, document_chains, levels
+from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS, mixing_ratios
@@ -88,6 +89,7 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
     by_token |= matrix_scores(base, ids[:MEASURED], others_TT)
     freed = matrix_scores(planted_model(case.without_value_bias(), contents), ids[:MEASURED], others_TT)
     by_token |= {f"{name}, {BIAS}": score for name, score in freed.items() if name.startswith("alti")}
+    by_token |= parts_scores(case, base, ids[:MEASURED])
     by_token |= derivative_scores(case, base, ids[:DERIVED])
     by_token["conditional_derivative"] = conditional_derivative(output, x_BTD, others_TT)
     by_token["swap"] = swap_ratio(output, x_BTD, x_BTD.roll(1, 0), others_TT.bool())
@@ -151,6 +153,21 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
                 shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
         by_text.append(shares)
     return {name: torch.stack([shares[name] for shares in by_text]) for name in by_text[0]}
+
+
+def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
+    """Return the others' share `[B, T]` of a token's last vector by its parts from the input, by length and projection.
+
+    Of token i-2 the length is its part's in the sum of all lengths.
+    """
+    reader = PartsReader(base)
+    lengths, projections = [], []
+    for ids_T in ids_BT:
+        parts = {name: values[-1] for name, values in reader.read(_batch(ids_T[None])).items()}
+        from_others = (parts["length"] * case.others_TT).sum(-1)
+        lengths.append(_share(from_others, parts["length"].sum(-1)) if case.two_before else 1 - parts["own_share"])
+        projections.append((parts["projection"] * case.others_TT).sum(-1))
+    return {"parts": torch.stack(lengths), "parts_projection": torch.stack(projections)}
 
 
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:

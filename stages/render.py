@@ -104,13 +104,13 @@ def map_figures(run: Run, captured: CapturedTexts, figures: RenderParameters) ->
         arguments = (run.map("joint"), captured.encoder, run.figures / "joint", figures.formats)
         yield None, write_joint_pages, *arguments
     else:
-        logging.info("no pages of the joint map: umap.layouts does not hold joint")
+        logging.info("no pages of the joint map: umap.layouts does not hold joint, or its vectors are too few")
     plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
     if plane:
         yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
         yield run.figures / "residual", draw_residual, plane, run.map(plane), captured
     else:
-        logging.info("no animation and no residual stream: umap.layouts holds none of %s", ", ".join(ONE_PLANE))
+        logging.info("no animation and no residual stream: there is none of %s", ", ".join(ONE_PLANE))
     # The last one shows single points best.
     yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 

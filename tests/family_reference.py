@@ -505,6 +505,71 @@ def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up
     return part
 
 
+def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array | None) -> Array:
+    """The change of activation(up), or of activation(gate) * up, along a part of its inputs, by differences."""
+    step = 1e-6
+    if gate is None:
+        slope = (activation(total["up"] + step) - activation(total["up"] - step)) / (2 * step)
+        return slope * up
+    slope = (activation(total["gate"] + step) - activation(total["gate"] - step)) / (2 * step)
+    return slope * gate * total["up"] + activation(total["gate"]) * up
+
+
+def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> list[list[Array]]:
+    """Parts [token, width] of each level's vectors, of every source token and last of the biases."""
+    tokens = len(layers[0].x)
+
+    def normed(w: Weights, role: str, parts: list[Array], whole: Array) -> list[Array]:
+        parts = [w.norm_linear(role, part, whole) for part in parts]
+        return [*parts[:-1], parts[-1] + (w.arrays[role][1] if role in w.arrays else 0)]
+
+    def mapped(W: Array, parts: list[Array]) -> list[Array]:
+        return [part @ W[:-1] + W[-1] * (place == tokens) for place, part in enumerate(parts)]
+
+    def added(layer: ReferenceLayer, stream: list[Array]) -> list[Array]:
+        w = layer.weights
+        entering = normed(w, "feed_forward_norm", stream, sum(stream))
+        ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
+        totals = {role: sum(each) for role, each in ups.items()}
+        pairs = list(zip(ups["up"], ups.get("gate", [None] * len(entering)), strict=True))
+        if rule == "tangent":
+            inner = [tangent_part(w.activation, totals, *pair) for pair in pairs]
+            product = w.activation(totals["gate"]) * totals["up"] if "gate" in ups else w.activation(totals["up"])
+            inner[-1] = inner[-1] + product - sum(inner)
+        elif "gate" in ups:
+            inner = [gated_part(w.activation, totals, *pair) for pair in pairs]
+        else:
+            at_zero = w.activation(np.zeros_like(totals["up"]))
+            chord = (w.activation(totals["up"]) - at_zero) / totals["up"]
+            inner = [chord * part for part in ups["up"]]
+            inner[-1] = inner[-1] + at_zero
+        down = mapped(w.arrays["down"], inner)
+        return normed(w, "feed_forward_output_norm", down, sum(down))
+
+    parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
+    for j in range(tokens):
+        parts[j][j] = layers[0].x[j]
+    levels = [parts]
+    for layer in layers:
+        w, points = layer.weights, layer.points
+        given = []
+        for value in mapped(w.arrays["value"], normed(w, "input_norm", parts, layer.x)):
+            heads = np.repeat(value.reshape(tokens, -1, w.head_size), w.heads * w.head_size // value.shape[1], axis=1)
+            given.append(np.einsum("hij,jhd->ihd", layer.attention, heads).reshape(tokens, -1))
+        output = w.linear("out", points["attention_heads"])
+        given = normed(w, "attention_output_norm", mapped(w.arrays["out"], given), output)
+        residual = [part + each for part, each in zip(parts, given, strict=True)]
+        if layer.parallel:
+            stream, network = residual, added(layer, parts)
+        else:
+            stream = normed(w, "attention_norm", residual, points["attention_residual"])
+            network = added(layer, stream)
+        summed = [part + each for part, each in zip(stream, network, strict=True)]
+        parts = normed(w, "output_norm", summed, sum(summed))
+        levels.append(parts)
+    return levels
+
+
 def rolled(matrices: Sequence[Array]) -> Array:
     """R_l = A_l R_{l-1} of each layer."""
     products = [matrices[0]]

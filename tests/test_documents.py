@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 from families import FAMILIES
+from scipy import stats
 
 from docs import classifiers
 from docs.tables import DOCUMENTS, MARKED, results, tables
@@ -25,7 +26,7 @@ CHECKPOINTS = ("pretrained", "finetuned", CHANGE)
 ENDS = ["mean", "ci_low", "ci_high"]
 MEAN_COSINES = ("mean_cosine", "mean_cosine_same_class", "mean_cosine_other_class")
 EDITS = ("text_mean", "corpus_mean", "other_class")
-TEXT_MEAN, DONOR = "text's mean", "donor of the other class"
+DONOR = "donor of the other class"
 
 
 @cache
@@ -110,24 +111,65 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
     def scaled(factor: float, measure: str) -> float:
         return float(study("scaling", factor=factor, measure=measure, layer=6)["mean"])
 
+    def corpus_value(setting: str) -> pd.Series:
+        return study("layers", setting, measure=f"corpus_value {every.removeprefix('ratio ')}", checkpoint=CHANGE)
+
+    def better_constant() -> float:
+        """Return a bound on the mean agreement of the better of two constant answers, from its mean and interval.
+
+        A constant agrees with a share p of the reviews, the other one with 1 - p, and the mean of |p - 1/2| is at most
+        the root of its mean square.
+        """
+        constant = study("interventions", edit="no values", measure="same_class", extent="from", layer=4)
+        seeds = int(constant["seeds"])
+        half_width = constant["ci_high"] - constant["mean"]
+        deviation = half_width * np.sqrt(seeds) / stats.t.ppf(0.975, seeds - 1)
+        mean_square = (constant["mean"] - 0.5) ** 2 + deviation**2 * (seeds - 1) / seeds
+        return float(0.5 + np.sqrt(mean_square))
+
     permuted = "permuted labels"
     both = f"true labels minus {permuted}"
     difference, of_cls = (by_layers(f"ratio {RATIO}{tokens}", CHANGE, 6, both) for tokens in ("", " of [CLS]"))
-    last_layer = [100 * at(f"ratio {RATIO}", CHANGE, setting) for setting in ("true labels", permuted)]
     averages = [over_layers("before"), over_layers("after"), over_layers("after", permuted)]
+    of_class = f"{percent(*by_layers(share, 'after', 6)[ENDS])}"
+    of_class += f" {percent(abs(at(share, 'before')), at(share, 'after', permuted))}"
+    donor = study("interventions", edit=DONOR, measure="donors_class", extent="from", layer=4)
+    erased = study("interventions", edit="class erased from words", measure="same_class", extent="from", layer=4)
     sentences = [
-        f"1 {percent(*(each['mean'] for each in averages))} "
-        f"{last_layer[0]:+.0f} {last_layer[1]:+.0f} {change(difference)}",
-        f"2 {percent(*by_layers(share, 'after', 6)[ENDS])} {percent(abs(at(share, 'before')))} "
-        f"{percent(at(share, 'after', permuted), told('after'), told('before'))}",
-        f"3 4 6 {percent(kept(TEXT_MEAN), kept(DONOR, measure='donors_class'), kept('no values'))}",
+        f"1 {percent(*(each['mean'] for each in averages))} {change(over_layers(CHANGE, both))}",
+        f"2 {of_class}",
+        f"3 4 {percent(*donor[ENDS], better_constant(), *erased[ENDS])}",
     ]
-    assert_numbers("README.md", "1. Fine-tuning", "![The class", sentences)
     assert_numbers("docs/study/README.md", "1. Fine-tuning", "![The class", sentences)
+    default = {"method": RATIO, "weight": "token", "tokens_of": "all", "layer": "all"}
+    before, after, added = (
+        row(f"{PLOTS}measure/mixing_weighted.csv", checkpoint=each, **default) for each in CHECKPOINTS
+    )
+    rollouts = rows(f"{PLOTS}measure/derivatives.csv", quantity="from_input", layer=6).pivot(
+        index="method", columns="checkpoint", values="mean"
+    )
+    alti, value_zeroing = (rollouts.loc[f"{name}_rollout"] for name in ("alti", "value_zeroing"))
+    assert percent(value_zeroing["pretrained"]) == percent(value_zeroing["finetuned"])
+    read = [
+        f"1 {percent(before['mean'], after['mean'])} {change(added)} {after['documents']}",
+        f"2 {percent(alti['pretrained'], alti['finetuned'], value_zeroing['finetuned'])} 4 24 5 95",
+        f"3 {change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))}",
+        f"4 {of_class}",
+    ]
+    assert_numbers("README.md", "1. The mixing ratio", "![Mixing ratio", read)
     edges = ("[CLS] cut from others", "no values", "others cut from others", "others cut from [CLS]")
+    in_the_middle = [by_layers(f"ratio {RATIO}", CHANGE, layer, both)["mean"] for layer in (4, 5)]
+    lengths = [at("others' length", *which) for which in (("before",), ("after",), ("after", permuted))]
+    coherences = [at("coherence", *which) for which in (("before",), ("after",), ("after", permuted))]
+    assert lengths[2] / coherences[2] < lengths[0] / coherences[0]
+    cancelled = np.log(coherences[1] / coherences[0]) / np.log(lengths[1] / lengths[0])
     claims = [
         f"{change(over_layers(CHANGE))} {change(over_layers(CHANGE, permuted))} {change(over_layers(CHANGE, both))} 6 "
-        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} {change(of_cls)}",
+        f"{change(difference)} {difference['p']:.2f} {difference['p_holm']:.2f} 4 5 {points(*in_the_middle)} "
+        f"{change(of_cls)}",
+        f"{change(corpus_value('true labels'))} {change(corpus_value(permuted))}",
+        f"6 {lengths[0]:.1f} {lengths[1]:.1f} {decimals(*coherences[:2])} 8 {percent(cancelled)} {lengths[2]:.1f} "
+        f"{decimals(coherences[2])}",
         f"{100 * at('ratio attn_w', 'before'):.1f} {100 * at('ratio attn_w', 'after'):.1f}",
         percent(*(told("after", "lens: predicted", setting) for setting in ("true labels", permuted))),
         f"4 6 {percent(*map(kept, edges))}",
@@ -136,6 +178,7 @@ def test_findings_of_the_study_are_those_of_its_tables() -> None:
         f"{100 * scaled(1, 'ratio'):.1f} {100 * scaled(0, 'ratio'):.1f}",
     ]
     assert_numbers("docs/study/README.md", "- **How much of the rise", "## Settings", claims)
+    assert f"at most {percent(better_constant())} % on average" in committed("docs/study/README.md")
 
 
 def test_findings_of_the_default_run_are_those_of_its_tables() -> None:

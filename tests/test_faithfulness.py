@@ -22,7 +22,7 @@ from conftest import (
     write_tiny_bert,
 )
 from families import write_family
-from family_reference import gated_part, integrated, read, run_reference
+from family_reference import integrated, parts_from_input, read, run_reference
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification
 
@@ -82,39 +82,11 @@ def model(tiny_bert: Path) -> Any:
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
     """Return parts of a classifier's logits [token and last the biases, class], by source in float64."""
     name = model.config.model_type
-    layers, tokens = run_reference(name, model.base_model, ids).layers, len(ids)
-
-    def normed(w: Any, role: str, parts: list[Array], whole: Array) -> list[Array]:
-        parts = [w.norm_linear(role, part, whole) for part in parts]
-        return [*parts[:-1], parts[-1] + (w.arrays[role][1] if role in w.arrays else 0)]
+    parts = parts_from_input(run_reference(name, model.base_model, ids).layers)[-1]
 
     def mapped(W: Array, parts: list[Array]) -> list[Array]:
-        return [part @ W[:-1] + W[-1] * (place == tokens) for place, part in enumerate(parts)]
+        return [part @ W[:-1] + W[-1] * (place == len(ids)) for place, part in enumerate(parts)]
 
-    parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
-    for j in range(tokens):
-        parts[j][j] = layers[0].x[j]
-    for layer in layers:
-        w, points = layer.weights, layer.points
-        given = []
-        for value in mapped(w.arrays["value"], normed(w, "input_norm", parts, layer.x)):
-            heads = np.repeat(value.reshape(tokens, -1, w.head_size), w.heads * w.head_size // value.shape[1], axis=1)
-            given.append(np.einsum("hij,jhd->ihd", layer.attention, heads).reshape(tokens, -1))
-        output = w.linear("out", points["attention_heads"])
-        given = normed(w, "attention_output_norm", mapped(w.arrays["out"], given), output)
-        residual = [part + each for part, each in zip(parts, given, strict=True)]
-        stream = normed(w, "attention_norm", residual, points["attention_residual"])
-        entering = normed(w, "feed_forward_norm", stream, sum(stream))
-        ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
-        totals = {role: sum(each) for role, each in ups.items()}
-        if "gate" in ups:
-            inner = [gated_part(w.activation, totals, *pair) for pair in zip(*ups.values(), strict=True)]
-        else:
-            inner = [integrated(w.activation, totals["up"], part) for part in ups["up"]]
-        added = mapped(w.arrays["down"], inner)
-        added = normed(w, "feed_forward_output_norm", added, sum(added))
-        summed = [part + each for part, each in zip(stream, added, strict=True)]
-        parts = normed(w, "output_norm", summed, sum(summed))
     state = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
     if name == "bert":
         W_P, W_C = state["bert.pooler.dense.weight"].T, state["classifier.weight"].T
@@ -123,7 +95,10 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
         return np.array(mapped(np.vstack([W_C, state["classifier.bias"]]), inner))
     final = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma3_text": "model.norm"}[name]
     last = read(name, model.config, state, "", {"norm": final})
-    return np.array([part[-1] @ state["score.weight"].T for part in normed(last, "norm", parts, sum(parts))])
+    normed = [last.norm_linear("norm", part, sum(parts)) for part in parts]
+    if "norm" in last.arrays:
+        normed[-1] = normed[-1] + last.arrays["norm"][1]
+    return np.array([part[-1] @ state["score.weight"].T for part in normed])
 
 
 @pytest.mark.parametrize("name", DECOMPOSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,18 @@ import numpy as np
 import pytest
 import torch
 from families import each_family, write_family
-from family_reference import Reference, mixing_ratio, run_reference
+from family_reference import Reference, mixing_ratio, parts_from_input, run_reference
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import DECODER_INPUT, POINTS, Site
+from attnmix.measures import input_parts
 from attnmix.measures.batches import BatchMeasurer, DocumentMeasures
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS, random_base
 from attnmix.measures.derivatives import derivative_norms, document_chains
 from attnmix.measures.documents import Document
 from attnmix.measures.identities import IDENTITIES
+from attnmix.measures.input_parts import RULES, PartsReader
 from attnmix.measures.layers import run_layers
 from attnmix.measures.matrices import LAYER_MATRICES
 from attnmix.measures.ratios import RATIOS
@@ -191,6 +194,37 @@ def test_matrices_follow_their_definition(
             np.testing.assert_allclose(array, matrix, atol=1e-5, rtol=1e-5, err_msg=name)
         with_bias, without_bias = (values[name][number] for name in ("value_zeroing", "value_zeroing_without_bias"))
         assert torch.equal(with_bias, without_bias) != layer.value_bias.any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_parts_from_the_input_follow_their_definition_and_sum_to_every_vector(
+    base: Any, texts: list[list[int]], references: list[Reference], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = 2 if len(families.family_of(base.config).stacks) == 2 else len(references[1].layers)
+    ids, reference = texts[1], references[1].layers[:layers]  # of two stacks the encoder
+    batch = padded([ids], base.config.pad_token_id or 0, base.device)
+    double = copy.deepcopy(base).double()
+    parts = PartsReader(double, rule).read(batch)
+    levels = np.array(parts_from_input(reference, rule))  # [levels, parts, tokens, width]
+    vectors = np.stack([reference[0].x, *(layer.points["layer_output"] for layer in reference)])
+    close(levels.sum(1), vectors, "sum of the reference")
+    tokens = range(len(ids))
+    own = levels[:, tokens, tokens]
+    others = levels[:, :-1].sum(1) - own
+    squares = np.square(vectors).sum(-1)
+    close(parts["length"].numpy(), np.linalg.norm(levels[:, :-1], axis=-1).swapaxes(1, 2), "lengths")
+    close(parts["own"].numpy(), np.linalg.norm(own, axis=-1), "own")
+    close(parts["others"].numpy(), np.linalg.norm(others, axis=-1), "others")
+    close(parts["biases"].numpy(), np.linalg.norm(levels[:, -1], axis=-1), "biases")
+    projections = np.einsum("kjtd,ktd->ktj", levels, vectors) / squares[..., None]
+    close(parts["projection"].numpy(), projections[..., :-1], "projections")
+    close(parts["bias_projection"].numpy(), projections[..., -1], "projections of the biases")
+    by_rows = PartsReader(double, rule).read_rows(batch, [3, 0])
+    close(by_rows["projection"].numpy(), projections[:, [3, 0], :-1], "tokens by backward passes")
+    close(by_rows["bias_projection"].numpy(), projections[:, [3, 0], -1], "their biases")
+    monkeypatch.setattr(input_parts, "BLOCK_NUMBERS", 2 * len(ids) * 40)  # two or three sources a block
+    in_blocks = PartsReader(double, rule).read(batch)
+    torch.testing.assert_close(in_blocks, parts, equal_nan=True)
 
 
 def test_derivatives_are_autograds(base: Any, texts: list[list[int]]) -> None:

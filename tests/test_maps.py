@@ -24,7 +24,7 @@ from attnmix.arithmetic.settings import SETTINGS
 from attnmix.core.errors import InputError
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, METRIC_NAMES, Site
 from attnmix.figures.labels import MAP_MEASURES
-from attnmix.maps.aligned import ties
+from attnmix.maps.aligned import ties, ties_of_places
 from attnmix.maps.layouts import (
     METRICS,
     N_EPOCHS,
@@ -35,6 +35,7 @@ from attnmix.maps.layouts import (
     neighbourhood,
     neighbours,
     principal_components,
+    two_components,
 )
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import MOVEMENT_COLUMNS, WITHIN, score_layout, scores, stability
@@ -332,25 +333,73 @@ def test_heads_alone_are_scored_within_points_alone() -> None:
     assert whole[list(WITHIN.values())].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 16, "equal", "repeated"])
-def test_few_tokens_and_equal_vectors_give_every_layout(workspace: Workspace, tokens: int | str) -> None:
-    workspace(umap={"stability_seeds": [3]})
-    number = tokens if isinstance(tokens, int) else 40
-    write_stores(number)
-    if isinstance(tokens, str):
-        drawn = np.random.default_rng(0).normal(size=(4, 20))
-        block = np.ones((40, 20)) if tokens == "equal" else np.repeat(drawn, 10, axis=0)
-        store.write_unit(store.open_to_write(ACTIVATIONS, SITES[1]), slice(0, 40), block.astype(np.float16))
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 19])
+def test_of_fewer_than_twenty_tokens_there_are_principal_components_alone(workspace: Workspace, tokens: int) -> None:
+    workspace(umap={"layouts": ["joint", "aligned", "separate"], "stability_seeds": [3]})
+    write_stores(tokens)
     reduce.main(read_parameters())
     run = Run(Path())
-    for layout in LAYOUTS:
-        places = run.map(layout)[["x", "y"]].to_numpy()
-        assert places.shape == (len(SITES) * number, 2)
-        assert np.isfinite(places).all()
-    assert (run.metrics("reduce")["separate"]["trustworthiness"] is None) == (number < 3)
-    quality = run.map_quality
-    values = quality[(quality["layout"] != "joint") & (quality["point"] == SITES[1].point)]["value"]
-    assert values.isna().all() == (number < 3 or tokens == "equal")
+    assert run.layouts == ["pca"]
+    places = run.map("pca")[["x", "y"]].to_numpy()
+    assert places.shape == (len(SITES) * tokens, 2)
+    assert np.isfinite(places).all()
+    assert list(run.metrics("reduce")) == ["pca"]
+    assert (run.metrics("reduce")["pca"]["trustworthiness"] is None) == (tokens < 3)
+
+
+@pytest.mark.parametrize("different", [1, 4, 25])
+def test_equal_vectors_are_in_one_place_of_every_layout(workspace: Workspace, different: int) -> None:
+    workspace(umap={"layouts": ["joint", "aligned", "separate"], "stability_seeds": [3]})
+    write_stores(40)
+    number_T = np.arange(40) * 7 % different
+    drawn = np.random.default_rng(0).normal(size=(different, 20)).astype(np.float16)
+    store.write_unit(store.open_to_write(ACTIVATIONS, SITES[1]), slice(0, 40), drawn[number_T])
+    reduce.main(read_parameters())
+    run = Run(Path())
+    assert run.layouts == (["joint", "aligned", "separate"] if different == 25 else list(LAYOUTS))
+    for layout in run.layouts:
+        places = {site: table[["x", "y"]].to_numpy() for site, table in run.map(layout).groupby(["layer", "point"])}
+        assert (tuple(SITES[1]) in places) == (different == 25 or layout in ("joint", "pca"))
+        for site, xy in places.items():
+            assert np.isfinite(xy).all()
+            equal = number_T if site == SITES[1] else np.arange(40)
+            assert len(np.unique(xy, axis=0)) == equal.max() + 1
+            assert all(len(np.unique(xy[equal == each], axis=0)) == 1 for each in range(equal.max() + 1))
+    kept = run.map_quality.query("measure == 'neighbours_kept' and layout == 'separate' and layer.notna()")
+    assert kept["value"].mean() > kept["chance"].mean() + 0.1
+
+
+def test_more_neighbours_than_vectors_are_one_error_before_any_map(workspace: Workspace) -> None:
+    workspace(umap={"n_neighbors": 40})
+    write_stores(40)
+    with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 of 40 vectors; allowed: 2 to 39$"):
+        reduce.main(read_parameters())
+
+
+@pytest.mark.parametrize(("vectors", "width"), [(5, 50_000), (200_000, 8), (40, 1), (30, 30), (2, 7), (1, 3)])
+def test_principal_components_are_found_on_the_smaller_side(vectors: int, width: int) -> None:
+    x_ND = np.random.default_rng(0).normal(size=(vectors, width)) * np.linspace(3, 1, width)
+    found = two_components(x_ND)
+    centred = x_ND - x_ND.mean(axis=0)
+    _, strengths, directions = np.linalg.svd(centred, full_matrices=False)
+    for axis in range(2):
+        expected = np.zeros(vectors)
+        if axis < len(strengths) and strengths[axis] > 1e-6:
+            largest = directions[axis, np.argmax(np.abs(directions[axis]))]
+            expected = centred @ directions[axis] * np.sign(largest)
+        np.testing.assert_allclose(found[:, axis], expected, atol=1e-6 * max(strengths[0], 1))
+
+
+def test_ties_of_equal_vectors_are_the_mean_over_their_tokens() -> None:
+    strength = np.zeros((7, 3, 4))
+    strength[4, 0], strength[2, 1] = [1, 2, 3, 0], [1, 2, 3, 0]  # the first point to the second, and back
+    strength[5, 0] = [4, 4, 4, 4]  # the first to the third
+    places = [np.array([0, 0, 1, 1]), np.array([2, 3, 4, 5]), np.array([6, 6, 6, 6])]
+    expected = np.zeros((7, 7))
+    expected[0, [2, 3, 6]] = [0.5, 1, 4]
+    expected[1, [4, 6]] = [1.5, 4]
+    expected[2, 0], expected[3, 0], expected[4, 1] = 1, 2, 3
+    np.testing.assert_array_equal(ties_of_places(strength.reshape(7, -1), places).toarray(), expected)
 
 
 def outputs() -> dict[str, bytes]:

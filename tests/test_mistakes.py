@@ -58,6 +58,15 @@ def test_every_default_is_the_value_in_the_shipped_file() -> None:
         ("capture.documents", [3, 3], ["capture.documents", "more than once"]),
         ("capture.texts", ["a", "\u200b\u0301\x00"], ["capture.texts[1]", "the text is empty"]),
         ("capture.texts", ["a", "b\x00c"], ["capture.texts[1]", "NUL character"]),
+        *(
+            (
+                "capture.texts",
+                ["a", each],
+                [f"capture.texts[1]: {each!r} is not allowed: give a text, or a list of two"],
+            )
+            for each in (None, float("nan"), 3, True, [], ["a", "b", "c"], ["a", None])
+        ),
+        ("capture.texts", [["a", " "]], ["capture.texts[0]", "the text is empty"]),
         ("capture.texts", [["a"]], ["capture.texts[0]: ['a'] is not allowed: give a text, or a list of two"]),
         ("capture.points", ["attention_nrom"], ["capture.points[0]: 'attention_nrom'", "allowed: word_embedding"]),
         ("capture.store", "s4://bucket/run", ["capture.store", "fsspec knows no file system s4://"]),

@@ -183,6 +183,8 @@ FOOLED = {
     "alti": {"pre_ln_stream", "taken_away", *CONSTANTS},
     "alti, without_value_bias": {"constant_sink", "pre_ln_stream", "taken_away"},
     "globenc": {"sources_cancel", "pre_ln_stream", "taken_away", *CONSTANTS},
+    "parts": {"sources_cancel", "constant_sink", "pre_ln_stream"},
+    "parts_projection": {"constant_sink", "pre_ln_stream"},
     "norm_of_sum": {"sources_cancel", "null_sink", "constant_sink"},
     "conditional_derivative": {"one_hop_twice"},
     "swap": {"sources_cancel"},

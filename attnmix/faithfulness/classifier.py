@@ -23,10 +23,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import LAYER_POINTS, PREACTIVATION
+from attnmix.core.selections import check_range
 from attnmix.interventions import Edit, edited_attention
-from attnmix.measures.layers import AfterAttention, LayerPass, map_layers, run_layers, slopes, value_map
+from attnmix.measures.input_parts import embedding_parts, mapped, normed, through_layer
+from attnmix.measures.layers import LayerPass, map_layers, run_layers, slopes, value_map
 from attnmix.measures.weights import Linear as Affine
-from attnmix.measures.weights import Norm, linear_weights, norm_of
+from attnmix.measures.weights import linear_weights, norm_of
 from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
 from attnmix.models.checkpoint import load_config, load_tokenizer
@@ -94,11 +96,12 @@ class Classifier:
                 inputs = padded([texts[row] for row in rows], self.tokenizer.pad_token_id, self.model.device)
                 edit = edits and edits(rows, inputs["attention_mask"])
                 with edited_attention(self.base, edit) if edit else nullcontext():
-                    logits[rows] = self.model(**inputs).logits.double().cpu()
+                    logits[rows] = self.model(**inputs).logits.cpu().double()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
         """Return the derivatives of the logit of the class `label` in one text."""
+        check_range("label: class", [label], range(int(self.model.config.num_labels or 0)))
         vectors: list[Tensor] = []
         words = self.base.get_submodule(self.family.word_embedding)
         with ExitStack() as hooks:
@@ -172,15 +175,12 @@ class Decomposition:
         """Move on through one layer."""
         x_TD = layer_pass.x
         if layer_pass.call.number == 1:
-            tokens = torch.arange(len(x_TD), device=x_TD.device)
-            self.parts_JTD = x_TD.new_zeros(len(tokens) + 1, *x_TD.shape)
-            self.parts_JTD[tokens, tokens] = x_TD
-        entering_JTD = _normed(layer_pass.block.input_norm, self.parts_JTD, x_TD)
-        value_JTE = _affine(self.values[layer_pass.call.number - 1], entering_JTD)
+            self.parts_JTD = embedding_parts(x_TD)
+        values = self.values[layer_pass.call.number - 1]
         rows = range(len(x_TD)) if layer_pass.call.number < len(self.values) else range(self.read, self.read + 1)
         size = max(1, BLOCK_NUMBERS // (len(self.parts_JTD) * layer_pass.features[PREACTIVATION].shape[-1]))
         blocks = [rows[start : start + size] for start in range(0, len(rows), size)]
-        parts = [_through_layer(layer_pass, self.parts_JTD, value_JTE, slice(b.start, b.stop)) for b in blocks]
+        parts = [through_layer(layer_pass, values, self.parts_JTD, slice(b.start, b.stop)) for b in blocks]
         self.parts_JTD = torch.cat(parts, 1)
         self.whole_D = layer_pass.features["layer_output"][self.read]
 
@@ -192,18 +192,18 @@ class Decomposition:
         parts_JD, whole_D = self.parts_JTD[:, 0], self.whole_D
         stack, base = self.classifier.family.stacks[0], self.classifier.base
         for module in optional_modules(base, filter(None, [stack.final_norm])):
-            parts_JD = _normed(norm_of(module, whole_D), parts_JD, whole_D)
+            parts_JD = normed(norm_of(module, whole_D), parts_JD, whole_D)
             whole_D = module(whole_D)
         ends = [call.rows_at(self.read) for call in calls]
         linear = 1 <= len(calls) <= 2 and ends[0][0].shape == whole_D.shape and torch.allclose(ends[0][0], whole_D)
         if not linear or not torch.equal(ends[-1][1], logits_C):
             return None
-        parts_JD = _affine(linear_weights(calls[0].module), parts_JD)
+        parts_JD = mapped(linear_weights(calls[0].module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, calls[0].module, calls[1].module)
             parts_JD = parts_JD * slopes(between, ends[0][1], ends[1][0])
             parts_JD[-1] += between(parts_JD.new_zeros(1))
-            parts_JD = _affine(linear_weights(calls[1].module), parts_JD)
+            parts_JD = mapped(linear_weights(calls[1].module), parts_JD)
         error = float((parts_JD.sum(0) - logits_C).abs().max() / logits_C.abs().max().clamp_min(1e-30))
         if not error <= TOLERANCE:
             raise InputError(
@@ -212,33 +212,3 @@ class Decomposition:
                 "attnmix/models/families.yaml does not hold for this model"
             )
         return parts_JD
-
-
-def _affine(affine: Affine, parts: Tensor) -> Tensor:
-    """Return the parts `[J, ..., out]` after an affine map, whose bias joins the other biases."""
-    mapped = parts @ affine.W
-    mapped[-1] += affine.b
-    return mapped
-
-
-def _normed(norm: Norm, parts: Tensor, whole: Tensor) -> Tensor:
-    """Return the parts `[J, ..., D]` of `whole` after a norm, whose beta joins the biases."""
-    normed = norm.part(parts, whole)
-    if not norm.absent:
-        normed[-1] += norm.beta
-    return normed
-
-
-def _through_layer(layer_pass: LayerPass, parts_JTD: Tensor, value_JTE: Tensor, rows: slice) -> Tensor:
-    """Return the parts `[J, R, D]` of what leaves a layer at the tokens `rows`, from those of its input and values."""
-    block, weights_HRT = layer_pass.block, layer_pass.attention.weights(rows)
-    heads_JHTd = value_JTE.unflatten(-1, (len(weights_HRT), -1)).transpose(1, 2)
-    mixed_JRE = (weights_HRT @ heads_JHTd).transpose(1, 2).flatten(-2)
-    projected_JRD = _affine(block.output, mixed_JRE)
-    residual_JRD = _normed(block.attention_output_norm, projected_JRD, layer_pass.projected[rows]) + parts_JTD[:, rows]
-    rest = AfterAttention(block, layer_pass.residual[rows], None, layer_pass.features[PREACTIVATION][rows])
-    stream_JRD = rest.stream(residual_JRD)
-    stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
-    summed_JRD = stream_JRD + rest.added(stream_JRD)
-    summed_JRD[-1] = stream_JRD[-1] + rest.added_with_biases(stream_JRD[-1])
-    return _normed(block.output_norm, summed_JRD, summed_JRD.sum(0))

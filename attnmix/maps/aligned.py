@@ -9,6 +9,7 @@ the first time); mean trustworthiness is 0.835 here and 0.834 there, continuity 
 
 # numba infers the types of compiled functions, which mypy's strict mode cannot see: hence `type: ignore` below.
 from collections.abc import Sequence
+from itertools import pairwise, permutations
 
 import numba
 import numpy as np
@@ -28,16 +29,23 @@ Graph = scipy.sparse.csr_matrix
 
 
 def fit_aligned(
-    graphs: Sequence[Graph], starts: Sequence[Coordinates], curve: tuple[float, float], n_epochs: int, seed: int
+    graphs: Sequence[Graph],
+    starts: Sequence[Coordinates],
+    numbers: Sequence[npt.NDArray[np.int64]],
+    strength: npt.NDArray[np.float64],
+    curve: tuple[float, float],
+    n_epochs: int,
+    seed: int,
 ) -> list[Coordinates]:
     """Return coordinates `[tokens, 2]` at each point.
 
-    `graphs` are the points' weighted neighbour graphs, `curve` is umap-learn's a and b for `min_dist`.
+    `graphs` and `starts` are of the vectors that differ at a point; `numbers` holds which of them each token has.
+    `strength` is what `ties` returns, `curve` umap-learn's a and b for `min_dist`.
     """
     turned = [starts[0]]
-    for start in starts[1:]:
-        rotation, _ = orthogonal_procrustes(start, turned[-1])
-        turned.append((start @ rotation).astype(np.float32))
+    for before, after in pairwise(range(len(starts))):
+        rotation, _ = orthogonal_procrustes(starts[after][numbers[after]], turned[before][numbers[before]])
+        turned.append((starts[after] @ rotation).astype(np.float32))
     xy = np.ascontiguousarray(np.concatenate(turned))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
@@ -45,13 +53,20 @@ def fit_aligned(
     heads, tails = (ends[sampled].astype(np.int64) for ends in edges.coords)
     limits = np.iinfo(np.int32)
     state = np.random.RandomState(seed).randint(limits.min + 1, limits.max - 1, 3).astype(np.int64)
-    _run_epochs(xy, heads, tails, epochs_per_sample[sampled], ties(graphs), len(starts[0]), *curve, n_epochs, state)
-    return np.split(xy, len(starts))
+    sizes = np.array([len(start) for start in starts])
+    firsts = np.cumsum(sizes) - sizes
+    pulls = ties_of_places(strength, [first + each for first, each in zip(firsts, numbers, strict=True)])
+    negatives = np.repeat(firsts, sizes), np.repeat(sizes, sizes)
+    ties_by_place = pulls.indptr.astype(np.int64), pulls.indices.astype(np.int64), pulls.data
+    _run_epochs(xy, heads, tails, epochs_per_sample[sampled], *ties_by_place, *negatives, *curve, n_epochs, state)
+    places = np.split(xy, firsts[1:])
+    return [each[number] for each, number in zip(places, numbers, strict=True)]
 
 
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     """Return how strongly each token is tied to itself `offset - WINDOW` points on, `[offsets, points * tokens]`.
 
+    `graphs` `[tokens, tokens]` are the points' weighted neighbour graphs.
     The Jaccard similarity of the token's neighbours at both points, falling off with their distance.
     """
     near = [(graph > 0).astype(np.float64) for graph in graphs]
@@ -67,21 +82,46 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     return strength.reshape(2 * WINDOW + 1, -1)
 
 
+def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
+    """Return how strongly each place is tied to others `[places, places]`, sorted: the mean over the tokens in it.
+
+    `places` are those of the tokens at each point; equal vectors are in one.
+    """
+    tokens = np.bincount(np.concatenate(places))
+    by_offset = strength.reshape(len(strength), len(places), -1)
+    rows, columns, values = [], [], []
+    for point, other in permutations(range(len(places)), 2):
+        if abs(other - point) <= WINDOW:
+            tied = by_offset[WINDOW + other - point, point]
+            rows.append(places[point][tied > 0])
+            columns.append(places[other][tied > 0])
+            values.append(tied[tied > 0] / tokens[rows[-1]])
+    if not rows:
+        return scipy.sparse.csr_matrix((len(tokens), len(tokens)))
+    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
+    pulls = scipy.sparse.coo_matrix(entries, shape=(len(tokens), len(tokens))).tocsr()  # sums what is twice
+    pulls.sort_indices()
+    return pulls
+
+
 @numba.njit(inline="always")
-def _pull(xy, strength, place, axis, tokens):  # type: ignore[no-untyped-def]
+def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
     """Return how far `place` is from its places at the points around, along an axis, weighted by the ties."""
     distance = 0.0
-    for offset in range(strength.shape[0]):
-        if strength[offset, place] > 0:
-            distance += strength[offset, place] * (xy[place, axis] - xy[place + (offset - WINDOW) * tokens, axis])
+    for tie in range(tie_ends[place], tie_ends[place + 1]):
+        distance += strengths[tie] * (xy[place, axis] - xy[others[tie], axis])
     return distance
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
 def _run_epochs(  # type: ignore[no-untyped-def]
-    xy, heads, tails, epochs_per_sample, strength, tokens, a, b, n_epochs, state
+    xy, heads, tails, epochs_per_sample, tie_ends, others, strengths, firsts, sizes, a, b, n_epochs, state
 ):
-    """Move `xy` `[points * tokens, 2]` by stochastic gradient descent; `heads` and `tails` are `[edges]`."""
+    """Move `xy` `[places, 2]` by stochastic gradient descent; `heads` and `tails` are `[edges]`.
+
+    The ties of a place end where those of the next begin, in `tie_ends`. `firsts` and `sizes` `[places]` are the first
+    place at the same point, and the number of places there, from which negative samples are drawn.
+    """
     next_sample = epochs_per_sample.copy()
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES
     next_negative = epochs_per_negative.copy()
@@ -95,13 +135,14 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             force = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):
                 move = clip(force * (xy[head, axis] - xy[tail, axis]))
-                xy[head, axis] += clip(move - (1 + NEGATIVE_SAMPLES) * _pull(xy, strength, head, axis, tokens)) * rate
-                xy[tail, axis] -= clip(move + _pull(xy, strength, tail, axis, tokens)) * rate
+                head_pull = (1 + NEGATIVE_SAMPLES) * _pull(xy, tie_ends, others, strengths, head, axis)
+                xy[head, axis] += clip(move - head_pull) * rate
+                tail_pull = _pull(xy, tie_ends, others, strengths, tail, axis)
+                xy[tail, axis] -= clip(move + tail_pull) * rate
             next_sample[edge] += epochs_per_sample[edge]
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])
-            first = head - head % tokens  # of the tokens of this point
             for _ in range(negatives):
-                other = first + tau_rand_int(state) % tokens
+                other = firsts[head] + tau_rand_int(state) % sizes[head]
                 squared = rdist(xy[head], xy[other])
                 if squared > 0.0:
                     force = 2.0 * b / ((0.001 + squared) * (a * pow(squared, b) + 1.0))

@@ -4,7 +4,7 @@
 (`attnmix.maps.aligned`); `pca` has the two principal components of each, the same with any seed. umap-learn's functions
 are called instead of `umap.UMAP`, which would build the neighbour graph again for every seed; the maps are the same,
 bit for bit (tested). All maps start from principal components: umap-learn's own start calls SciPy's `eigsh` without a
-seed.
+seed. Equal vectors are laid out once, and have one place: umap-learn would spread copies over a disc.
 """
 
 import threading
@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import umap.layouts
+from scipy.sparse import csr_matrix, identity
 from scipy.special import softmax
 from sklearn import config_context
 from sklearn.decomposition import PCA
@@ -23,13 +24,14 @@ from sklearn.preprocessing import normalize
 from umap import umap_
 
 from attnmix.core.names import Site
-from attnmix.core.settings import UmapParameters
-from attnmix.maps.aligned import Coordinates, Graph, fit_aligned
+from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
+from attnmix.maps.aligned import Coordinates, Graph, fit_aligned, ties
 from attnmix.maps.parallel import in_parallel
+from attnmix.maps.vectors import Numbers, Vectors, distinct_rows
 
 MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, half a minute of compilation included
 MIN_RELATIVE_DISTANCE = 1e-6  # of a vector's length; smaller distances are rounding of the matrix product
-MIN_VECTORS = 4  # fewer have no neighbourhoods to keep
+MIN_STRENGTH = 1e-12  # of the largest eigenvalue; smaller ones are rounding
 N_EPOCHS = 200
 START_EXTENT, START_NOISE = 10.0, 1e-4  # umap-learn's own: the start's size to each side of the middle, noise on it
 
@@ -42,7 +44,6 @@ umap_.smooth_knn_dist.enable_caching()
 umap_.compute_membership_strengths.enable_caching()
 _NUMBA_LOCK = threading.Lock()  # only one of our threads at a time may use numba's own threads
 
-Vectors = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 Maps = Mapping[int, Mapping[Site, Coordinates]]
@@ -111,51 +112,76 @@ def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indic
     return indices[~itself].reshape(-1, k), distances[~itself].reshape(-1, k).astype(np.float64)
 
 
-def _have_neighbourhoods(vectors: Vectors) -> bool:
-    return len(vectors) >= MIN_VECTORS and bool((vectors != vectors[0]).any())
+def two_components(x_ND: Doubles) -> Doubles:
+    """Return the two principal components `[vectors, 2]`; in each direction the number of the largest size is positive.
+
+    Of the covariance `[hidden, hidden]` or of the products of the vectors `[vectors, vectors]`, whichever is smaller.
+    """
+    vectors, width = x_ND.shape
+    if vectors >= width > 1:
+        return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))
+    centred_ND = x_ND - x_ND.mean(axis=0)
+    strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
+    components = np.zeros((vectors, 2))
+    for axis in range(min(vectors, 2)):
+        strength, left_N = strengths_N[-1 - axis], left_NN[:, -1 - axis]
+        if strength > MIN_STRENGTH * strengths_N[-1]:
+            direction_D = left_N @ centred_ND
+            sign = np.sign(direction_D[np.argmax(np.abs(direction_D))])
+            components[:, axis] = left_N * (sign * np.sqrt(strength))
+    return components
 
 
 def principal_components(vectors: Vectors, metric: str) -> Coordinates:
     """Return the two principal components `[vectors, 2]` of what `metric` compares, scaled to one extent.
 
-    In each direction the number of the largest size is positive. Vectors without neighbourhoods lie on a line.
+    Equal vectors have one place; where all are equal, it is the origin.
     """
-    if not _have_neighbourhoods(vectors):
-        return np.stack([np.arange(len(vectors)), np.zeros(len(vectors))], axis=1).astype(np.float32)
-    components = PCA(2, svd_solver="covariance_eigh").fit_transform(METRICS[metric].prepared(vectors))
-    return np.asarray(components * (START_EXTENT / np.abs(components).max()))
+    first, numbers = distinct_rows(vectors)
+    if len(first) == 1:
+        return np.zeros((len(vectors), 2), np.float32)
+    components = two_components(METRICS[metric].prepared(vectors))
+    extent = np.abs(components).max()  # 0 for vectors that differ, but not by the metric
+    return np.asarray(components * (START_EXTENT / extent if extent > 0 else 0))[first][numbers]
 
 
 class Neighbourhood(NamedTuple):
-    """The neighbours and the start that maps of the same vectors share, whatever their seed."""
+    """The neighbours and the start that maps of the same vectors share, whatever their seed; equal vectors are one."""
 
-    graph: Graph | None
-    """The weighted neighbour graph `[vectors, vectors]` that `umap.UMAP` keeps as `graph_`; None without one."""
+    graph: Graph
+    """The weighted neighbour graph `[distinct, distinct]` that `umap.UMAP` keeps as `graph_`."""
     places: Coordinates
-    """The two principal components `[vectors, 2]`, from which maps start; places on a line without a graph."""
+    """The two principal components `[distinct, 2]`, from which maps start."""
+    numbers: Numbers
+    """For each vector the number of its equal among those that differ."""
 
     def start(self, seed: int) -> Coordinates:
-        """Return where a map starts, `[vectors, 2]`: the principal components, with a little noise."""
+        """Return where a map starts, `[distinct, 2]`: the principal components, with a little noise."""
         noise = np.random.RandomState(seed).normal(scale=START_NOISE, size=self.places.shape)
         return np.asarray(self.places + noise, dtype=np.float32)
 
+    def between_vectors(self) -> Graph:
+        """Return the graph `[vectors, vectors]`, in which equal vectors are neighbours and have the same others."""
+        vectors = len(self.numbers)
+        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
+        return csr_matrix(member @ self.graph @ member.T + member @ member.T - identity(vectors))
+
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
-    """Return the neighbour graph and the start of maps of `vectors`; no graph of fewer than four and of equal ones.
+    """Return the neighbour graph and the start of maps of `vectors`, of which more than two differ.
 
     Each of fewer vectors than `n_neighbors` is a neighbour of all others. `seed` is that of an approximate search.
     """
-    places = principal_components(vectors, metric)
-    if not _have_neighbourhoods(vectors):
-        return Neighbourhood(None, places)
-    k = min(n_neighbors, len(vectors) - 1)  # each vector counts among its own
-    others, distances = neighbours(vectors, k - 1, metric, seed)
-    indices = np.column_stack([np.arange(len(vectors)), others])
+    first, numbers = distinct_rows(vectors)
+    distinct = vectors[first]
+    k = min(n_neighbors, len(distinct) - 1)  # each vector counts among its own
+    others, distances = neighbours(distinct, k - 1, metric, seed)
+    indices = np.column_stack([np.arange(len(distinct)), others])
     distances = np.pad(distances, ((0, 0), (1, 0)))
     with _NUMBA_LOCK:
         numba.set_num_threads(1)  # several would sum in another order
-        graph, _, _ = umap_.fuzzy_simplicial_set(vectors, k, None, metric, {}, indices, distances)
-    return Neighbourhood(graph.tocsr(), places)
+        graph, _, _ = umap_.fuzzy_simplicial_set(distinct, k, None, metric, {}, indices, distances)
+    return Neighbourhood(graph.tocsr(), principal_components(distinct, metric), numbers)
 
 
 def fit_map(
@@ -166,32 +192,43 @@ def fit_map(
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
-    """Return coordinates `[vectors, 2]` of one map; on a line, in order, without a graph."""
-    if near.graph is None:
-        return near.places
+    """Return coordinates `[vectors, 2]` of one map."""
     # Of a copy, as umap-learn removes weak edges in place. It looks at vectors and metric for starts of its own only.
     xy, _ = umap_.simplicial_set_embedding(
         None, near.graph.copy(), 2, 1.0, *umap_.find_ab_params(1.0, min_dist), 1.0, 5, N_EPOCHS, near.start(seed),
         np.random.RandomState(seed), None, {}, False, {}, False,
     )  # fmt: skip
-    return np.asarray(xy, dtype=np.float32)
+    return np.asarray(xy, dtype=np.float32)[near.numbers]
 
 
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
-    """Return coordinates `[tokens, 2]` at each point; one without a graph is laid on a line and tied to none."""
-    graphs = [each.graph for each in near if each.graph is not None]
-    if not graphs:
-        return [each.places for each in near]
+    """Return coordinates `[tokens, 2]` at each point."""
     a, b = map(float, umap_.find_ab_params(1.0, min_dist))
-    starts = [each.start(seed) for each in near if each.graph is not None]
-    fitted = iter(fit_aligned(graphs, starts, (a, b), N_EPOCHS, seed))
-    return [each.places if each.graph is None else next(fitted) for each in near]
+    strength = ties([each.between_vectors() for each in near])
+    starts, numbers = [each.start(seed) for each in near], [each.numbers for each in near]
+    return fit_aligned([each.graph for each in near], starts, numbers, strength, (a, b), N_EPOCHS, seed)
+
+
+def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:
+    """Return the points whose vectors `[tokens, width]` a layout can show: all, but for what is too little for UMAP.
+
+    UMAP needs `MIN_UMAP_VECTORS` tokens, and at a point that it lays out alone as many vectors that differ, and more
+    than `n_neighbors`.
+    """
+    if layout == "pca" or not vectors:
+        return dict(vectors)
+    if min(map(len, vectors.values())) < MIN_UMAP_VECTORS:
+        return {}
+    needed = max(MIN_UMAP_VECTORS, settings.n_neighbors + 1)
+    if layout == "joint":
+        return dict(vectors) if len(distinct_rows(np.concatenate(list(vectors.values())))[0]) >= needed else {}
+    return {site: each for site, each in vectors.items() if len(distinct_rows(each)[0]) >= needed}
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
     """Return a map for each seed, `seed` first, of each point's vectors `[tokens, width]`; `pca` is one for all seeds.
 
-    Only `separate` and `pca` take vectors of several widths.
+    `vectors` are what `points_for` returns. Only `separate` and `pca` take vectors of several widths.
     """
     if layout == "pca":
         components = in_parallel(principal_components, [(each, settings.metric) for each in vectors.values()], "pca")

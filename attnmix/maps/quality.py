@@ -15,7 +15,6 @@ import pandas as pd
 import scipy.spatial.distance
 from scipy.spatial import procrustes
 from scipy.stats import rankdata
-from sklearn.decomposition import PCA
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import pairwise_distances
 from sklearn.random_projection import GaussianRandomProjection
@@ -24,8 +23,9 @@ from attnmix.core.names import OWN_BASIS, Site, layer_input
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, LEVEL, partial_correlation, rank_correlation, resample
 from attnmix.data.draw import stratified_draw
 from attnmix.maps.aligned import Coordinates
-from attnmix.maps.layouts import METRICS, Doubles, Indices, Maps, Vectors, neighbours
+from attnmix.maps.layouts import METRICS, Doubles, Indices, Maps, neighbours, two_components
 from attnmix.maps.parallel import in_parallel
+from attnmix.maps.vectors import Vectors, distinct_rows
 from attnmix.measures.ratios import RATIOS
 
 N_NEIGHBOURS = 15
@@ -100,10 +100,11 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
     """Return `value` and `chance` by `measure`, of the first of `maps`, which are one for each seed.
 
-    Of very many vectors a seeded draw of `MAX_SCORED_VECTORS` is scored, and neighbours are found within it. Chance
-    permutes the places on the map.
+    Equal vectors count once. Of very many a seeded draw of `MAX_SCORED_VECTORS` is scored, and neighbours are found
+    within it. Chance permutes the places on the map.
     """
-    rows = stratified_draw(np.zeros(len(vectors), dtype=np.int64), MAX_SCORED_VECTORS, seed)
+    first, _ = distinct_rows(vectors)
+    rows = first[stratified_draw(np.zeros(len(first), dtype=np.int64), MAX_SCORED_VECTORS, seed)]
     vectors, maps = vectors[rows], [xy[rows] for xy in maps]
     permuted = maps[0][np.random.default_rng(seed).permutation(len(rows))]
     values, chances = (scores(vectors, xy, metric) for xy in (maps[0], permuted))
@@ -171,13 +172,11 @@ def linear_projections(vectors: Mapping[Site, Vectors], seeds: Sequence[int]) ->
     keeps squared distances in the mean (Johnson and Lindenstrauss 1984).
     """
     together = np.concatenate([each.astype(np.float64) for each in vectors.values()])
-    random = {seed: GaussianRandomProjection(2, random_state=seed) for seed in seeds}
-    projections = {"pca": {seeds[0]: PCA(2, svd_solver="covariance_eigh")}, "random_projection": random}
+    projections = {"pca": {seeds[0]: two_components(together)}, "random_projection": {}}
+    for seed in seeds:
+        projections["random_projection"][seed] = GaussianRandomProjection(2, random_state=seed).fit_transform(together)
     return {
-        name: {
-            seed: dict(zip(vectors, np.split(each.fit_transform(together), len(vectors)), strict=True))
-            for seed, each in by_seed.items()
-        }
+        name: {seed: dict(zip(vectors, np.split(xy, len(vectors)), strict=True)) for seed, xy in by_seed.items()}
         for name, by_seed in projections.items()
     }
 

@@ -53,7 +53,7 @@ class Block:
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
         """W_1, the activation and W_2 of the feed-forward network; of a gated one W_g and W_u, or both in one."""
-        first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.network)
+        first, activation, *more, last = (self.layer.get_submodule(path) for path in self.stack.feed_forward_network)
         return [linear_weights(module) for module in (first, *more)], activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
@@ -175,6 +175,12 @@ class AfterAttention:
         gate_slope_NW = ((activation(p_NW) - mean_NW) / p_NW).where(p_NW != 0, at_zero)
         return gates[0] * gate_slope_NW, mean_NW
 
+    @cached_property
+    def constant(self) -> Tensor:
+        """The part of W_2's input that belongs to none of the `inputs`: g(0), and nothing in a gated network."""
+        zero = self.preactivation_NW.new_zeros(1)
+        return zero if self.block.stack.gated else self.block.feed_forward[1](zero)
+
     def _inner(self, parts: Sequence[Tensor]) -> Tensor:
         """Return what parts of the `inputs`, side by side or not, give to the input of W_2 `[N, W]`."""
         parts = parts if len(parts) == len(self.slopes) else parts[0].chunk(2, dim=-1)
@@ -211,10 +217,9 @@ class AfterAttention:
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
         """Return a constant part of the stream as `added`, with the network's and its norms' biases."""
-        block, (ups, activation, down) = self.block, self.block.feed_forward
+        block, (ups, _, down) = self.block, self.block.feed_forward
         entering_ND = block.feed_forward_norm.part(stream_ND, self._stream_ND) + block.feed_forward_norm.beta
-        at_zero = 0 if block.stack.gated else activation(self.preactivation_NW.new_zeros(1))
-        projected_ND = (self._inner([entering_ND @ up.W + up.b for up in ups]) + at_zero) @ down.W + down.b
+        projected_ND = (self._inner([entering_ND @ up.W + up.b for up in ups]) + self.constant) @ down.W + down.b
         return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
 
     def _leaving(self, projected_ND: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def norm_of(module: Any, like: Tensor) -> Norm:
     if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa has a LayerNorm of its own
         gamma = torch.ones(module.normalized_shape).to(like) if module.weight is None else module.weight.detach()
         return Norm(module, gamma, torch.zeros_like(gamma) if bias is None else bias.detach(), eps, centred=True)
-    with torch.inference_mode():
+    with torch.no_grad():
         gamma = module(torch.ones_like(module.weight)).to(like) * (1 + eps) ** 0.5
     return Norm(module, gamma, torch.zeros_like(gamma), eps, centred=False)
 

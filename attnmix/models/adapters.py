@@ -30,7 +30,8 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     task, kind = values.get("task_type"), values.get("peft_type")
     if task not in AUTO_CLASSES:
         raise InputError(f"model.name: {name} is an adapter for {task}; allowed: {', '.join(AUTO_CLASSES)}")
-    configuration = peft.PEFT_TYPE_TO_CONFIG_MAPPING.get(kind)
+    configurations: dict[Any, Any] = dict(peft.PEFT_TYPE_TO_CONFIG_MAPPING)
+    configuration = configurations.get(kind)
     if configuration is None or issubclass(configuration, peft.PromptLearningConfig):
         problem = f"{name} is an adapter of the type {kind}, which changes no weights that it could be merged into"
         raise InputError(f"model.name: {problem}; allowed: LORA and other types that peft merges")

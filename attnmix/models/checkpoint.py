@@ -116,7 +116,12 @@ def longest_text(config: Any) -> int | None:
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
-    """Raise `InputError` where the parameter `key` asks for longer texts than the model takes."""
-    limit = longest_text(load_config(folder)) or max_length
+    """Raise `InputError` where the parameter `key` asks for longer texts than the checkpoint's model takes."""
+    check_length(key, max_length, load_config(folder))
+
+
+def check_length(key: str, max_length: int, config: Any) -> None:
+    """Raise `InputError` where `key` asks for longer texts than the model of this configuration takes."""
+    limit = longest_text(config) or max_length
     if max_length > limit:
         raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")

@@ -42,6 +42,8 @@ class TokenizedText(NamedTuple):
     """Columns of `features/tokenize/tokens.parquet`, a row for each token that is left."""
     counts: dict[str, int]
     """`tokens`, `whole_tokens` (before the text was truncated) and `unknown_tokens` (of those left)."""
+    types: list[int]
+    """The segment of each token as the tokenizer tells the model, `token_type_ids`; 0 where it tells nothing."""
 
 
 def tokenize_texts(
@@ -55,33 +57,44 @@ def tokenize_texts(
     sides = _sides(texts)
     encodings = tokenizer(*sides, truncation=max_length is not None, max_length=max_length).encodings or []
     for name, each, encoding in zip(names, texts, encodings, strict=True):
-        text = whole_text(each)
-        special = np.array(encoding.special_tokens_mask, bool)
-        segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
-        shifts = 0 if isinstance(each, str) else (segments == 1) * (len(each[0]) + len(PAIR_SEPARATOR))
-        start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T + shifts
-        offsets = list(zip(start.tolist(), end.tolist(), strict=True))
-        words, labels = _words_and_labels(tokenizer, text, encoding, offsets)
-        columns = {
-            "document": name,
-            "position": np.arange(len(words), dtype=np.int32),
-            "token_id": np.array(encoding.ids, np.int32),
-            "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-            "label": labels,
-            "start": np.where(special, -1, start),
-            "end": np.where(special, -1, end),
-            "word": words,
-            "token_class": _token_classes(tokenizer, text, encoding, offsets, words),
-        }
+        table = token_table(tokenizer, name, each, encoding, pairs=isinstance(each, tuple))
         if isinstance(each, str):
             truncated = sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
         else:
-            columns[SEGMENT] = np.where(special, -1, segments).astype(np.int8)
-            truncated = len(tokenizer(*each)["input_ids"]) - len(words)
+            truncated = len(tokenizer(*each)["input_ids"]) - len(table)
         unknown = 0 if tokenizer.unk_token_id is None else encoding.ids.count(tokenizer.unk_token_id)
-        counts = {"tokens": len(words), "whole_tokens": len(words) + truncated, "unknown_tokens": unknown}
-        tokenized.append(TokenizedText(pd.DataFrame(columns), counts))
+        counts = {"tokens": len(table), "whole_tokens": len(table) + truncated, "unknown_tokens": unknown}
+        types = encoding.type_ids if "token_type_ids" in tokenizer.model_input_names else [0] * len(table)
+        tokenized.append(TokenizedText(table, counts, types))
     return tokenized
+
+
+def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
+    """Return the table of a text's tokens, whose ids, segments and places in it the `encoding` holds.
+
+    With `pairs` it has the column of segments, also for a single text among pairs.
+    """
+    special = np.array(encoding.special_tokens_mask, bool)
+    segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
+    shifts = 0 if isinstance(text, str) else (segments == 1) * (len(text[0]) + len(PAIR_SEPARATOR))
+    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T + shifts
+    offsets = list(zip(start.tolist(), end.tolist(), strict=True))
+    whole = whole_text(text)
+    words, labels = _words_and_labels(tokenizer, whole, encoding, offsets)
+    columns = {
+        "document": name,
+        "position": np.arange(len(words), dtype=np.int32),
+        "token_id": np.array(encoding.ids, np.int32),
+        "token": tokenizer.convert_ids_to_tokens(encoding.ids),
+        "label": labels,
+        "start": np.where(special, -1, start),
+        "end": np.where(special, -1, end),
+        "word": words,
+        "token_class": _token_classes(tokenizer, whole, encoding, offsets, words),
+    }
+    if pairs:
+        columns[SEGMENT] = np.where(special, -1, segments).astype(np.int8)
+    return pd.DataFrame(columns)
 
 
 def _words_and_labels(

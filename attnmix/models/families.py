@@ -79,8 +79,13 @@ class Stack:
     @property
     def network(self) -> Sequence[str]:
         """The Linears and the activation of a network that follows attention, plain or gated; empty for another."""
+        return () if self.parallel else self.feed_forward_network
+
+    @property
+    def feed_forward_network(self) -> Sequence[str]:
+        """The Linears and the activation of a plain or gated network, after attention or beside it; else empty."""
         plain = self.feed_forward if len(self.feed_forward) == 3 else ()  # two Linears, an activation between them
-        return () if self.parallel else self.gated or plain
+        return self.gated or plain
 
     def is_layer(self, path: str) -> bool:
         """Return True for the module path of a layer."""
@@ -173,6 +178,15 @@ def attention_modules(base: Module) -> set[Module]:
         for path, layer in modules
         if stack.is_layer(path)
     }
+
+
+def layer_counts(base: Module) -> list[int]:
+    """Return the number of layers of each stack; a module that is called many times is as many layers."""
+    config: Any = base.config
+    if hasattr(config, "num_hidden_groups"):  # ALBERT calls each group's layers again and again
+        return [config.num_hidden_layers * config.inner_group_num]
+    paths = [path for path, _ in base.named_modules()]
+    return [sum(stack.is_layer(path) for path in paths) for stack in family_of(config).stacks]
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:

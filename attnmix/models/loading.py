@@ -70,7 +70,8 @@ def load_classifier(
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
     padding = load_tokenizer(folder).pad_token_id
-    _check_padding(str(folder), padding, model.get_input_embeddings().num_embeddings)
+    embedding: Any = model.get_input_embeddings()
+    _check_padding(str(folder), padding, embedding.num_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = padding
     return model
@@ -240,9 +241,9 @@ def check_vectors(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
             vectors = base(tokens).last_hidden_state
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} gives NaN or infinite values for a text; its weights are broken")
-    error = float((vectors - expected).abs().max() / expected.abs().max())
-    if not error <= RELATIVE_TOLERANCE:  # not a number is no agreement either
-        reason = f"vectors by query, key, value and mask alone differ by {error:.2g} of their size"
+    difference = float((vectors - expected).abs().max() / expected.abs().max())
+    if not difference <= RELATIVE_TOLERANCE:  # not a number is no agreement either
+        reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
         raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from attnmix.core.errors import InputError
@@ -27,15 +28,16 @@ def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
     return (ends.cumsum(-1) - ends).clamp(max=1) * (ids != pad_id)
 
 
-def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> None:
+def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
     """Let a base model that is given `pairs` read the segments off the token ids of each forward pass without any.
 
-    A single text has one segment, whatever its words say: it may hold the token that ends a text.
+    A single text has one segment, whatever its words say: it may hold the token that ends a text. Return the hook, if
+    one is needed.
     """
     if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
-        return
+        return None
     fill = partial(_fill, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id)
-    base.register_forward_pre_hook(fill, with_kwargs=True)
+    return base.register_forward_pre_hook(fill, with_kwargs=True)
 
 
 def _fill(
@@ -45,6 +47,24 @@ def _fill(
     if ids is not None and options.get(INPUT) is None:
         options = options | {INPUT: segments_of(ids, end_id, pad_id)}
     return arguments, options
+
+
+def check_types(
+    config: Any, tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], types: Sequence[int], pairs: bool, key: str
+) -> None:
+    """Raise `InputError`, which begins with `key`, for segments `types` that `read_segments` does not give the model.
+
+    With `pairs` these follow from the token ids, otherwise all are 0.
+    """
+    reads_types = (getattr(config, "type_vocab_size", None) or 0) > 1
+    follow = [0] * len(ids)
+    if pairs and has_segments(config, tokenizer) and tokenizer.sep_token_id is not None:
+        follow = segments_of(torch.tensor(ids), tokenizer.sep_token_id, tokenizer.pad_token_id).tolist()
+    if not set(types) <= {0, 1}:
+        raise InputError(f"{key}: {INPUT} holds {max(types)}; allowed: 0 and 1")
+    if reads_types and list(types) != follow:
+        problem = f"{INPUT} do not follow from where a text ends ({tokenizer.sep_token or 'no sep_token'})"
+        raise InputError(f"{key}: its {problem}; allowed: 0 to the end of the first text, then 1")
 
 
 def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import logging
 import platform
+from collections.abc import Mapping, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attnmix.core.names import LAYOUTS, SPACE
+from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import pack, visible
 from attnmix.page.payload import page_data, shown_tokens
@@ -59,18 +61,37 @@ def page_text(run: Run, subject: Subject) -> str:
         texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
         heads=data["attention"]["number"],
         # A page of a few texts is of no params.yaml.
-        layouts_left_out=[layout for layout in LAYOUTS if layout not in data["maps"] and subject.dataset],
-        incomplete_layouts=[layout for layout, names in absent.items() if names],
-        absent_points=_labels(set().union(*absent.values())),
+        layouts_left_out=[
+            layout for layout in LAYOUTS if layout not in data["maps"] and subject.dataset and not data["mapNote"]
+        ],
+        absence_notes=absence_notes(absent),
         space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
 
 
-def _labels(points: set[str]) -> list[str]:
-    """Return the points' labels in forward order."""
-    return [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
+def absence_notes(absent: Mapping[str, Set[str]]) -> list[str]:
+    """Return which points layouts leave out, and why; `absent` are the points by layout.
+
+    The joint map leaves out vectors of another width, the separate one those too few of which differ, the aligned both.
+    """
+    differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than umap.n_neighbors: too few for UMAP"
+    wide = "Those vectors have another number of dimensions than the residual stream's, with which they share no plane"
+    if not {"joint", "separate"} & absent.keys():
+        return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them differ")
+    joint = absent.get("joint", set())
+    few = absent["separate"] if "separate" in absent else absent.get("aligned", joint) - joint
+    return _absence(absent, set().union(*absent.values()) - few, wide) + _absence(absent, few, differ)
+
+
+def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
+    """Return a note on those of the `points` that layouts leave out; nothing where there are none."""
+    layouts = [layout for layout, names in absent.items() if names & points]
+    labels = [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
+    if not layouts:
+        return []
+    return [f"Not on the {' and the '.join(layouts)} map: {', '.join(labels)}. {reason}."]
 
 
 def _content_security_policy(script: str) -> str:

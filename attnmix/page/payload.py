@@ -16,7 +16,7 @@ from attnmix.figures.tokens import CapturedTexts, read_captured
 from attnmix.measures.matrices import MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.arrays import MISSING_CODE, curve, encode, encode_heads, largest_shares, quantise, visible
-from attnmix.page.sentences import answer, document_note, most_and_least
+from attnmix.page.sentences import answer, document_note, map_note, most_and_least
 from attnmix.page.shape import Data
 from attnmix.store.runs import Run, map_sites, row_shares
 
@@ -150,6 +150,7 @@ def page_data(run: Run, tokens: pd.DataFrame, checkpoints: Mapping[str, str]) ->
             }
             for site in sites
         ],
+        "mapNote": map_note(run),
         "maps": {layout: _map(table, tokens, sites, layout in names.ONE_PLANE) for layout, table in maps.items()},
         "nearest": _nearest(run.nearest, tokens, sites),
     }

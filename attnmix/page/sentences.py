@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS, RATIO_MARKS
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import curve, visible
@@ -363,6 +364,20 @@ def derivatives(run: Run) -> list[str]:
     ]
 
 
+def map_note(run: Run) -> str:
+    """Return why there is no UMAP of the captured texts; an empty text where there could be one."""
+    layout = run.layouts[0]
+    table = run.map(layout)
+    tokens = len(table[["document", "position"]].drop_duplicates())
+    if tokens >= MIN_UMAP_VECTORS:
+        return ""
+    counted = "1 token is" if tokens == 1 else f"{tokens} tokens are"
+    return (
+        f"There is no UMAP here: it needs {MIN_UMAP_VECTORS} tokens or more, and {counted} on this map. The map shows "
+        "the two principal components of their vectors (PCA)."
+    )
+
+
 def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
     """Return what must not be read into the findings; `intervals` says what their intervals are over."""
     base = f"{subject.base}, which it need not come from" if subject.base else "the same model, so no change is one"
@@ -370,13 +385,17 @@ def _cautions(subject: Subject, intervals: str, run: Run) -> list[str]:
         f"Nothing was fine-tuned here (finetune.epochs: 0): fine-tuned stands for {subject.model} as it is, pretrained "
         f"for {base}."
     )
+    neighbourhoods = (
+        "A map shows neighbourhoods, and not all of them. Distances between clusters, their sizes and densities mean "
+        "little, and another seed gives another map."
+    )
+    components = "The map shows two principal components: vectors that are near on it can be far apart in the others."
     return [
         *([] if subject.finetuned else [no_training]),
         "A ratio is one layer's, not that of all layers up to it, which the rollouts show (under Text).",
         "A ratio of norms is no causal effect." + _agreement(run),
         intervals,
-        "A map shows neighbourhoods, and not all of them. Distances between clusters, their sizes and densities mean "
-        "little, and another seed gives another map.",
+        components if run.layouts == ["pca"] else neighbourhoods,
     ]
 
 

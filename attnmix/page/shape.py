@@ -60,6 +60,7 @@ SHAPE: Data = {
     # Of heads, as contributions; `skip` where a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool, "documents": {...: {...: _HEADS}}},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
+    "mapNote": str,  # why there is no UMAP, if so
     "maps": {...: {"x": str, "y": str, "absent": [int]}},  # places `[sites, tokens]`, and sites without any
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
 }

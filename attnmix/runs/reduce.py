@@ -14,11 +14,12 @@ import pandas as pd
 
 from attnmix.core.errors import InputError
 from attnmix.core.names import ONE_PLANE, OWN_BASIS, Site
-from attnmix.core.settings import UmapParameters
+from attnmix.core.settings import MIN_UMAP_VECTORS, UmapParameters
 from attnmix.data.draw import Rows, stratified_draw
-from attnmix.maps.layouts import Vectors, fit_layout, neighbours
+from attnmix.maps.layouts import fit_layout, neighbours, points_for
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS, linear_projections, movement_table, score_layout
+from attnmix.maps.vectors import Vectors
 from attnmix.measures.ratios import RATIOS
 from attnmix.store.files import write_table
 from attnmix.store.runs import Run
@@ -35,14 +36,14 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
     tokens = run.tokens.iloc[rows].reset_index(drop=True)
     vectors = {site: run.read(site, rows).astype(np.float32) for site in run.sites}
     stream, seeds = _residual_stream(vectors), [umap.seed, *umap.stability_seeds]
+    layouts = _layouts(umap, vectors, stream)
     shutil.rmtree(run.maps, ignore_errors=True)
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     nearest = zip(vectors, in_parallel(neighbours, searches, "nearest vectors"), strict=True)
     lists = {site: {"nearest": list(rows[near].astype(np.int32))} for site, (near, _) in nearest}
     write_by_site("nearest", tokens, lists, run.maps)
     maps, qualities = {}, []
-    for layout in umap.layouts:
-        mapped = stream if layout in ONE_PLANE else vectors
+    for layout, mapped in layouts.items():
         maps[layout] = fit_layout(layout, mapped, umap)
         qualities.append(score_layout(layout, mapped, maps[layout], umap.metric, umap.seed))
         places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[layout][umap.seed].items()}
@@ -50,11 +51,36 @@ def reduce(umap: UmapParameters, checkpoint: str, run: Run) -> None:
         logging.info("%s: %d vectors at %d points", layout, len(tokens) * len(mapped), len(mapped))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
     compared = {site: vectors_TD for site, vectors_TD in stream.items() if site.point not in OWN_BASIS}
-    moved = {layout: maps[layout] for layout in umap.layouts if layout in ONE_PLANE}
+    moved = {layout: maps[layout] for layout in layouts if layout in ONE_PLANE}
     if moved and compared:
         moved |= linear_projections(compared, seeds)
     movement = movement_table(moved, vectors, tokens, _ratios(tokens, checkpoint, run), umap.metric, umap.seed)
     write_plot("reduce/movement", movement, run.tables)
+
+
+def _layouts(
+    umap: UmapParameters, vectors: Mapping[Site, Vectors], stream: Mapping[Site, Vectors]
+) -> dict[str, dict[Site, Vectors]]:
+    """Return the points of each layout of `umap.layouts`; where some are too few vectors for UMAP, `pca` as well.
+
+    Raise `InputError` where `umap.n_neighbors` is more than a map holds.
+    """
+    tokens = len(next(iter(vectors.values())))
+    layouts: dict[str, dict[Site, Vectors]] = {}
+    missing: list[str] = []
+    for layout in umap.layouts:
+        given = stream if layout in ONE_PLANE else vectors
+        if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
+            umap.check_neighbours(tokens * len(given) if layout == "joint" else tokens)
+        mapped = points_for(layout, given, umap)
+        if mapped:
+            layouts[layout] = mapped
+        missing += [f"{site} ({layout})" for site in given if site not in mapped]
+    if missing:
+        message = "too few vectors that differ for UMAP (allowed: %d or more, and more than umap.n_neighbors): %s"
+        logging.info(message, MIN_UMAP_VECTORS, ", ".join(missing))
+        layouts.setdefault("pca", dict(vectors))
+    return layouts
 
 
 def _drawn_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Rows:

@@ -22,11 +22,11 @@ from attnmix.arithmetic.kernels import computed_on
 from attnmix.arithmetic.settings import FASTEST
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.names import CAPTURED_CHECKPOINT, SUBLAYER_POINTS, Site
-from attnmix.core.settings import CaptureParameters, MeasureParameters, UmapParameters
+from attnmix.core.settings import MIN_UMAP_VECTORS, CaptureParameters, MeasureParameters, UmapParameters
 from attnmix.core.statistics import Draws
 from attnmix.faithfulness.class_use import COLUMNS as CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
-from attnmix.maps.layouts import fit_layout, neighbours
+from attnmix.maps.layouts import fit_layout, neighbours, points_for
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import COLUMNS as QUALITY_COLUMNS
 from attnmix.maps.quality import score_layout
@@ -41,11 +41,11 @@ from attnmix.models.capture_points import widths
 from attnmix.models.checkpoint import load_config, load_tokenizer, longest_text
 from attnmix.models.encoding import padded
 from attnmix.models.families import family_of, present_names
-from attnmix.models.loading import check_tokenizer, check_words, load_base
+from attnmix.models.loading import check_tokenizer, load_base
 from attnmix.runs.capture import fill_rows
 from attnmix.runs.measure import ratio_rows
 from attnmix.runs.reduce import NEAREST_VECTORS
-from attnmix.runs.tokens import free_texts, tokenized_block
+from attnmix.runs.tokens import TokenizedTexts, tokenize_given
 from attnmix.store.runs import Run
 from attnmix.store.writers import DIGITS, columns_by_site
 
@@ -77,7 +77,6 @@ class TextRun(Run):
     # In place of properties that read files.
     token_scores = pd.DataFrame(columns=[*KEYS, "method", "score"])
     predictions = map_quality = nearest = pd.DataFrame()
-    layouts: Any = (LAYOUT,)
 
     def __init__(self, documents: pd.DataFrame, tokens: pd.DataFrame) -> None:
         super().__init__(Path())
@@ -86,7 +85,8 @@ class TextRun(Run):
         self.vectors: dict[Site, Array] = {}
         self.results: dict[str, _Results] = {}
         self.tables_by_name: dict[str, pd.DataFrame] = {}
-        self.ratio_table = self.map_table = pd.DataFrame()
+        self.ratio_table = pd.DataFrame()
+        self.maps_by_layout: dict[str, pd.DataFrame] = {}
 
     @property
     def sites(self) -> list[Site]:
@@ -113,8 +113,12 @@ class TextRun(Run):
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
         return self.results[checkpoint].heads if checkpoint in self.results else {}
 
+    @property
+    def layouts(self) -> list[str]:
+        return list(self.maps_by_layout)
+
     def map(self, layout: str) -> pd.DataFrame:
-        return self.map_table
+        return self.maps_by_layout[layout]
 
 
 class _Checkpoint(NamedTuple):
@@ -145,6 +149,7 @@ class TextMeasurer:
             batches = BatchMeasurer(base.to(device), self.methods, self.tokenizer.pad_token_id)
             texts = DocumentMeasurer(batches.base, self.methods, matrices)
             self.checkpoints[name] = _Checkpoint(batches, texts, texts.gains())
+        self.rows: int = base.get_input_embeddings().num_embeddings
         random: Any = random_base(first, SEED)
         self.random = BatchMeasurer(random.to(device), self.methods, self.tokenizer.pad_token_id)
         self.classifier: Classifier | None = None
@@ -153,20 +158,21 @@ class TextMeasurer:
         points = family.present(CaptureParameters().points)
         self.widths = widths(self.checkpoints[self.captured].batches.base, points)
 
-    def check(self, text: str) -> None:
-        """Raise `InputError` for a text that is empty, no text, or too long to answer while a reader waits."""
+    def tokenized(self, text: str) -> TokenizedTexts:
+        """Return the tokens of a text; raise `InputError` for one that is empty, or too long while a reader waits."""
         if problem := text_problem(text):
             raise InputError(f"{problem}; allowed: 1 to {self.max_tokens} tokens")
-        if (tokens := len(self.tokenizer(text)["input_ids"])) > self.max_tokens:
+        tokenized = tokenize_given(text, self.tokenizer, self.config, self.rows, self.max_tokens)
+        (tokens,) = tokenized.texts["whole_tokens"]
+        if tokens > self.max_tokens:
             allowed = f"allowed: at most {self.max_tokens}; `attnmix show` takes more"
             raise InputError(f"the text has {tokens:,} tokens; {allowed}")
-        check_words("text", "this model", self.tokenizer, [text])
+        return tokenized
 
     def run(self, text: str) -> TextRun:
-        """Return the results of `text`; raise `InputError` as `check` does."""
-        self.check(text)
-        rows = list(free_texts([text], measured=True))
-        run = TextRun(*tokenized_block(rows, self.max_tokens, self.tokenizer, self.config))
+        """Return the results of `text`; raise `InputError` as `tokenized` does."""
+        tokenized = self.tokenized(text)
+        run = TextRun(tokenized.texts.assign(measured=True), tokenized.tokens)
         (document,) = documents_of(run.documents, run.tokens)
         # The products of a sentence are too small to share; threads would wait for each other, and for the browser.
         with threadpool_limits(1):
@@ -231,14 +237,30 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(table.round(DIGITS).to_csv(index=False)))
 
 
+def compile_maps() -> None:
+    """Lay random vectors out, so that the first text that is long enough for UMAP does not wait for its compilation."""
+    random = np.random.default_rng(0).normal(size=(MIN_UMAP_VECTORS, 4)).astype(np.float32)
+    fit_layout(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+
+
 def _lay_out(run: TextRun) -> None:
-    """Lay each point of the residual stream out alone by UMAP; with nearest vectors in the full space, and scores."""
+    """Lay each point of the residual stream out alone; with nearest vectors in the full space, and scores.
+
+    By UMAP, and where a point has too few vectors for that, all by their principal components too.
+    """
     umap = UmapParameters(stability_seeds=[])
     stream = {site: array for site, array in run.vectors.items() if site.point not in SUBLAYER_POINTS}
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     near = {site: neighbours(each, NEAREST_VECTORS, umap.metric, umap.seed)[0] for site, each in vectors.items()}
-    maps = fit_layout(LAYOUT, vectors, umap)
-    places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
-    run.map_table = columns_by_site(run.tokens, places)
     run.nearest = columns_by_site(run.tokens, {site: {"nearest": list(each)} for site, each in near.items()})
-    run.map_quality = score_layout(LAYOUT, vectors, maps, umap.metric, umap.seed)[QUALITY_COLUMNS]
+    layouts = {LAYOUT: points_for(LAYOUT, vectors, umap)}
+    if len(layouts[LAYOUT]) < len(vectors):
+        layouts["pca"] = vectors
+    qualities = []
+    for layout, mapped in layouts.items():
+        if mapped:
+            maps = fit_layout(layout, mapped, umap)
+            places = {site: {"x": xy[:, 0], "y": xy[:, 1]} for site, xy in maps[umap.seed].items()}
+            run.maps_by_layout[layout] = columns_by_site(run.tokens, places)
+            qualities.append(score_layout(layout, mapped, maps, umap.metric, umap.seed)[QUALITY_COLUMNS])
+    run.map_quality = pd.concat(qualities, ignore_index=True)

@@ -4,15 +4,20 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from attnmix.core.errors import InputError
+from attnmix.core.given_texts import Item, TokenIds, read_texts
 from attnmix.data.draw import Rows
 from attnmix.models.checkpoint import load_config, load_tokenizer
-from attnmix.models.encoding import tokenize_texts
+from attnmix.models.encoding import TokenizedText, tokenize_texts
+from attnmix.models.loading import check_words
+from attnmix.models.segments import check_types
+from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 from attnmix.store import texts as store
 from attnmix.store.runs import Run
 
@@ -21,12 +26,65 @@ Text = dict[str, Any]
 """A row of `texts.parquet`, without its numbers of tokens."""
 
 
-def free_texts(texts: Iterable[str | Sequence[str]], measured: bool = False) -> Iterator[Text]:
+class TokenizedTexts(NamedTuple):
+    """Texts that are tokenised once, for every step that reads them."""
+
+    texts: pd.DataFrame
+    """Rows of `texts.parquet`; `attnmix.store.texts` names the columns."""
+    tokens: pd.DataFrame
+    """Rows of `tokens.parquet`."""
+
+    @property
+    def pairs(self) -> bool:
+        """True where the texts are pairs."""
+        return store.SEGMENT in self.tokens
+
+    def write(self, run: Run, measured: bool) -> None:
+        """Write `features/tokenize/` of `run`; the texts are in the statistics where they are `measured`."""
+        marked = TokenizedTexts(self.texts.assign(measured=measured), self.tokens)
+        store.write_tokenized(run.tokens_file.parent, marked._blocks())
+
+    def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+        """Yield `store.BLOCK` texts at a time with their tokens."""
+        first = 0
+        for start in range(0, len(self.texts), store.BLOCK):
+            texts = self.texts.iloc[start : start + store.BLOCK]
+            last = first + int(texts["tokens"].sum())
+            yield texts, self.tokens.iloc[first:last]
+            first = last
+
+
+def tokenize_given(
+    given: Any, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, rows: int, max_length: int | None
+) -> TokenizedTexts:
+    """Return what a user gives as texts (`attnmix.core.given_texts`), tokenised with the `tokenizer` as it is.
+
+    `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the side on which the
+    tokenizer truncates; token ids are as they were given, but for padding. Raise `InputError` for what is no text, for
+    texts of mostly unknown words, and for tokens that the model cannot read.
+    """
+    items = read_texts(given)
+    if token_ids := _token_ids(items):
+        items = list(read_ids(tokenizer, token_ids, rows, max_length))
+    given_texts = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
+    check_words("texts", "this model", tokenizer, given_texts)
+    texts = pd.DataFrame(list(free_texts(items)))
+    texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
+    for number, text in enumerate(tokenized):
+        ids, key = text.table["token_id"].to_numpy(), f"texts: number {number}"
+        check_no_padding(tokenizer, ids.tolist(), key)
+        if ids.max() >= rows:
+            raise InputError(f"{key}: the tokenizer gives the token {ids.max()}, the model's embedding has {rows} rows")
+        check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
+    return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
+
+
+def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[Text]:
     """Yield rows for texts of one's own; they are in the statistics where they are `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"captured": True, "measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        each = text if isinstance(text, str) else tuple(text)
+        each = tuple(text) if isinstance(text, list) else text
         yield {"document": f"text/{number}", "text": each, **labels, **flags}
 
 
@@ -64,9 +122,35 @@ def tokenized_block(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of some texts and of their tokens; `attnmix.store.texts` names the columns."""
     documents = pd.DataFrame(texts)
-    tokens = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
-    counts = pd.DataFrame([each.counts for each in tokens])
-    table = pd.concat([each.table for each in tokens], ignore_index=True)
+    tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
+    return _tables(documents, tokenized, tokenizer, config)
+
+
+def _tokenized(
+    tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
+) -> tuple[list[store.Text], list[TokenizedText]]:
+    """Return the texts, and the tokens of each."""
+    if token_ids := _token_ids(items):
+        pairs = any(any(item.types or ()) for item in token_ids)
+        spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
+        return [text for text, _ in spelled], [tokens for _, tokens in spelled]
+    texts = [item for item in items if not isinstance(item, TokenIds)]
+    return texts, tokenize_texts(tokenizer, names, texts, max_length)
+
+
+def _token_ids(items: Sequence[Item]) -> list[TokenIds]:
+    """Return the items that are token ids: all of them, or none."""
+    return [item for item in items if isinstance(item, TokenIds)]
+
+
+def _tables(
+    documents: pd.DataFrame,
+    tokenized: Sequence[TokenizedText],
+    tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    counts = pd.DataFrame([each.counts for each in tokenized])
+    table = pd.concat([each.table for each in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
         start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
         table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)

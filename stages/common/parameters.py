@@ -77,6 +77,4 @@ def _explain(problem: ErrorDetails) -> str:
         close = difflib.get_close_matches(names[-1] if names else key, allowed, n=1)
         hint = f"did you mean {'.'.join([section, *close] if names else close)}? " if close else ""
         return f"{key} is unknown; {hint}allowed: {', '.join(allowed)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(problem["input"], dict) else f"{problem['input']!r} is not allowed: "
-    return f"{key}: {shown}{message[0].lower()}{message[1:]}"
+    return f"{key}: {settings.problem_text(problem)}"

@@ -129,6 +129,11 @@ export function MapPane() {
         Each dot is a token's vector at one <Term name="place in the model" />; near dots are similar vectors, as far as
         two dimensions allow. Move through the model with the slider.
       </p>
+      {data.mapNote && (
+        <p class="note" id="map-note">
+          {data.mapNote}
+        </p>
+      )}
       {checkpoint.value !== captured && (
         <p class="note" id="map-model">
           <b>The vectors of the {model} alone were captured</b>: this map, its neighbours and its colours are of that

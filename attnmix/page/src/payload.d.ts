@@ -64,6 +64,7 @@ export type Payload = {
   matrices: string[];
   attention: { number: number; width: number; skip: boolean; documents: Record<string, Record<string, Heads>> };
   sites: { layer: number; point: string; label: string; reading: number }[];
+  mapNote: string;
   maps: Record<string, { x: string; y: string; absent: number[] }>;
   nearest: { number: number; tokens: string };
 };

@@ -1,0 +1,254 @@
+"""Read what a user gives as texts, from Python and in params.yaml: texts, pairs of texts, or token ids.
+
+    read_texts("time flies")                              one text
+    read_texts(["time flies", "like an arrow"])           several: a list, a tuple, a column of a table or data set
+    read_texts([("time flies", "like an arrow")])         a pair of texts
+    read_texts([101, 2051, 10029, 102])                   the token ids of one text; a list of such lists: of several
+    read_texts(tokenizer(["time flies"], padding=True))   token ids under their mask
+
+Everything else is one `InputError`, which names the text by its number and shows the right call.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Number
+from typing import Any
+
+from attnmix.core.errors import InputError, text_problem
+
+CALLS = (
+    'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or what tokenizer(...) returns'
+)
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
+"""Keys of a mapping by which a model would read something else than the token ids alone."""
+SHOWN_CHARACTERS = 40
+SHOWN_NAMES = 5
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """One text as token ids, special tokens included."""
+
+    ids: list[int]
+    types: list[int] | None = None
+    """The `token_type_ids`; None where none were given, so that all are 0."""
+    masked: bool = False
+    """True where an attention mask said which ids are the text's."""
+
+
+Item = str | tuple[str, str] | TokenIds
+"""One text in the form in which it was given."""
+
+
+def read_texts(given: Any, key: str = "texts") -> list[Item]:
+    """Return what is given, item by item; all are texts, all are pairs of texts, or all are token ids.
+
+    Raise `InputError`, which begins with `key`, for anything else, and for an empty or missing text.
+    """
+    if isinstance(given, str):
+        return [_text(given, key)]
+    names = _column_names(given)
+    if IDS in names:
+        return list(_encodings(given, key))
+    if names:
+        raise InputError(f"{key}: {_table_problem(given, names)}")
+    values = _values(given, key)
+    if not values:
+        raise InputError(f"{key}: none; {CALLS}")
+    if all(map(_is_id, values)):
+        if not _may_be_ids(given):
+            raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
+        return [TokenIds(list(map(int, values)))]
+    items: list[Item] = []
+    for number, value in enumerate(values):
+        item = read_item(value, f"{key}: number {number}")
+        if items and type(item) is not type(items[0]):
+            raise InputError(f"{key}: number {number} is {_kind(item)}, number 0 {_kind(items[0])}; allowed: all alike")
+        items.append(item)
+    return items
+
+
+def read_item(value: Any, key: str) -> Item:
+    """Return one text of several: a text, a pair of texts, or token ids; raise `InputError`, which begins with `key`.
+
+    >>> read_item(["time flies", "like an arrow"], "capture.texts[0]")
+    ('time flies', 'like an arrow')
+    """
+    names = _column_names(value)
+    if IDS in names:
+        encodings = _encodings(value, key)
+        if len(encodings) != 1:
+            raise InputError(f"{key} holds {len(encodings)} texts; allowed: one, or the whole as `texts`")
+        return encodings[0]
+    if names:
+        raise InputError(f"{key} is {_table_problem(value, names)}")
+    value = _as_list(value)
+    if isinstance(value, str):
+        return _text(value, key)
+    if _is_missing(value):
+        raise InputError(f"{key} is missing ({value}); {CALLS}")
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{key} is {_described(value)}; {CALLS}")
+    parts = list(map(_as_list, value))
+    if len(parts) == 1 and isinstance(parts[0], list):
+        parts = parts[0]  # of a tensor [1, tokens]
+    if not parts:
+        raise InputError(f"{key} is empty; {CALLS}")
+    if all(map(_is_id, parts)):
+        return TokenIds(list(map(int, parts)))
+    if len(parts) == 2 and all(isinstance(part, str) for part in parts):
+        first, second = parts
+        return (_text(first, f"{key}, the first of the pair"), _text(second, f"{key}, the second of the pair"))
+    if all(isinstance(part, str) for part in parts):
+        raise InputError(f"{key} is a list of {_counted(parts)}; a pair has two; {CALLS}")
+    other = next(part for part in parts if not isinstance(part, str))
+    problem = f"a missing value ({other})" if _is_missing(other) else _described(other)
+    raise InputError(f"{key} holds {problem}; {CALLS}")
+
+
+def _text(value: str, key: str) -> str:
+    if problem := text_problem(value):
+        raise InputError(f"{key}: {problem}")
+    return str(value)
+
+
+def _values(given: Any, key: str) -> list[Any]:
+    """Return the items of something that holds several, tensors and arrays among them as numbers."""
+    if _is_missing(given):
+        raise InputError(f"{key}: missing ({given}); {CALLS}")
+    if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
+        raise InputError(f"{key}: {_described(given)}; {CALLS}")
+    if isinstance(given, set | frozenset):
+        raise InputError(f"{key}: a set has no order; {CALLS}")
+    values = _as_list(given)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{key}: {_described(given)}; {CALLS}")
+    return [_as_list(value) for value in values]
+
+
+def _as_list(value: Any) -> Any:
+    """Return a tensor, an array, a column or a number of one as Python's own lists and numbers; others as they are."""
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "detach"):  # a tensor of torch, on whichever device
+        value = value.detach().cpu()
+    for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; columns of pyarrow; their values
+        if hasattr(value, name):
+            return getattr(value, name)()
+    return value.numpy().tolist() if hasattr(value, "numpy") else value  # a tensor of TensorFlow
+
+
+def _encodings(given: Any, key: str) -> list[TokenIds]:
+    """Return the texts of a tokenizer's output, one or a batch, without what its attention mask leaves out."""
+    names = [name for name in _column_names(given) if given[name] is not None]
+    if others := [name for name in names if name in OTHER_INPUTS]:
+        raise InputError(f"{key}: {others[0]} is not read; allowed: {IDS}, {MASK}, {TYPES}")
+    entries = {name: _rows(given[name], f"{key}: {name}") for name in (IDS, MASK, TYPES) if name in names}
+    rows, masks, types = entries[IDS], entries.get(MASK), entries.get(TYPES)
+    if not rows:
+        raise InputError(f"{key}: {IDS} is empty; {CALLS}")
+    for name, entry in entries.items():
+        if list(map(len, entry)) != list(map(len, rows)):
+            raise InputError(f"{key}: {name} has another shape than {IDS}")
+    encodings = []
+    for number, ids in enumerate(rows):
+        where = f"{key}: number {number}" if len(rows) > 1 else key
+        encoding = TokenIds(ids, None if types is None else types[number])
+        encodings.append(_under_mask(encoding, None if masks is None else masks[number], where))
+    return encodings
+
+
+def _rows(value: Any, key: str) -> list[list[int]]:
+    """Return the rows of whole numbers that an entry of a tokenizer's output holds, of one text or of a batch."""
+    rows = _as_list(value)
+    rows = [_as_list(row) for row in rows] if isinstance(rows, Iterable) and not isinstance(rows, str) else [None]
+    if rows and all(map(_is_number, rows)):
+        rows = [rows]
+    for number, row in enumerate(rows):
+        row = list(map(_as_list, row)) if isinstance(row, Sequence) and not isinstance(row, str) else [None]
+        if not all(map(_is_number, row)):
+            raise InputError(f"{key}, number {number}: no whole numbers; allowed: what tokenizer(...) returns")
+        rows[number] = list(map(int, row))
+    return rows
+
+
+def _under_mask(encoding: TokenIds, mask: list[int] | None, key: str) -> TokenIds:
+    """Return the ids where the mask is 1; they must stand in a row."""
+    if mask is None:
+        return encoding
+    kept = [place for place, value in enumerate(mask) if value]
+    if not set(mask) <= {0, 1}:
+        raise InputError(f"{key}: {MASK} holds {min(set(mask) - {0, 1})}; allowed: 0 and 1")
+    if not kept:
+        raise InputError(f"{key}: {MASK} leaves no token")
+    if kept != list(range(kept[0], kept[-1] + 1)):
+        raise InputError(f"{key}: {MASK} leaves out tokens between others; allowed: padding before and behind a text")
+    part = slice(kept[0], kept[-1] + 1)
+    return TokenIds(encoding.ids[part], encoding.types and encoding.types[part], masked=True)
+
+
+def _column_names(given: Any) -> list[str]:
+    """Return the names under which a mapping, a data frame or a data set holds several things; none of others."""
+    if isinstance(given, Mapping):
+        return list(map(str, given)) or [""]
+    for attribute in ("column_names", "columns"):  # data sets, tables of pyarrow; data frames
+        names = getattr(given, attribute, None)
+        if names is not None:
+            return list(map(str, names)) or [""]
+    return []
+
+
+def _table_problem(given: Any, names: Sequence[str]) -> str:
+    if names == [""]:
+        return f"an empty {type(given).__name__}; {CALLS}"
+    shown = ", ".join(names[:SHOWN_NAMES]) + ", ..." * (len(names) > SHOWN_NAMES)
+    column = "text" if "text" in names else names[0]
+    variable = {"DataFrame": "df", "Dataset": "dataset"}.get(type(given).__name__, "texts")
+    kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type(given).__name__} with the columns"
+    return f'{kind} {shown}; give one of them, such as {variable}["{column}"]'
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a whole number, also as a bool or a float, as masks have them."""
+    return isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True for None, NaN, and the missing values of pandas."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def _may_be_ids(given: Any) -> bool:
+    """Return True for a list, a tuple, an array or a tensor; whole numbers in a column are labels."""
+    return isinstance(given, list | tuple) or (hasattr(given, "shape") and not hasattr(given, "iloc"))
+
+
+def _kind(item: Item) -> str:
+    return {str: "one text", tuple: "a pair of texts", TokenIds: "token ids"}[type(item)]
+
+
+def _counted(texts: Sequence[str]) -> str:
+    return "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+
+
+def _described(value: Any) -> str:
+    """Return the type of a value and its first characters."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"bytes, which may be text.decode(): {bytes(value[:SHOWN_CHARACTERS])!r}"
+    if isinstance(value, os.PathLike):
+        return f"the path {os.fspath(value)!r}, which may be Path(...).read_text()"
+    if isinstance(value, io.IOBase):
+        return "an open file, which may be file.read()"
+    shown = " ".join(repr(value).split())
+    return f"{type(value).__name__} {shown[:SHOWN_CHARACTERS]}{'...' * (len(shown) > SHOWN_CHARACTERS)}"

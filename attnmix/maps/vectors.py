@@ -1,0 +1,58 @@
+"""Vectors as maps take them: arrays of finite numbers, and which of them differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnmix.core.errors import InputError, first_line
+
+Vectors = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
+
+
+def read_vectors(given: Any) -> Vectors:
+    """Return vectors `[..., hidden]` in float32, from an array, a tensor on any device, a table, or a list of these.
+
+    Raise `InputError` for what holds no numbers, for fewer than two dimensions, and for NaN and infinite numbers.
+    """
+    allowed = "allowed: numbers [points, hidden], or more dimensions"
+    try:
+        with np.errstate(over="ignore"):  # what is too large for float32 is named below
+            array = _plain(given).astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"vectors: {type(given).__name__} holds no array of numbers ({first_line(error)})") from None
+    if array.ndim < 2 or not array.size:
+        raise InputError(f"vectors: an array of shape {array.shape}; {allowed}")
+    broken = np.argwhere(~np.isfinite(array).all(axis=-1))
+    if len(broken):
+        row = ", ".join(map(str, broken[0]))
+        raise InputError(f"vectors: row {row} holds NaN or a number too large for float32; allowed: finite numbers")
+    return array
+
+
+def _plain(given: Any) -> npt.NDArray[Any]:
+    """Return an array; raise TypeError where it is not of real numbers."""
+    if isinstance(given, Sequence) and any(hasattr(each, "detach") for each in given):
+        return np.stack([_plain(each) for each in given])
+    if hasattr(given, "detach"):
+        tensor = given.detach().cpu()
+        given = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+    array = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
+    if array.dtype == object:
+        array = array.astype(np.float64)  # a table of numbers and whole numbers
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"numbers of the type {array.dtype}")
+    return array
+
+
+def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
+    """Return the rows of the vectors that differ, in order, and for each vector the number of its equal among them."""
+    zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 is 0
+    as_bytes = zeros_alike.view(np.dtype((np.void, zeros_alike.shape[1] * zeros_alike.itemsize)))[:, 0]
+    _, first, numbers = np.unique(as_bytes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[numbers]

@@ -1,0 +1,318 @@
+"""Every vector of a model as a sum of parts, one for each token of the input, from the embeddings on.
+
+    y_i = sum_j P_ij + b_i
+
+P_ij is what source token j contributed to the vector y_i of token i, and b_i what the model's biases did. What enters
+the first layer belongs to one token each. From there each layer is taken as the affine map that it is once the run's
+own attention weights, deviations of norms and slopes of activations are held fixed: attention, skip connections and
+norms are exact, and an activation is split by one of two published rules (`RULES`). The parts and the biases sum to
+the model's vector, whatever the rule; how they divide it depends on the rule (Modarressi et al., ACL 2023: DecompX).
+
+Families whose layer has this algebra: one stack, or the encoder of two, with a feed-forward network of two Linears
+around an activation, or a gated one, after attention or beside it (`parts_obstacle`).
+
+Shapes: J parts (source tokens, and last the biases), T tokens, R of them, K levels (the embeddings, then each layer),
+D hidden, H heads, E = H * head width, W width of the feed-forward network.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from attnmix.core.errors import InputError
+from attnmix.core.lazy import cached_property
+from attnmix.core.names import DECODER_INPUT
+from attnmix.measures.layers import AfterAttention, Block, LayerPass, checkpoint_name, run_layers, value_map
+from attnmix.measures.weights import Linear, Norm
+from attnmix.models.capture_points import widths
+from attnmix.models.families import PROJECTED, Family, family_of
+
+BLOCK_NUMBERS = 2**24  # numbers `[J, T, W]` of a block of sources within the feed-forward network
+TOLERANCE = 1e-5  # of the sum of the parts, relative to the largest number of the vectors
+POINTS = ("attention_output", PROJECTED, "layer_output")
+
+
+class Tangents(AfterAttention):
+    """The rest of a layer whose activation is split by its slope at the input: g(p) = g'(p) p + what the biases get."""
+
+    @cached_property
+    def slopes(self) -> tuple[Tensor, ...]:
+        p_NW, *gates = self.inputs
+        derivative_NW = _derivative(self.block.feed_forward[1], p_NW)
+        if not gates:
+            return (derivative_NW,)
+        return gates[0] * derivative_NW, self.block.feed_forward[1](p_NW)
+
+    @cached_property
+    def constant(self) -> Tensor:
+        p_NW, *gates = self.inputs
+        activation = self.block.feed_forward[1]
+        linear_NW = _derivative(activation, p_NW) * p_NW
+        remainder_NW: Tensor = -gates[0] * linear_NW if gates else activation(p_NW) - linear_NW
+        return remainder_NW
+
+
+def _derivative(activation: Module, p_NW: Tensor) -> Tensor:
+    """Return g'(p) of an elementwise activation."""
+    with torch.enable_grad():
+        input_NW = p_NW.detach().requires_grad_()
+        derivative_NW: Tensor = torch.autograd.grad(activation(input_NW).sum(), input_NW)[0]
+    return derivative_NW
+
+
+RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
+"""How an activation g is split over the parts of its input p.
+
+`chord`: each part times (g(p) - g(0)) / p, the slope from 0 to the input; of a gated network by integrated gradients
+from 0 (DecompX's default, and Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input,
+and the rest of g(p) belongs to the biases (DecompX's linear approximation).
+"""
+
+
+def parts_obstacle(family: Family) -> str | None:
+    """Return why the vectors of a family cannot be taken apart, if so."""
+    stack = family.stacks[0]
+    return (
+        None
+        if stack.feed_forward_network
+        else "its feed-forward network is neither an activation between two Linears nor gated"
+    )
+
+
+def mapped(affine: Linear, parts: Tensor) -> Tensor:
+    """Return the parts `[J, ..., out]` after an affine map, whose bias joins the other biases."""
+    products = parts @ affine.W
+    products[-1] += affine.b
+    return products
+
+
+def normed(norm: Norm, parts: Tensor, whole: Tensor) -> Tensor:
+    """Return the parts `[J, ..., D]` of `whole` after a norm, whose beta joins the biases."""
+    if norm.absent:
+        return parts
+    divided = norm.part(parts, whole)
+    divided[-1] += norm.beta
+    return divided
+
+
+def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
+    """Return the parts `[J, T, D]` of what enters the first layer: each token is its own, and no bias has a part."""
+    positions = torch.arange(len(x_TD), device=x_TD.device)[sources]
+    parts_JTD = x_TD.new_zeros(len(positions) + 1, *x_TD.shape)
+    parts_JTD[torch.arange(len(positions), device=x_TD.device), positions] = x_TD[positions]
+    return parts_JTD
+
+
+def through_layer(
+    layer_pass: LayerPass, values: Linear, parts_JTD: Tensor, rows: slice = slice(None), rule: str = "chord"
+) -> Tensor:
+    """Return the parts `[J, R, D]` of a layer's output at the tokens `rows`, from those of its input.
+
+    `values` is the layer's `value_map`. The pass is that of one document.
+    """
+    block = layer_pass.block
+    entering_JTD = normed(block.input_norm, parts_JTD, layer_pass.x)
+    weights_HRT = layer_pass.attention.weights(rows)
+    value_JHTd = mapped(values, entering_JTD).unflatten(-1, (len(weights_HRT), -1)).transpose(1, 2)
+    mixed_JRE = (weights_HRT @ value_JHTd).transpose(1, 2).flatten(-2)
+    projected_JRD = mapped(block.output, mixed_JRE)
+    attention_JRD = normed(block.attention_output_norm, projected_JRD, layer_pass.projected[rows])
+    residual_JRD = attention_JRD + parts_JTD[:, rows]
+    return _rest_of_layer(layer_pass, parts_JTD[:, rows], residual_JRD, rows, RULES[rule])
+
+
+def _rest_of_layer(
+    layer_pass: LayerPass, input_JRD: Tensor, residual_JRD: Tensor, rows: slice, after: Callable[..., AfterAttention]
+) -> Tensor:
+    """Return the parts `[J, R, D]` of a layer's output from those after attention's skip connection."""
+    block = layer_pass.block
+    if block.stack.parallel:  # the feed-forward network reads the layer's input
+        rest = after(block, layer_pass.x[rows], None, _preactivation(block, layer_pass.x[rows]))
+        stream_JRD, entering_JRD = residual_JRD, input_JRD
+    else:
+        rest = after(block, layer_pass.residual[rows], None, _preactivation(block, layer_pass.residual[rows]))
+        stream_JRD = rest.stream(residual_JRD).clone()
+        stream_JRD[-1] = rest.stream_with_biases(residual_JRD[-1])
+        entering_JRD = stream_JRD
+    added_JRD = rest.added(entering_JRD).clone()
+    added_JRD[-1] = rest.added_with_biases(entering_JRD[-1])
+    summed_JRD = stream_JRD + added_JRD
+    if block.output_norm.absent:
+        return summed_JRD
+    whole_stream_RD = rest.stream_with_biases(layer_pass.residual[rows])
+    whole_RD = whole_stream_RD + rest.added_with_biases(whole_stream_RD)
+    return normed(block.output_norm, summed_JRD, whole_RD)
+
+
+def _preactivation(block: Block, residual_RD: Tensor) -> Tensor:
+    """Return the output `[R, W]` of the network's first Linear, from the vectors after the skip connection."""
+    first = block.feed_forward[0][0]
+    stream_RD = _affine_norm(block.attention_norm, residual_RD)
+    return _affine_norm(block.feed_forward_norm, stream_RD) @ first.W + first.b
+
+
+def _affine_norm(norm: Norm, whole: Tensor) -> Tensor:
+    return norm.part(whole, whole) + norm.beta
+
+
+class _Level:
+    """One level's vectors and what is known of their parts after some blocks of sources."""
+
+    def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
+        tokens = len(whole_TD)
+        self.whole_TD, self.bias_TD = whole_TD, bias_TD
+        self.length_TT = whole_TD.new_zeros(tokens, tokens)
+        self.projection_TT = whole_TD.new_zeros(tokens, tokens)
+        self.own_TD = torch.zeros_like(whole_TD)
+        self.sources_TD = torch.zeros_like(whole_TD)
+
+    def add(self, parts_JTD: Tensor, sources: slice) -> None:
+        """Add the parts of some sources."""
+        self.length_TT[:, sources] = parts_JTD.norm(dim=-1).T
+        self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
+        self.sources_TD += parts_JTD.sum(0)
+        positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
+        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]
+
+
+class PartsReader:
+    """A model in float64 whose vectors are taken apart, document by document."""
+
+    def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
+        """Raise `InputError` for an unknown rule, or a family whose layers have another algebra."""
+        if rule not in RULES:
+            raise InputError(f"rule: {rule!r}; allowed: {', '.join(RULES)}")
+        family = family_of(base.config)
+        if obstacle := parts_obstacle(family):
+            raise InputError(f"parts: the model family {family.model_type} cannot be taken apart: {obstacle}")
+        self.base, self.rule, stack = base, rule, family.stacks[0]
+        self.layers = _first_stack_layers(base)
+        layer = next(module for path, module in base.named_modules() if stack.is_layer(path))
+        self.width = Block(layer, stack).feed_forward[0][0].W.shape[1]
+        self.values: list[Linear] = []
+
+    def read(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts of one document, a batch of one text without padding, by name.
+
+        `length`           |P_ij| `[K, T, T]`, token by source
+        `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
+        `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
+        `own_share`        own / (own + others), 1 for a token to which no other contributed
+        `coherence`        others / sum_{j != i} |P_ij|: what is left of the others' parts after they cancel, or NaN
+        `biases`           |b_i|; `bias_projection` as `projection`, with which it sums to 1 over the sources
+
+        Raise `InputError` where parts and biases do not sum to the model's own vectors.
+        """
+        tokens = batch["input_ids"].shape[-1]
+        size = max(1, BLOCK_NUMBERS // (tokens * self.width))
+        levels: list[_Level] = []
+        for start in range(0, tokens, size):
+            sources = slice(start, min(start + size, tokens))
+            for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources)):
+                if start == 0:
+                    levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
+                levels[number].add(parts_JTD[:-1], sources)
+        for number, level in enumerate(levels):
+            self._check_sum(number, level.sources_TD + level.bias_TD, level.whole_TD)
+        length_KTT = torch.stack([level.length_TT for level in levels])
+        own_KT = torch.stack([level.own_TD.norm(dim=-1) for level in levels])
+        others_KT = torch.stack([(level.sources_TD - level.own_TD).norm(dim=-1) for level in levels])
+        return {
+            "length": length_KTT,
+            "projection": torch.stack([level.projection_TT for level in levels]),
+            "own": own_KT,
+            "others": others_KT,
+            "own_share": own_KT / (own_KT + others_KT),
+            "coherence": others_KT / (length_KTT.sum(-1) - own_KT),
+            "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
+            "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
+        }
+
+    def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
+        """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
+
+        Each token and level takes a backward pass through the layers as they are held. No part `[T, T, D]` is made, so
+        that memory grows with the number of tokens, not with its square.
+        """
+        levels = self._levels(batch, None)
+        _, input_JTD = levels[0]
+        shares_KRT = torch.stack(
+            [
+                torch.stack([self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions])
+                for whole_TD, parts_JTD in levels
+            ]
+        )
+        biases_KT = torch.stack([projection(parts_JTD[-1], whole_TD).detach() for whole_TD, parts_JTD in levels])
+        return {"projection": shares_KRT, "bias_projection": biases_KT[:, list(positions)]}
+
+    def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
+        """Return the signed share `[T]` of each source in one token's vector: the map is linear in the input."""
+        share = projection(parts_JTD[0], whole_TD)[position]
+        (gradient_JTD,) = torch.autograd.grad(share, input_JTD, retain_graph=True)
+        return (gradient_JTD[0] * input_JTD[0]).sum(-1).detach()
+
+    def _levels(self, batch: Mapping[str, Tensor], sources: slice | None) -> list[tuple[Tensor, Tensor]]:
+        """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
+
+        Without `sources` they are one part together, and the parts carry their derivatives.
+        """
+        if not self.values:
+            self.values = self._value_maps(batch)
+        levels: list[tuple[Tensor, Tensor]] = []
+
+        def visit(layer_pass: LayerPass, _features: object) -> None:
+            if layer_pass.call.number > len(self.values):
+                return  # a decoder after the encoder
+            document = layer_pass.document(0)
+            with torch.set_grad_enabled(sources is None):
+                if not levels:
+                    levels.append((document.x, _first_parts(document.x, sources)))
+                values = self.values[layer_pass.call.number - 1]
+                parts_JTD = through_layer(document, values, levels[-1][1], rule=self.rule)
+            levels.append((document.features["layer_output"], parts_JTD))
+
+        with torch.no_grad():
+            run_layers(self.base, batch, visit, POINTS)
+        return levels
+
+    def _value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
+        """Return `value_map` of each layer of the first stack, by a pass of one token."""
+        maps: list[Linear] = []
+
+        def visit(layer_pass: LayerPass, _features: object) -> None:
+            if len(maps) < self.layers:
+                maps.append(value_map(layer_pass))
+
+        with torch.inference_mode():
+            run_layers(self.base, {name: tensor[:, :1] for name, tensor in batch.items()}, visit, POINTS)
+        return [Linear(value.W.clone(), value.b.clone()) for value in maps]
+
+    def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:
+        error = float((sum_TD - whole_TD).abs().max() / whole_TD.abs().max().clamp_min(1e-30))
+        if not error <= TOLERANCE:
+            raise InputError(
+                f"{checkpoint_name(self.base)}: the parts of the vectors of level {level} do not sum to them: relative "
+                f"error {error:.3g}, at most {TOLERANCE:g} is rounding; the entry of {self.base.config.model_type} in "
+                "attnmix/models/families.yaml does not hold for this model"
+            )
+
+
+def _first_stack_layers(base: PreTrainedModel) -> int:
+    """Return the number of layers, of an encoder and a decoder those of the encoder."""
+    sites = widths(base)
+    encoder_layers = [site.layer for site in sites if site.point == DECODER_INPUT]
+    return encoder_layers[0] if encoder_layers else max(site.layer for site in sites)
+
+
+def _first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
+    if sources is not None:
+        return embedding_parts(x_TD, sources)
+    return torch.stack([x_TD, torch.zeros_like(x_TD)]).requires_grad_()
+
+
+def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
+    """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection on them."""
+    return (parts * whole_TD).sum(-1) / whole_TD.square().sum(-1)

@@ -1,0 +1,504 @@
+"""What a user gives as texts is read once, the same in measures, vectors and page; the rest is one error."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import warnings
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from families import each_family, write_family
+from transformers import AutoModel, AutoTokenizer
+
+import attnmix
+from attnmix.core import settings
+from attnmix.core.errors import InputError
+from attnmix.core.given_texts import read_texts
+from attnmix.models.token_ids import spell
+from attnmix.runs.sentence import TextMeasurer
+
+TEXTS = ["time flies like an arrow", "the film was good ."]
+PAIRS = [("time flies", "like an arrow"), ("the film was not good .", "it was")]
+MASKED = "time [MASK] like an arrow"
+PAD, CLS, SEP, TIME = 0, 2, 3, 5
+"""Tokens of the tiny BERT; its vocabulary ends before 42."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_bert: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_bert)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tokenizer: Any) -> attnmix.Model:
+    """A model at hand."""
+    return attnmix.load(AutoModel.from_pretrained(tiny_bert), tokenizer)
+
+
+def attention_ratios(folder: Path, inputs: dict[str, Any]) -> list[float]:
+    """Return 1 - mean_h a_ii of every token and layer, by transformers alone, of one text without padding."""
+    eager = AutoModel.from_pretrained(folder, attn_implementation="eager")
+    tensors = {name: torch.tensor([values]) for name, values in inputs.items()}
+    with torch.inference_mode():
+        layers = eager(**tensors, output_attentions=True).attentions
+    kept = torch.stack(layers)[:, 0].mean(1).diagonal(dim1=-2, dim2=-1)
+    return (1 - kept).flatten().tolist()
+
+
+def measured_ids(result: attnmix.Measures) -> list[list[int]]:
+    return [each.ids.tolist() for each in result.documents]
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "tuple": lambda _: tuple(TEXTS),
+    "generator": lambda _: (text for text in TEXTS),
+    "array": lambda _: np.array(TEXTS),
+    "array of objects": lambda _: np.array(TEXTS, dtype=object),
+    "series": lambda _: pd.Series(TEXTS, index=[7, 3]),
+    "series of strings": lambda _: pd.Series(TEXTS, dtype="string"),
+    "column of a data set": lambda _: Dataset.from_dict({"text": TEXTS})["text"],
+    "column of arrow": lambda _: pa.table({"text": TEXTS})["text"],
+    "token ids": lambda t: t(TEXTS)["input_ids"],
+    "arrays of token ids": lambda t: [np.array(ids, np.int16) for ids in t(TEXTS)["input_ids"]],
+    "tensors of token ids": lambda t: [torch.tensor(ids) for ids in t(TEXTS)["input_ids"]],
+    "tensors of one row": lambda t: [t(text, return_tensors="pt")["input_ids"] for text in TEXTS],
+    "padded token ids": lambda t: t(TEXTS, padding=True)["input_ids"],
+    "padded tensor": lambda t: t(TEXTS, padding=True, return_tensors="pt")["input_ids"],
+    "ids padded on the left": lambda t: t(TEXTS, padding=True, padding_side="left")["input_ids"],
+    "encoding": lambda t: t(TEXTS),
+    "padded encoding": lambda t: t(TEXTS, padding=True),
+    "encoding in tensors": lambda t: t(TEXTS, padding=True, return_tensors="pt"),
+    "encoding in arrays": lambda t: t(TEXTS, padding="max_length", max_length=20, return_tensors="np"),
+    "encoding padded on the left": lambda t: t(TEXTS, padding=True, padding_side="left", return_tensors="pt"),
+    "encodings": lambda t: list(map(t, TEXTS)),
+    "encodings in tensors": lambda t: [t(text, return_tensors="pt") for text in TEXTS],
+    "mapping": lambda t: dict(t(TEXTS, padding=True)),
+    "mapping without a mask": lambda t: {"input_ids": t(TEXTS, padding=True)["input_ids"], "attention_mask": None},
+    "tokenized data set": lambda t: Dataset.from_dict({"text": TEXTS} | t(TEXTS, padding=True)),
+    "rows of a data set": lambda t: list(Dataset.from_dict(dict(t(TEXTS, padding=True)))),
+    "tokenized data frame": lambda t: pd.DataFrame(dict(t(TEXTS, padding=True))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_texts_is_measured_alike(
+    model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in data sets
+        given = FORMS[form](tokenizer)
+    result = attnmix.measure(model, given, methods="attn_w")
+    own = [dict(tokenizer(text)) for text in TEXTS]
+    assert measured_ids(result) == [each["input_ids"] for each in own]
+    for ratios, inputs in zip(result.arrays, own, strict=True):
+        np.testing.assert_allclose(ratios.ravel(), attention_ratios(tiny_bert, inputs), atol=1e-5)
+    columns = ["text", "position", "token_id", "token", "word", "token_class"]
+    pd.testing.assert_frame_equal(result.tokens, attnmix.measure(model, TEXTS).tokens[columns])
+    assert result.texts[0] == TEXTS[0]
+
+
+def test_one_text_is_one_document_in_every_form(model: attnmix.Model, tokenizer: Any) -> None:
+    encoding = tokenizer(TEXTS[0])
+    ids = encoding["input_ids"]
+    for given in (TEXTS[0], np.str_(TEXTS[0]), encoding, ids, tuple(ids), np.array(ids), torch.tensor(ids)):
+        assert measured_ids(attnmix.measure(model, given)) == [ids]
+
+
+@pytest.mark.parametrize("form", ["pairs", "lists", "encoding", "padded", "in tensors"])
+def test_pairs_have_the_segments_that_the_model_reads(
+    model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
+) -> None:
+    sides = tuple(map(list, zip(*PAIRS, strict=True)))
+    given = {
+        "pairs": PAIRS,
+        "lists": list(map(list, PAIRS)),
+        "encoding": tokenizer(*sides),
+        "padded": tokenizer(*sides, padding=True),
+        "in tensors": tokenizer(*sides, padding=True, return_tensors="pt"),
+    }[form]
+    result = attnmix.measure(model, given, methods=["attn_w"])
+    for ratios, pair in zip(result.arrays, PAIRS, strict=True):
+        np.testing.assert_allclose(ratios.ravel(), attention_ratios(tiny_bert, dict(tokenizer(*pair))), atol=1e-5)
+    segments = tokenizer(*PAIRS[0])["token_type_ids"]
+    assert [max(each, 0) for each in result.documents[0].segments[1:-1].tolist()] == [0, 0, 0, 1, 1, 1]
+    assert segments == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert result.texts[0] == "\n".join(PAIRS[0])
+    eager = AutoModel.from_pretrained(tiny_bert, attn_implementation="eager")
+    with torch.inference_mode():
+        attention = eager(**tokenizer(*PAIRS[0], return_tensors="pt"), output_attentions=True).attentions
+    np.testing.assert_allclose(result.matrix("attention"), torch.stack(attention)[:, 0].mean(1), atol=1e-5)
+    assert not model.network._forward_pre_hooks  # the model at hand is left as it was
+
+
+def test_ids_of_a_pair_alone_are_one_segment(model: attnmix.Model, tokenizer: Any, tiny_bert: Path) -> None:
+    ids = tokenizer(*PAIRS[0])["input_ids"]
+    one_segment = attention_ratios(tiny_bert, {"input_ids": ids})
+    two_segments = attention_ratios(tiny_bert, dict(tokenizer(*PAIRS[0])))
+    np.testing.assert_allclose(
+        attnmix.measure(model, ids, methods=["attn_w"]).arrays[0].ravel(), one_segment, atol=1e-5
+    )
+    assert not np.allclose(one_segment, two_segments, atol=1e-3)
+
+
+def encoded(**inputs: Any) -> dict[str, Any]:
+    return inputs
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "nothing": ([], r"none; allowed: "),
+    "missing": (None, r"missing \(None\); allowed: "),
+    "not a number": (float("nan"), r"missing \(nan\); allowed: "),
+    "number": (3, r"int 3; allowed: "),
+    "boolean": (True, r"bool True; allowed: "),
+    "bytes": (b"good film", r"bytes, which may be text\.decode\(\): b'good film'; allowed: "),
+    "path": (Path("review.txt"), r"the path 'review\.txt', which may be Path\(\.\.\.\)\.read_text\(\); allowed: "),
+    "function": (len, r"builtin_function_or_method .*; allowed: "),
+    "set": ({"good film"}, r"a set has no order; allowed: "),
+    "data frame": (
+        pd.DataFrame({"text": TEXTS, "label": [0, 1]}),
+        r"a DataFrame .* text, label; give .* df\[\"text\"\]$",
+    ),
+    "empty data frame": (pd.DataFrame(), r"an empty DataFrame; allowed: "),
+    "table of arrow": (pa.table({"review": TEXTS}), r"a Table with the columns review; give one of them, such as "),
+    "data set": (Dataset.from_dict({"text": TEXTS}), r"a Dataset with the columns text; .* dataset\[\"text\"\]$"),
+    "mapping": ({"review": TEXTS}, r"a mapping with the keys review; give one of them, such as texts\[\"review\"\]$"),
+    "empty mapping": ({}, r"an empty dict; allowed: "),
+    "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; give one of them"),
+    "labels": (pd.Series([0, 1]), r"a Series of numbers; allowed: "),
+    "labels of a data set": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
+    "missing text": (pd.Series(["good film", np.nan, "bad film"]), r"number 1 is missing \(nan\); allowed: "),
+    "missing string": (pd.Series(["good", None], dtype="string"), r"number 1 is missing \(<NA>\); allowed: "),
+    "missing in a list": (["good", "bad", None], r"number 2 is missing \(None\); allowed: "),
+    "number among texts": (["good", 3.5], r"number 1 is float 3\.5; allowed: "),
+    "bytes among texts": (["good", b"bad"], r"number 1 is bytes, "),
+    "empty text": (["good", " "], r"number 1: the text is empty"),
+    "words": ([["the", "film", "was"]], r"number 0 is a list of 3 texts; a pair has two; allowed: "),
+    "text and pair": (["good", ("good", "bad")], r"number 1 is a pair of texts, number 0 one text; allowed: all alike"),
+    "text and ids": (["good", [CLS, TIME, SEP]], r"number 1 is token ids, number 0 one text; allowed: all alike"),
+    "half a pair": ([("good", None)], r"number 0 holds a missing value \(None\); allowed: "),
+    "pair with a number": ([("good", 3)], r"number 0 holds int 3; allowed: "),
+    "empty half of a pair": ([("good", " ")], r"number 0, the second of the pair: the text is empty"),
+    "fractions": ([[2.5, 3.0]], r"number 0 holds float 2\.5; allowed: "),
+    "batch in a list": ([np.array([[2, 5, 3], [2, 6, 3]])], r"number 0 holds list \[2, 5, 3\]; allowed: "),
+    "no ids": ([[]], r"number 0 is empty; allowed: "),
+    "special tokens alone": ([[CLS, SEP]], r"number 0: the text is empty"),
+    "padding alone": ([[CLS, TIME, SEP], [PAD, PAD, PAD]], r"number 1: the text is empty"),
+    "padding between tokens": ([[CLS, PAD, TIME, SEP]], r"number 0 holds \[PAD\], the padding token, as token 1; "),
+    "id above the vocabulary": (
+        [[CLS, TIME, SEP], [CLS, 10**6, SEP]],
+        r"number 1 holds the token id 1000000; allowed: 0 ",
+    ),
+    "id below 0": ([CLS, -100, SEP], r"number 0 holds the token id -100; allowed: 0 to "),
+    "ids longer than the model": ([CLS, *[TIME] * 70, SEP], r"number 0 has 72 token ids; allowed: at most 64"),
+    "mask of another shape": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 1]), "attention_mask has another shape"),
+    "mask of nothing": (encoded(input_ids=[2, 5, 3], attention_mask=[0, 0, 0]), r"attention_mask leaves no token"),
+    "mask with a hole": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 0, 1]), r"attention_mask leaves out tokens"),
+    "mask with weights": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 2, 1]), r"attention_mask holds 2; allowed"),
+    "mask of a square": (
+        encoded(input_ids=[[2, 5, 3]], attention_mask=np.ones((1, 3, 3))),
+        r"attention_mask, number 0",
+    ),
+    "ids that are no numbers": (encoded(input_ids=["time"]), r"input_ids, number 0: no whole numbers; allowed: "),
+    "encoding of nothing": (encoded(input_ids=[]), r"input_ids is empty; allowed: "),
+    "other inputs": (encoded(input_ids=[2, 5, 3], position_ids=[4, 5, 6]), r"position_ids is not read; allowed: "),
+    "batch among encodings": ([encoded(input_ids=[[2, 5, 3], [2, 6, 3]])], r"number 0 holds 2 texts; allowed: one"),
+    "other segments": (
+        encoded(input_ids=[2, 5, 3, 6, 3], token_type_ids=[0, 1, 1, 1, 1]),
+        r"number 0: its token_type_",
+    ),
+    "third segment": (encoded(input_ids=[2, 5, 3], token_type_ids=[0, 0, 2]), r"number 0: token_type_ids holds 2; "),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_everything_else_is_one_error_that_shows_the_call_and_names_the_text(
+    model: attnmix.Model, name: str, tmp_path: Path
+) -> None:
+    given, message = REFUSED[name]
+    for call in (lambda: attnmix.measure(model, given), lambda: attnmix.capture(model, given, tmp_path / "run")):
+        with pytest.raises(InputError, match=rf"^texts: {message}") as raised:
+            call()
+        assert len(str(raised.value)) < 300
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_id_with_a_row_of_the_embedding_and_no_token_is_one_error(tmp_path: Path) -> None:
+    model = attnmix.load(write_family("bert", tmp_path))
+    first = len(model.tokenizer)  # the family's embedding has rows behind it
+    with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: those of the tokeni"):
+        attnmix.measure(model, [CLS, first, SEP])
+    model.tokenizer.add_tokens(["covid19", "covid20", "covid21", "covid22"])
+    with pytest.raises(InputError, match=rf"^texts: number 1: the tokenizer gives the token {first + 3}, the model's "):
+        attnmix.measure(model, ["time flies", "time covid22"])
+
+
+def test_an_open_file_and_a_model_are_no_texts(model: attnmix.Model, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+") as file, pytest.raises(InputError, match=r"^texts: an open file, which may be"):
+        attnmix.measure(model, file)
+    with pytest.raises(InputError, match=r"^texts: Model Model\(.*; allowed: "):
+        attnmix.measure(model, model)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: attnmix.measure("good film", m), r"^model: str; allowed: .* as in measure\(model, texts\)$"),
+        (lambda m: attnmix.measure(m.network, "good film"), r"^model: BertModel; allowed: what load\(\.\.\.\) returns"),
+        (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
+        (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
+        (lambda m: attnmix.measure(m, "good film").save(None), r"^path: NoneType; allowed: .* as in save\(path\)$"),
+        (lambda m: attnmix.compare(m, m), r"^compare: Model; allowed: two results of measure\(model, texts\)$"),
+        *(
+            (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
+            for n in (0, 1, 2, 3.0, 65)
+        ),
+        (lambda m: attnmix.measure(m, "good film", max_length="5"), r"^max_length: '5' is not allowed: "),
+        (
+            lambda m: attnmix.capture(m, "good film", "run", max_length=2),
+            r"^max_length: 2 is not allowed: .* equal to 3$",
+        ),
+        (
+            lambda m: attnmix.measure(m, "good film", methods="attn"),
+            r"^methods\[0\]: 'attn' is not allowed: .*: attn_w",
+        ),
+        (lambda m: attnmix.measure(m, "good film", methods=[]), r"^methods: \[\] is not allowed: "),
+        (lambda m: attnmix.measure(m, "good film", methods=["attn_w"] * 2), r"^methods: .* more than once$"),
+        (lambda m: attnmix.measure(m, "good film", methods=3), r"^methods: 3 is not allowed: "),
+        (lambda m: attnmix.capture(m, "good film", "run", points="output"), r"^points\[0\]: 'output' is not allowed: "),
+        (lambda m: attnmix.capture(m, "good film", "run", points=[]), r"^points: \[\] is not allowed: "),
+        (
+            lambda m: attnmix.capture(m, "good film", "run", dtype="float64"),
+            r"^dtype: 'float64' .*'float16' or 'float32'$",
+        ),
+        (
+            lambda m: attnmix.capture(m, "good film", "run", dtype=torch.float16),
+            r"^dtype: torch\.float16 is not allowed: ",
+        ),
+        *(
+            (
+                lambda m, layer=layer: attnmix.measure(m, "good film").matrix("alti", layer),
+                r"^layer: .*; allowed: 1 to 3$",
+            )
+            for layer in (0, 4, -1, 1.5, "1", True)
+        ),
+        *(
+            (
+                lambda m, text=text: attnmix.measure(m, "good film").matrix("alti", 1, text),
+                r"^text: .*; allowed: 0 to 0$",
+            )
+            for text in (1, -1, "0", None, 0.5)
+        ),
+        (lambda m: attnmix.measure(m, "good film").matrix(["alti"]), r"^matrix: \['alti'\]; allowed: attention, "),
+    ],
+)
+def test_arguments_are_checked_as_params_yaml_is(
+    model: attnmix.Model, call: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        call(model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_name_is_a_list_of_one(model: attnmix.Model, tmp_path: Path) -> None:
+    result = attnmix.measure(model, TEXTS, methods="attn_n", max_length=np.int64(64))
+    assert list(result.methods) == ["attn_n"]
+    run = attnmix.capture(model, TEXTS, tmp_path / "run", points="layer_output")
+    assert {site.point for site in run.sites} == {"layer_output"}
+    assert result.matrix("alti", np.int64(2), np.int64(1)).sizes["token"] == len(result.documents[1])
+
+
+def test_padding_that_is_also_the_end_of_a_text_needs_its_mask(tmp_path: Path) -> None:
+    folder = write_family("gpt2", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    model = attnmix.load(AutoModel.from_pretrained(folder), tokenizer)
+    end, (long, short) = tokenizer.eos_token_id, tokenizer(["the film was", "the"])["input_ids"]
+    alone = r"^texts: number 1 has <\|endoftext\|> at an end, which pads texts .*; allowed: .* with its attention_mask$"
+    for side in ("left", "right"):
+        encoding = tokenizer(["the film was", "the"], padding=True, padding_side=side)
+        assert measured_ids(attnmix.measure(model, encoding)) == [long, short]
+        with pytest.raises(InputError, match=alone):
+            attnmix.measure(model, encoding["input_ids"])
+    with pytest.raises(InputError, match=alone):
+        attnmix.measure(model, [long, [*long[:-1], end]])  # of one length, and only one ends so
+    # An end of a text, and texts that are joined by one.
+    for given in ([[*long, end]], [[*long, end], [*short, end]], [[end, *long]], [[*long, end, *short]]):
+        assert measured_ids(attnmix.measure(model, given)) == given
+    masked = {"input_ids": [*short, end, end, end], "attention_mask": [1] * (len(short) + 1) + [0, 0]}
+    assert measured_ids(attnmix.measure(model, masked)) == [[*short, end]]
+
+
+def page_of(path: Path) -> dict[str, Any]:
+    """Return the data that a page holds."""
+    (packed,) = re.findall(r'<script[^>]*id="data"[^>]*>([^<]*)<', path.read_text(encoding="utf-8"))
+    data: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return data
+
+
+def page_tokens(path: Path) -> list[list[str]]:
+    """Return the names of the tokens of each text on a page."""
+    data = page_of(path)
+    names = data["readings"][0]["names"]
+    return [names[each["start"] : each["start"] + each["length"]] for each in data["documents"]]
+
+
+@pytest.fixture
+def quick_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with principal components as the only map; UMAP takes most of the time."""
+    quick = partial(settings.UmapParameters, layouts=["pca"], stability_seeds=[])
+    monkeypatch.setattr(settings, "UmapParameters", quick)
+
+
+def check_one_reading(model: attnmix.Model, given: Any, ids: list[list[int]], folder: Path, **options: Any) -> Any:
+    """Check that measures, vectors and page read these token ids; return the measures."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of what is truncated
+        result = attnmix.measure(model, given, **options)
+        run = attnmix.capture(
+            model, given, folder / "run", points=["word_embedding", "layer_output"], dtype="float32", **options
+        )
+    assert measured_ids(result) == ids
+    whole = [number for text in ids for number in text]
+    assert run.tokens["token_id"].tolist() == whole
+    rows = model.network.get_input_embeddings()(torch.tensor(whole)).detach()
+    np.testing.assert_allclose(run.features("word_embedding").numpy()[0], rows, rtol=1e-6)
+    assert page_tokens(result.save(folder / "page.html")) == [
+        rows["label"].tolist() for _, rows in result.tokenized.tokens.groupby("document", sort=False)
+    ]
+    return result
+
+
+@pytest.mark.usefixtures("quick_maps")
+def test_a_tokenizer_at_hand_reads_a_text_once_for_measures_vectors_and_page(
+    model: attnmix.Model, tokenizer: Any, tmp_path: Path
+) -> None:
+    ids = tokenizer(MASKED)["input_ids"]
+    result = check_one_reading(model, MASKED, [ids], tmp_path)
+    assert result.tokens["token"].tolist() == ["[CLS]", "time", "[MASK]", "like", "an", "arrow", "[SEP]"]
+    with pytest.raises(InputError, match=r"^texts: number 1 holds \[PAD\], the padding token, as token 2; "):
+        attnmix.measure(model, ["time", "time [PAD] like"])
+
+
+def test_a_model_by_name_takes_the_name_of_a_special_token_as_text_also_in_the_server(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    result = attnmix.measure(attnmix.load(tiny_bert), MASKED)
+    assert "[MASK]" not in result.tokens["token"].tolist()
+    run = attnmix.capture(result.model, MASKED, tmp_path / "run")
+    served = TextMeasurer({"pretrained": tiny_bert}).tokenized(MASKED)
+    for tokens in (run.tokens, served.tokens):
+        assert tokens["token_id"].tolist() == result.tokens["token_id"].tolist()
+    np.testing.assert_array_equal(served.tokens["word"], result.tokens["word"])
+
+
+@pytest.mark.usefixtures("quick_maps")
+@pytest.mark.parametrize("given", ["ids", "encoding", "pair"])
+def test_token_ids_have_vectors_and_a_page_with_the_text_that_they_spell(
+    model: attnmix.Model, tokenizer: Any, tmp_path: Path, given: str
+) -> None:
+    encoding = tokenizer(*PAIRS[0]) if given == "pair" else tokenizer(TEXTS[0])
+    ids = encoding["input_ids"]
+    result = check_one_reading(model, ids if given == "ids" else encoding, [ids], tmp_path)
+    text = "\n".join(PAIRS[0]) if given == "pair" else TEXTS[0]
+    assert attnmix.open_run(tmp_path / "run").texts == {"text/0": text}
+    assert result.texts == [text]
+    # The page's numbers are computed anew, of what was written.
+    values = page_of(tmp_path / "page.html")["curves"]["attn_n"]["pretrained"]["values"]
+    assert values == pytest.approx(result.by_layer().query("method == 'attn_n'")["mean"].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "xlm-roberta"])
+def test_token_ids_spell_their_text_whatever_the_tokenizer(name: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(write_family(name, tmp_path))
+    for text in ("the film was very good , the plot", "caf\u00e9 \u6771\u4eac \U0001f600 the", "a", "the  film\nwas"):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        spelled, spans = spell(tokenizer, ids)
+        assert len(spans) == len(ids)
+        assert all(0 <= start <= end <= len(spelled) for start, end in spans)
+        assert spelled == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        for span in dict.fromkeys(spans):
+            place, parts = spans.index(span), spans.count(span)
+            alone = tokenizer.decode(ids[place : place + parts], clean_up_tokenization_spaces=False)
+            assert spelled[slice(*span)].strip() == alone.removeprefix("##").strip()
+
+
+def test_texts_are_read_without_a_model() -> None:
+    assert read_texts("time") == ["time"]
+    assert read_texts([("time", "flies"), ["like", "an arrow"]]) == [("time", "flies"), ("like", "an arrow")]
+    with pytest.raises(InputError, match=r"^reviews: number 1 is missing \(None\)"):
+        read_texts(["time", None], "reviews")
+
+
+@pytest.fixture(scope="module", params=each_family("gpt2"))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
+    """A model of each family at hand, whose tokenizer truncates on the left and pads."""
+    folder = write_family(request.param, tmp_path_factory.mktemp(request.param))
+    tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return attnmix.load(AutoModel.from_pretrained(folder), tokenizer)
+
+
+@pytest.mark.usefixtures("quick_maps")
+def test_every_family_has_one_reading_of_special_names_and_of_truncated_texts(
+    family: attnmix.Model, tmp_path: Path
+) -> None:
+    tokenizer = family.tokenizer
+    shared = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    padding = {tokenizer.pad_token} - shared
+    texts = [f"time {name} like" for name in tokenizer.all_special_tokens if name not in padding]
+    texts += ["the film was very good , the plot was not so dull"]
+    ids = tokenizer(texts, truncation=True, max_length=12)["input_ids"]
+    assert ids[-1][-3:] == tokenizer(texts[-1])["input_ids"][-3:]
+    check_one_reading(family, texts, ids, tmp_path, max_length=12)
+
+
+@pytest.mark.usefixtures("quick_maps")
+def test_every_family_has_one_reading_of_pairs(family: attnmix.Model, tmp_path: Path) -> None:
+    tokenizer = family.tokenizer
+    ids = [tokenizer(*pair)["input_ids"] for pair in PAIRS]
+    result = check_one_reading(family, PAIRS, ids, tmp_path)
+    sides = tuple(map(list, zip(*PAIRS, strict=True)))
+    padded = attnmix.measure(family, tokenizer(*sides, padding=True, return_tensors="pt"))
+    assert measured_ids(padded) == ids
+    for one, other in zip(result.arrays, padded.arrays, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    # The first layer's vectors are those of all that the tokenizer gives.
+    vectors = attnmix.open_run(tmp_path / "run").features("layer_output", layers=[1]).numpy()[0]
+    starts = np.cumsum([0, *map(len, ids)])
+    for start, end, pair in zip(starts, starts[1:], PAIRS, strict=False):
+        with torch.inference_mode(), family.observed() as base:
+            states = base(**tokenizer(*pair, return_tensors="pt"), output_hidden_states=True)
+        hidden = states.encoder_hidden_states if base.config.is_encoder_decoder else states.hidden_states
+        np.testing.assert_allclose(vectors[start:end], hidden[1][0], rtol=1e-4, atol=1e-4)
+
+
+def test_every_family_measures_no_padding(family: attnmix.Model) -> None:
+    tokenizer = family.tokenizer
+    ids = tokenizer(TEXTS)["input_ids"]
+    expected = attnmix.measure(family, TEXTS)
+    for side in ("left", "right"):
+        encoding = tokenizer(TEXTS, padding=True, padding_side=side, return_tensors="pt")
+        result = attnmix.measure(family, encoding)
+        assert measured_ids(result) == ids
+        for one, other in zip(result.arrays, expected.arrays, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        roles = ("eos", "bos", "sep", "cls", "unk")
+        if tokenizer.pad_token_id in {getattr(tokenizer, f"{role}_token_id") for role in roles}:
+            with pytest.raises(InputError, match=r"^texts: number 1 has .* with its attention_mask$"):
+                attnmix.measure(family, encoding["input_ids"])
+        else:
+            assert measured_ids(attnmix.measure(family, encoding["input_ids"])) == ids
