@@ -70,7 +70,8 @@ def load_classifier(
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
     padding = load_tokenizer(folder).pad_token_id
-    _check_padding(str(folder), padding, model.get_input_embeddings().num_embeddings)
+    embedding: Any = model.get_input_embeddings()
+    _check_padding(str(folder), padding, embedding.num_embeddings)
     if config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = padding
     return model
