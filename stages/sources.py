@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -29,6 +30,7 @@ SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
 """Folder below a repository in which `dvc exp run --temp` and `--queue` run a copy of what git knows."""
 CHUNK_BYTES = 2**20
+BAR_DELAY_SECONDS = 1
 
 
 def main(parameters: Parameters) -> None:
@@ -109,7 +111,8 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
     """Return the sha256 of each file, with a progress bar on a terminal where it takes more than a second."""
     hashes = {}
     total = sum(file.stat().st_size for file in files.values())
-    with tqdm(total=total, desc=f"hash {key}", unit="B", unit_scale=True, delay=1, disable=None) as progress:
+    options: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": BAR_DELAY_SECONDS, "disable": None}
+    with tqdm(total=total, desc=f"hash {key}", **options) as progress:
         for name, file in files.items():
             digest = hashlib.sha256()
             with file.open("rb") as opened:

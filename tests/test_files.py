@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from conftest import toy_reviews
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.settings import DatasetParameters
 from attnmix.data.files import read_file
-from attnmix.data.source import read_source
+from attnmix.data.source import read_source, read_splits
 
 NAMES = ("text", "label", "note")
 COLUMNS = {"text": "text", "label": "label"}
@@ -290,3 +291,263 @@ def test_a_long_field_is_read_and_the_limit_of_other_readers_stays(tmp_path: Pat
     (tmp_path / "a.csv").write_text(f"text,label\n{text},1\n")
     assert read_file(tmp_path / "a.csv")["text"].tolist() == [text]
     assert csv.field_size_limit() == limit
+
+
+def reviews(labels: Sequence[Any] = ("good", "bad"), number: int = 60) -> pd.DataFrame:
+    return toy_reviews(number, 0)[["text"]].assign(label=[labels[i % len(labels)] for i in range(number)])
+
+
+def read(name: Path | str, **changes: Any) -> pd.DataFrame:
+    """Return all rows of a data set, in any split."""
+    splits, _ = read_splits(DatasetParameters(name=str(name), **changes), 1)
+    return pd.concat(splits.values())
+
+
+def class_names(frame: pd.DataFrame) -> list[str]:
+    return sorted(frame["label_name"].unique())
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+FOREIGN: list[tuple[str, bytes, str]] = [
+    ("a.csv", reviews().to_csv(sep=";").encode(), r"separated by semicolons \(;\), and commas \(,\) are expected"),
+    ("a.csv", reviews().to_csv(sep="\t").encode(), r"separated by tabs, and commas \(,\) are expected: save it with"),
+    ("a.tsv", reviews().to_csv().encode(), r"separated by commas \(,\), and tabs are expected"),
+    (
+        "a.csv",
+        reviews().to_csv(header=False, index=False).encode(),
+        r"ve\.\.\.', 'good'; the first line must be a head",
+    ),
+    ("a.tsv", b'"text"\t"label"\n"a"\t"x"\n', r"its names are in quotes \(\"\), and tsv is read without quotes"),
+    ("a.csv", b"text,label\na,0\nb,1\nc\n", r"a\.csv: row 3 \(line 4\) has 1 of 2 fields"),
+    ("a.csv", b'text,label\n"a\nb",0\n\nb,1,2\n', r"a\.csv: row 2 \(line 5\) has 3 of 2 fields; .* commas \(,\) is in"),
+    (
+        "a.tsv",
+        b'text\tlabel\n"a\tb"\t0\n',
+        r"a\.tsv: row 1 \(line 2\) has 3 of 2 fields; tsv is read without quotes \(\"",
+    ),
+    ("a.csv", b'text,label\n"a,0\n', r'a\.csv: row 1 \(line 2\): a field begins with a quote \("\) that does not end'),
+    *((f"a{suffix}", LFS_POINTER, rf"a\{suffix}: it is a pointer of Git LFS .* `git lfs pull`") for suffix in FORMATS),
+    ("a.csv", b"<!DOCTYPE html>\n<html>", r"a\.csv: it is a web page; download the file itself"),
+    ("a.csv", b"PK\x03\x04\x14\x00", r"a\.csv: it is a zip archive or an Excel workbook"),
+    ("a.jsonl", b'[["text", "a"]]\n', r"a\.jsonl: line 1 is no JSON object; one object on each line"),
+    *(
+        (name, "text,label\né,0\n".encode("utf-16"), r"encoded in UTF-16; save it as UTF-8")
+        for name in ("a.csv", "a.jsonl")
+    ),
+    ("a.tsv", "text\tlabel\na\t0\n".encode("utf-16-le"), r"encoded in UTF-16 .*; save it as UTF-8"),
+    (
+        "a.csv",
+        "text,label\na,0\né,1\n".encode("latin-1"),
+        r"a\.csv: line 3 is not UTF-8 \(b'\\xe9'\); save the file as UTF",
+    ),
+]
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
+def test_a_file_that_cannot_be_read_is_one_error_with_its_cause(
+    tmp_path: Path, name: str, content: bytes, expected: str, in_folder: bool
+) -> None:
+    path = tmp_path / (f"train{Path(name).suffix}" if in_folder else name)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=expected.replace(r"a\.", r"\w+\.")) as raised:
+        read(tmp_path if in_folder else path)
+    assert path.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_columns_that_are_not_read_need_not_be_in_every_file(tmp_path: Path) -> None:
+    reviews().to_csv(tmp_path / "train.csv", index=False)
+    reviews().assign(film="a").to_csv(tmp_path / "test.csv")
+    assert len(read(tmp_path)) == 120
+    reviews().rename(columns={"label": "sentiment"}).to_csv(tmp_path / "test.csv")
+    with pytest.raises(
+        InputError, match=r"label_column: \S+/test\.csv has no column 'label'; it has '', 'text', 'sent"
+    ):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["01", "1", "2"], ["01", "1", "2"]),
+        (["01", "02", "x"], ["01", "02", "x"]),
+        (["01", "02"], ["01", "02"]),
+        (["1.0", "1"], ["1", "1.0"]),
+        (["1", "10", "9"], ["1", "10", "9"]),
+        (["1.0", "0.0"], ["0", "1"]),  # a column of numbers with a gap, as pandas writes it
+        (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
+        (["NaN", "1e3", "None"], ["1e3", "NaN", "None"]),
+        (["-1", "+1"], ["+1", "-1"]),
+        (["\N{ARABIC-INDIC DIGIT ONE}", "1"], ["1", "\N{ARABIC-INDIC DIGIT ONE}"]),
+    ],
+)
+def test_words_stay_the_classes_that_they_are(
+    tmp_path: Path, suffix: str, in_folder: bool, labels: list[str], names: list[str]
+) -> None:
+    path = tmp_path / f"train{suffix}"
+    frame = reviews(labels)
+    if suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    rows = read(tmp_path if in_folder else path)
+    assert class_names(rows) == names
+    given = dict(zip(frame["text"], frame["label"], strict=True))
+    numbers = ["0", "1"] if labels == ["1.0", "0.0"] else []
+    assert [given[text].removesuffix(".0" if numbers else "") for text in rows["text"]] == rows["label_name"].tolist()
+
+
+def test_a_class_that_begins_after_thousands_of_rows_is_the_word_that_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = ["01", "x"] * 5000 + ["01", "02"] * 500
+    frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert class_names(read(tmp_path)) == ["01", "02", "x"]
+    read_splits(DatasetParameters(name=str(tmp_path)), 1)
+    assert caplog.text == ""
+    frame["label"] = frame["label"].replace("02", "1")
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert class_names(read(tmp_path)) == ["01", "1", "x"]
+    assert "classes that differ only in how they are written: '01', '1'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        *(
+            (name, False)
+            for name in (
+                "=HYPERLINK(1)",
+                "=1",
+                "@SUM(A1)",
+                "-2+3+cmd|' /C calc'!A0",
+                "+x",
+                "-ve",
+                "\N{FULLWIDTH EQUALS SIGN}1",
+            )
+        ),
+        *((name, False) for name in ("a\x1b[31mred", "a\nb", "a\tb", "a\x00", "a\u202eb", "a\u2028b", "a\x9b31m")),
+        *((name, True) for name in ("-1", "+1", "-", "++", "1-2", "a=b", "very-good", "می‌خواهم", "👩‍🔬", ":-)")),
+    ],
+)
+def test_a_class_has_a_name_that_a_terminal_and_a_spreadsheet_show_as_it_is(
+    tmp_path: Path, name: str, allowed: bool
+) -> None:
+    frame = reviews(["plain", name])
+    frame.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    if allowed:
+        assert class_names(read(tmp_path / "train.jsonl")) == sorted(["plain", name])
+        return
+    with pytest.raises(InputError, match=r"a spreadsheet would run as a formula|holds control characters") as raised:
+        read(tmp_path / "train.jsonl")
+    assert str(raised.value).isprintable()
+
+
+def test_files_that_no_split_reads_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("reviews_2023.csv", "reviews_2024.csv", "reviews_train.csv", "LICENSE", "README.md"):
+        reviews().to_csv(tmp_path / name, index=False)
+    (tmp_path / "README.md").write_text("Reviews.\n")
+    assert len(read(tmp_path)) == 60
+    assert "2 of 3 files are not read: reviews_2023.csv, reviews_2024.csv" in caplog.text
+    caplog.clear()
+    (tmp_path / "reviews_train.csv").rename(tmp_path / "reviews_2025.csv")
+    assert len(read(tmp_path)) == 180
+    assert "not read" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["train-{:05}-of-00003.csv", "data/train-{:05}-of-00003-0a1b2c3d.csv", "train_{}-of-3.csv"]
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_missing_part_is_an_error(tmp_path: Path, pattern: str, first: int) -> None:
+    paths = [tmp_path / pattern.format(number) for number in range(first, first + 3)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        reviews().to_csv(path, index=False)
+    assert len(read(tmp_path)) == 180
+    paths[1].unlink()
+    with pytest.raises(InputError, match=rf"of the 3 parts train\S+ 1 are missing: {first + 1}; download them"):
+        read(tmp_path)
+
+
+def test_classes_named_beside_a_parquet_file_and_a_separator_in_a_description_count(tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(reviews([1, 0]), preserve_index=False)
+    feature = {"names": ["worse", "better"], "_type": "ClassLabel"}
+    features = {"label": feature, "text": {"dtype": "string", "_type": "Value"}}
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+        tmp_path / "a.parquet",
+    )
+    assert class_names(read(tmp_path / "a.parquet")) == ["better", "worse"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    reviews(["01", "1"]).to_csv(folder / "a.csv", sep=";", index=False)
+    head = "configs:\n- config_name: default\n  sep: ';'\n  data_files: [{split: train, path: a.csv}]\n"
+    (folder / "README.md").write_text(f"---\n{head}---\n")
+    assert class_names(read(folder)) == ["01", "1"]
+
+
+def test_the_cause_of_an_error_of_the_library_is_shown(tmp_path: Path) -> None:
+    reviews().to_json(tmp_path / "train.json", orient="records")
+    reviews().assign(extra=1).to_json(tmp_path / "test.json", orient="records")
+    with pytest.raises(
+        InputError, match=r"cannot be loaded: .*extra: int64.* because column names don't match"
+    ) as raised:
+        read(tmp_path)
+    assert "An error occurred" not in str(raised.value)
+
+
+def test_only_a_folder_has_a_configuration_and_a_colon_is_a_letter_of_a_name(tmp_path: Path) -> None:
+    for name in ("mine.csv", "a:b.csv"):
+        reviews().to_csv(tmp_path / name, index=False)
+    (tmp_path / "a:c").mkdir()
+    reviews().to_csv(tmp_path / "a:c/train.csv", index=False)
+    assert len(read(tmp_path / "a:b.csv")) == len(read(tmp_path / "a:c")) == 60
+    with pytest.raises(InputError, match=r"mine\.csv is a file without configuration large"):
+        read(f"{tmp_path}/mine.csv:large")
+
+
+@pytest.mark.parametrize("name", [".", "..", "../.."])
+def test_a_folder_around_the_working_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    with pytest.raises(InputError, match="holds the working folder, whose results are no reviews"):
+        read(name)
+
+
+def test_files_too_large_for_reviews_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "train.csv").open("wb") as file:
+        file.truncate(20_000_000_000)  # sparse: it takes no room
+    for name in (tmp_path, tmp_path / "train.csv"):
+        with pytest.raises(
+            InputError, match=r"1 files of 20 GB would be read, the largest \S+train\.csv .*17\.2 GB are"
+        ):
+            read(name)
+
+
+BOMBS = {
+    "one text in many rows": {
+        "text": pa.array(["so warm and good " * 60_000] * 700).dictionary_encode(),
+        "label": [0, 1] * 350,
+    },
+    "one long text": {"text": ["a" * 300_000_000], "label": [0]},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_parquet_file_of_gigabytes_is_refused_in_little_memory(tmp_path: Path, name: str) -> None:
+    pq.write_table(
+        pa.table(BOMBS[name]), tmp_path / "a.parquet", compression="zstd", use_dictionary=name != "one long text"
+    )
+    assert (tmp_path / "a.parquet").stat().st_size < 1e5
+    before, pool = pa.total_allocated_bytes(), pa.default_memory_pool()
+    with pytest.raises(InputError, match=r"its texts take more memory than a data set's; 0\.268 GB are allowed"):
+        read(tmp_path / "a.parquet")
+    assert pool.bytes_allocated() - before < 1e7

@@ -86,7 +86,7 @@ def _read_separated(path: Path, separator: str, columns: Columns | None, shown: 
         size = 0
         for row, record in records:
             if len(record) != len(names):
-                count = f"row {row} (line {reader.line_num}) has {len(record)} fields, the header {len(names)}"
+                count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
                 raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
             for column, number in zip(values, kept, strict=True):
                 column.append(record[number])
@@ -128,7 +128,8 @@ def _long_fields() -> Iterator[None]:
 
 def _ragged_advice(separator: str, quoted: bool) -> str:
     if quoted:
-        return f"a field that holds {SEPARATOR_NAMES.get(separator, repr(separator))} must be in quotes"
+        mark = SEPARATOR_NAMES.get(separator, repr(separator))
+        return f"each row has as many as the header, and a field that holds {mark} is in quotes"
     return 'tsv is read without quotes ("): save a file with tabs or line breaks in its fields as csv or jsonl'
 
 
@@ -250,7 +251,7 @@ def _header_hint(names: Sequence[str], wanted: Sequence[str], separator: str | N
         if other != separator and len(parts) > 1 and (len(names) == 1 or {*parts} & {*wanted}):
             expected = SEPARATOR_NAMES.get(separator, repr(separator))
             return f"; its fields are separated by {description}, and {expected} are expected: save it with those"
-    if {name.strip('"') for name in names} & {*wanted}:
+    if {name.strip('"') for name in names if name.startswith('"')} & {*wanted}:
         return '; its names are in quotes ("), and tsv is read without quotes: save it as csv'
     if any(len(name) > MAX_SHOWN_LETTERS for name in names):
         return "; the first line must be a header with the names of the columns"

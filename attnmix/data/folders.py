@@ -126,7 +126,7 @@ def name_unread_files(name: str, paths: Sequence[str], read: Sequence[str]) -> N
     if unread:
         more = len(unread) - MAX_SHOWN_FILES
         shown = ", ".join([*unread[:MAX_SHOWN_FILES], f"and {more} more"] if more > 0 else unread)
-        logging.warning("%s: %d files are read, and %d are not: %s", name, len(read), len(unread), shown)
+        logging.warning("%s: %d of %d files are not read: %s", name, len(unread), len(unread) + len(read), shown)
 
 
 def files_in(folder: Path) -> list[str]:
