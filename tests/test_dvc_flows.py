@@ -88,7 +88,7 @@ def test_an_experiment_on_a_file_of_ones_own_passes_ci_and_one_in_a_copy_without
     author.dvc("exp", "run", "-S", "dataset.name=own.csv", "-S", "dataset.test_split=", "-S", "dataset.group_column=0")
     author.commit("A run on a file that git does not know")
     assert author.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
-    set_parameter(author.folder, "group_column: '0'", "group_column: film")
+    set_parameter(author.folder, "group_column: 0", "group_column: film")
     stale = author.run(sys.executable, ".ci/stale.py", succeeds=False).stdout
     assert "- `download`: " in stale
     assert "sources@own" not in stale

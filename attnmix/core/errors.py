@@ -12,13 +12,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def innermost(error: BaseException) -> BaseException:
-    """Return the error at the start of a chain of `raise ... from ...`."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def text_problem(text: str) -> str | None:
     """Return why no tokenizer reads `text` as it is, or None where one does.
 

@@ -77,7 +77,7 @@ def _code(value: Any, names: Sequence[str]) -> int:
         return list(names).index(value)
     try:
         code = int(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return -1
     return code if code == float(value) and 0 <= code < len(names) else -1
 
@@ -115,7 +115,7 @@ def _word_classes(values: Sequence[str], where: str) -> dict[str, str] | dict[st
 
 def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> None:
     """Raise `InputError` for numbers, read from `values`, that are measurements and not classes."""
-    if any(not np.isfinite(number) or number % 1 != 0 for number in numbers):
+    if any(number % 1 != 0 for number in numbers):  # also of an infinite one
         raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are no classes")
 
 

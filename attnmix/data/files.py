@@ -67,9 +67,11 @@ def stored_class_names(path: Path, column: str) -> list[str] | None:
     if path.suffix.lower() != ".parquet":
         return None
     metadata = pq.read_schema(path).metadata or {}
-    description = json.loads(metadata.get(b"huggingface", b"{}"))
-    feature = description.get("info", {}).get("features", {}).get(column)
-    return feature.get("names") if isinstance(feature, dict) else None
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return [str(name) for name in features[column]["names"]]
+    except (KeyError, TypeError, ValueError):  # another program's, or no classes
+        return None
 
 
 def _read_separated(path: Path, separator: str, columns: Columns | None, shown: str) -> pd.DataFrame:
@@ -78,7 +80,7 @@ def _read_separated(path: Path, separator: str, columns: Columns | None, shown: 
     quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     with _long_fields(), path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
-        records = _records(reader, quoted)
+        records = _records(reader)
         _, names = next(records, (0, []))
         check_names(names, columns, shown, separator)
         kept = [number for number, name in enumerate(names) if columns is None or name in columns.values()]
@@ -98,7 +100,7 @@ def _read_separated(path: Path, separator: str, columns: Columns | None, shown: 
     return frame
 
 
-def _records(reader: Any, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the fields of each record that is no empty line; the header has number 0."""
     row, start = 0, 1
     while True:
@@ -159,7 +161,7 @@ def _read_jsonl(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number} is no JSON object: {error}; one object on each line") from error
             if not isinstance(record, dict):
                 raise ValueError(f"line {number} is no JSON object; one object on each line")
@@ -208,7 +210,7 @@ def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
         group = metadata.row_group(group_number)
         for column_number in range(group.num_columns):
             column = group.column(column_number)
-            if column.path_in_schema.split(".")[0] in names:
+            if column.path_in_schema in names or column.path_in_schema.split(".")[0] in names:
                 size += column.total_uncompressed_size
     return size
 

@@ -152,7 +152,7 @@ def errors_in_words(name: str, folder: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # the library raises dozens of types for an unusable source
-        problem = f"cannot be loaded: {_cause(error).replace(str(folder), name)}"
+        problem = f"cannot be loaded: {_cause(error).replace(str(folder.resolve()), name)}"
         if configurations := CONFIGURATIONS.search(str(error)):
             problem = f"needs one of the configurations {configurations[1]} behind a colon"
         raise InputError(f"dataset.name: {name} {problem}") from error

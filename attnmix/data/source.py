@@ -145,8 +145,8 @@ def _read_folder(
                 table = layout.builder.as_dataset(split=splits[split])
                 frame = table.to_pandas()
             frame = frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
-            where = f"{dataset.name} ({splits[split]})"
-            tables[split] = _checked(frame, columns, where, folders.declared_classes(table.features))
+            class_names = folders.declared_classes(table.features).get(columns["label"])
+            tables[split] = _checked(frame, columns, f"{dataset.name} ({splits[split]})", class_names)
     return tables
 
 
@@ -161,9 +161,8 @@ def _read_files(
     tables = []
     for shown, file in files.items():
         frame = read_file(file, columns, shown, separator)
-        stored = stored_class_names(file, columns["label"])
-        named = class_names or ({columns["label"]: stored} if stored else {})
-        tables.append(_checked(frame, columns, f"{shown} ({split})", named))
+        names = (class_names or {}).get(columns["label"]) or stored_class_names(file, columns["label"])
+        tables.append(_checked(frame, columns, f"{shown} ({split})", names))
     return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
 
 
@@ -173,11 +172,11 @@ def _fill(folder: Path, repository: Repository, paths: set[str]) -> None:
         (folder / path).symlink_to(file.resolve())
 
 
-def _checked(frame: pd.DataFrame, columns: Columns, where: str, class_names: Mapping[str, list[str]]) -> pd.DataFrame:
+def _checked(frame: pd.DataFrame, columns: Columns, where: str, class_names: list[str] | None) -> pd.DataFrame:
     """Return the `columns` under their own names; raise `InputError` with the row for a value that cannot be used."""
     check_names([*map(str, frame.columns)], columns, where)
-    if names := class_names.get(columns["label"]):
-        frame = frame.assign(**{columns["label"]: named_classes(frame[columns["label"]], names)})
+    if class_names:
+        frame = frame.assign(**{columns["label"]: named_classes(frame[columns["label"]], class_names)})
     for key, name in columns.items():
         for row, value in frame[name].items():
             if problem := _problem(key, value):
