@@ -53,7 +53,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 def named_classes(values: pd.Series, names: Sequence[str]) -> pd.Series:
     """Return codes of classes, or names, as names in the source's order; a code without a name is missing."""
     codes = [_code(value, names) for value in values]
-    return pd.Series(pd.Categorical.from_codes(codes, list(names)), index=values.index)
+    return pd.Series(pd.Categorical.from_codes(codes, pd.Index(list(names))), index=values.index)
 
 
 def name_problem(name: str) -> str | None:
@@ -91,6 +91,7 @@ def _classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     if len(kinds) > 1:
         shown = shown_classes(values)
         raise InputError(f"{where} mixes words, numbers or truth values ({shown}); write all in one way")
+    classes: dict[Any, Any]
     if kinds == {2}:
         classes = {value: bool(value) for value in values}
     elif kinds == {1}:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -77,8 +77,8 @@ def stored_class_names(path: Path, column: str) -> list[str] | None:
 def _read_separated(path: Path, separator: str, columns: Columns | None, shown: str) -> pd.DataFrame:
     """Read csv or tsv; every record must have as many fields as the header."""
     quoted = path.suffix.lower() != ".tsv"
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     with _long_fields(), path.open(encoding="utf-8-sig", newline="") as file:
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _records(reader)
         _, names = next(records, (0, []))
@@ -195,7 +195,8 @@ def _read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFra
         if name in texts:
             table = table.set_column(number, name, table.column(name).cast(schema.field(name).type))
     table.validate(full=True)  # that texts are UTF-8
-    return table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def _is_text(kind: pa.DataType) -> bool:
